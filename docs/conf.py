@@ -69,6 +69,7 @@ nitpick_ignore_regex = [
     # internal: base classes, and arguments that users do not make
     ("py:.*", r".*\.(Cursor|Database|Description|Scan|StoreMetadata)"),
     ("py:.*", r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView)"),
+    ("py:.*", r".*\.registry\.codec\.Schema"),
     ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
 ]
 

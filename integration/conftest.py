@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from integration.support import broker as brokers
 from integration.support import processes
+from integration.support import registry as registries
 from integration.support.driver import Driver
 from integration.support.faults import FAULTS, Table
 from integration.support.kafka import Admin
@@ -152,6 +153,12 @@ def fresh_cluster() -> Iterator[Callable[..., EmbeddedKafka]]:
 def secured_cluster() -> Iterator[SecuredCluster]:
     with EmbeddedKafka(users=PASSWORDS, java_options=brokers.JAVA_OPTIONS) as kafka:
         yield SecuredCluster(kafka)
+
+
+@pytest.fixture(scope="module")
+def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Registry]:
+    with registries.running(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Spark discovers the format once the package is installed. `register` registers i
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.native.loader import report_if_not_built
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from kafka_eos_source.in_read.frame import map_in_read
     from kafka_eos_source.observe.listener import observe_batches
     from kafka_eos_source.observe.notebook import watch
+    from kafka_eos_source.registry.columns import from_registry, to_registry, undecodable_record
+    from kafka_eos_source.registry.selected import registry_schema
     from kafka_eos_source.spark.invalid import invalid_record, record_origin
     from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints
 
 __all__ = [
     "KafkaEosDataSource",
+    "from_registry",
     "invalid_record",
     "local_checkpoints",
     "map_in_read",
@@ -30,6 +34,9 @@ __all__ = [
     "quiet_logs",
     "record_origin",
     "register",
+    "registry_schema",
+    "to_registry",
+    "undecodable_record",
     "watch",
 ]
 
@@ -45,38 +52,25 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(KafkaEosDataSource)
 
 
+#: Where each public name is defined.
+_DEFINED_IN = {
+    "KafkaEosDataSource": "kafka_eos_source.datasource",
+    "from_registry": "kafka_eos_source.registry.columns",
+    "invalid_record": "kafka_eos_source.spark.invalid",
+    "local_checkpoints": "kafka_eos_source.spark.session",
+    "map_in_read": "kafka_eos_source.in_read.frame",
+    "observe_batches": "kafka_eos_source.observe.listener",
+    "quiet_logs": "kafka_eos_source.spark.quiet",
+    "record_origin": "kafka_eos_source.spark.invalid",
+    "registry_schema": "kafka_eos_source.registry.selected",
+    "to_registry": "kafka_eos_source.registry.columns",
+    "undecodable_record": "kafka_eos_source.registry.columns",
+    "watch": "kafka_eos_source.observe.notebook",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use, so that ``kafka-eos broker`` starts without PySpark."""
-    if name == "KafkaEosDataSource":
-        from kafka_eos_source.datasource import KafkaEosDataSource
-
-        return KafkaEosDataSource
-    if name == "invalid_record":
-        from kafka_eos_source.spark.invalid import invalid_record
-
-        return invalid_record
-    if name == "local_checkpoints":
-        from kafka_eos_source.spark.session import local_checkpoints
-
-        return local_checkpoints
-    if name == "map_in_read":
-        from kafka_eos_source.in_read.frame import map_in_read
-
-        return map_in_read
-    if name == "observe_batches":
-        from kafka_eos_source.observe.listener import observe_batches
-
-        return observe_batches
-    if name == "quiet_logs":
-        from kafka_eos_source.spark.quiet import quiet_logs
-
-        return quiet_logs
-    if name == "record_origin":
-        from kafka_eos_source.spark.invalid import record_origin
-
-        return record_origin
-    if name == "watch":
-        from kafka_eos_source.observe.notebook import watch
-
-        return watch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_DEFINED_IN[name]), name)

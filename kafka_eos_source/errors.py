@@ -6,6 +6,7 @@
     ├── RetriableError              make the same call again
     │   ├── StateLockedError        another process has the state open
     │   ├── SinkRetryableError      a sink outside Kafka cannot do what was asked now
+    │   ├── RegistryUnavailableError  the schema registry does not answer, which says nothing about records
     │   ├── NotUpToBoundError       the state has not reached the position that the reader asked for
     │   └── ViewInvalidatedError    changes that a read_uncommitted view showed were rolled back
     ├── AbortableError              abort the transaction and begin it again with a new producer
@@ -19,6 +20,7 @@
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not have the columns that the sink needs
         ├── InvalidRecordError      a row cannot become a Kafka record
+        ├── SchemaNotFoundError     the schema registry answered that it has no such schema
         ├── UnavailableError        brokers, a topic or the staging folder cannot be reached
         ├── SinkUnavailableError    a sink outside Kafka cannot be reached; nothing of the batch is visible
         ├── SinkFailedError         a sink outside Kafka refuses a batch, or lost one
@@ -135,6 +137,12 @@ class InvalidRecordError(OperatorError):
     condition = "KAFKA_EOS.INVALID_RECORD"
 
 
+class SchemaNotFoundError(OperatorError):
+    """The schema registry answered that it has no such schema, version or subject."""
+
+    condition = "KAFKA_EOS.SCHEMA_NOT_FOUND"
+
+
 class UnavailableError(OperatorError):
     """Brokers, a topic or the staging folder could not be reached in time."""
 
@@ -211,6 +219,12 @@ class SinkRetryableError(RetriableError):
     """A sink outside Kafka cannot do what was asked now; a later call may succeed."""
 
     condition = "KAFKA_EOS.SINK_RETRIABLE"
+
+
+class RegistryUnavailableError(RetriableError):
+    """The schema registry does not answer. This says nothing about records: none of them is bad."""
+
+    condition = "KAFKA_EOS.REGISTRY_UNAVAILABLE"
 
 
 class NotUpToBoundError(RetriableError):

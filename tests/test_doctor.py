@@ -42,6 +42,7 @@ from kafka_eos_source.operate.doctor import (
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
+from tests import registry_server
 
 OK, NOTE, WARNING, BAD = Severity
 GIB = 1 << 30
@@ -249,21 +250,41 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    shutil.copy(Path(loader.__file__).with_name("kernel.c"), tmp_path)
-    library = tmp_path / "kernel.abi3.so"
-    monkeypatch.setattr(loader, "library_path", lambda: library)
+    for name in loader.LIBRARIES:
+        shutil.copy(Path(loader.__file__).with_name(f"{name}.c"), tmp_path)
+    monkeypatch.setattr(loader, "library_path", lambda name="kernel": tmp_path / f"{name}.abi3.so")
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
     repair = machine.check_kernel().repair
     assert repair is not None
     assert str(tmp_path / "kernel.c") in repair.what
     repair.run()
     assert loader.load().kafka_eos_kernel_version() == loader.VERSION
+    assert loader.load_avro().kafka_eos_avro_version() == loader.AVRO_VERSION
     assert machine.check_kernel().repair is None, "a library that is there is not replaced"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["kernel.abi3.so", "kernel.c"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "avro.abi3.so",
+        "avro.c",
+        "kernel.abi3.so",
+        "kernel.c",
+    ]
     (tmp_path / "broken.c").write_text("not C")
     with pytest.raises(Exception, match="failed"):
         machine.compile_kernel(compiler, tmp_path / "broken.c", tmp_path / "broken.so")
     assert not list(tmp_path.glob("*broken.so*"))
+
+
+def test_a_kernel_without_its_avro_library_is_repaired(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"{name}.abi3.so" for name in loader.LIBRARIES}
+    paths["kernel"].touch()
+    monkeypatch.setattr(loader, "library_path", paths.get)
+    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(object(), ""))  # type: ignore[arg-type]
+    found = machine.check_kernel()
+    complete(found)
+    assert "the library of the Avro codec was not built" in found.what
+    paths["avro"].touch()
+    assert machine.check_kernel().severity is OK
 
 
 def test_a_compiler_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -749,3 +770,20 @@ def test_a_task_uses_the_staging_folder_of_the_driver(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("p-*"))) == 1
     assert "other contents" in probe.describe(str(tmp_path), "p", "else")["staging"]
     assert "FileNotFoundError" in probe.describe(str(tmp_path), "q", "nonce")["staging"]
+
+
+# -- the schema registry ---------------------------------------------------------------------------
+
+
+def test_the_schema_registry_is_checked_if_it_is_named() -> None:
+    with registry_server.running() as server:
+        arguments = ["doctor", "--check", "registry", "--registry", server.url, "--timeout", "1s"]
+        answer = CliRunner().invoke(main, arguments)
+        assert answer.exit_code == ExitCode.DONE, answer.output
+        assert f"the schema registry {server.url} answers" in answer.output
+        server.fault = (401, "{}")
+        login = ["--registry-option", "basic.auth.user.info=bob:secret1"]
+        refused = CliRunner().invoke(main, [*arguments, *login])
+        assert refused.exit_code == ExitCode.NEEDS_A_PERSON
+        assert "refuses access to the list of subjects" in " ".join(refused.output.split())
+        assert "secret1" not in refused.output

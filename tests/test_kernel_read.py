@@ -569,7 +569,7 @@ def test_a_library_that_cannot_be_loaded_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
 ) -> None:
     missing = tmp_path / "kernel.so"  # type: ignore[operator]
-    monkeypatch.setattr(loader, "library_path", lambda: missing)
+    monkeypatch.setattr(loader, "library_path", lambda _name="kernel": missing)
     assert "was not built" in kernel.choice().why_not
     kernel.choice.cache_clear()
     missing.write_bytes(b"no library")

@@ -33,6 +33,7 @@ from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
     OutcomeUnknownError,
+    RegistryUnavailableError,
     RestartQueryError,
     UnavailableError,
 )
@@ -815,7 +816,7 @@ def runbook_sections() -> dict[str, str]:
 
 
 def errors_for_operators() -> list[type[KafkaEosError]]:
-    kinds = (OperatorError, RestartQueryError, OutcomeUnknownError)
+    kinds = (OperatorError, RestartQueryError, OutcomeUnknownError, RegistryUnavailableError)
     return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, kinds)]
 
 

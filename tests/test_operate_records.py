@@ -14,9 +14,12 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.topic_reader import TopicRecord, _in_time_order
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import topics as operating
+from kafka_eos_source.operate.decoded import decoded
 from kafka_eos_source.operate.lag import source_partitions
 from kafka_eos_source.operate.records import from_json, from_lines, record_json, record_line
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
+from kafka_eos_source.registry.framing import frame_prefix
+from tests import registry_server
 
 TP = TopicPartition("t", 1)
 
@@ -143,3 +146,22 @@ def test_commands_use_the_local_broker_by_default(
     monkeypatch.setattr(operating, "topics", topics)
     result = CliRunner().invoke(main, ["topics", "list", *arguments])
     assert (result.exit_code, asked) == (0, [servers]), result.output
+
+
+FLIGHT = (
+    '{"type":"record","name":"F","fields":[{"name":"carrier","type":"string"},{"name":"raw","type":"bytes"}]}'
+)
+
+
+def test_tail_decodes_records_of_a_registry_and_leaves_others_as_they_are() -> None:
+    with registry_server.running() as server:
+        number = server.add("t-value", FLIGHT)
+        framed = frame_prefix(number) + b"\x04AA\x02\xff"
+        values = [framed, b"plain", None, frame_prefix(number) + b"\x63", frame_prefix(99) + b"x"]
+        records = [
+            TopicRecord(TopicPartition("t", 0), at, None, framed, each) for at, each in enumerate(values)
+        ]
+        found = decoded(records, {"url": server.url})
+    text = b'{"carrier": "AA", "raw": "/w=="}'
+    assert [each.value for each in found] == [text, *values[1:]]
+    assert {each.key for each in found} == {text}

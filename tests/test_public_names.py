@@ -11,6 +11,7 @@ import pytest
 PUBLIC = {
     "kafka_eos_source": [
         "KafkaEosDataSource",
+        "from_registry",
         "invalid_record",
         "local_checkpoints",
         "map_in_read",
@@ -18,6 +19,9 @@ PUBLIC = {
         "quiet_logs",
         "record_origin",
         "register",
+        "registry_schema",
+        "to_registry",
+        "undecodable_record",
         "watch",
     ],
     "kafka_eos_source.datasource": ["KafkaEosDataSource"],

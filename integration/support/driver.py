@@ -5,6 +5,7 @@ The program is ``python -m integration.support.driver SPEC.json``. A spec is::
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
      "in_read": false,                      # whether rows go through `map_in_read`
+     "registry": {…},                       # instead of "select", see `integration.support.registered`
      "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
      "directory": …,                        # working directory, by default the repository
@@ -190,7 +191,12 @@ def main(path: str) -> None:
         spark.readStream.format(source["format"]).options(**source.get("options", {})).load()
         for source in spec["sources"]
     ]
-    selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
+    if "registry" in spec:
+        from integration.support import registered
+
+        selected = [registered.delays(frame, spec["registry"]) for frame in frames]
+    else:
+        selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
     frame = reduce(lambda left, right: left.unionByName(right), selected)
     if spec.get("in_read"):
         frame = map_in_read(frame, lambda rows: (batch.slice(0) for batch in rows), frame.schema)

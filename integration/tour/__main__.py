@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
+from integration.support import registry as registries
 from integration.support.broker import JAVA_OPTIONS
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back, transaction
 from integration.support.processes import await_condition
 from integration.support.prometheus import Prometheus, free_port
-from integration.support import registry as registries
 from integration.tour import orders, query
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.testing.verdict import judge
@@ -107,8 +107,9 @@ class Tour:
         produce(self._broker, ORDERS, values)
         self._sent = FIRST
         self._say(
-            f"{FIRST:,} orders of schema {newest}, written by Confluent's AvroSerializer. Among them: bytes that "
-            f"are not Avro, an order that is cut off, and one whose schema id {self._late_id} nobody registered yet."
+            f"{FIRST:,} orders of schema {newest}, written by Confluent's AvroSerializer. Among them: bytes "
+            f"that are not Avro, an order that is cut off, and one whose schema {self._late_id} is not "
+            "registered yet."
         )
 
     def survive_kills(self) -> None:
@@ -203,7 +204,11 @@ class Tour:
         )
 
     def _send(self, count: int) -> None:
-        produce(self._broker, ORDERS, orders.encoded(self._registry, ORDERS, range(self._sent, self._sent + count)))
+        produce(
+            self._broker,
+            ORDERS,
+            orders.encoded(self._registry, ORDERS, range(self._sent, self._sent + count)),
+        )
         self._sent += count
 
     def _await_invoices(self, extra: list[int] | None = None) -> None:
@@ -225,8 +230,8 @@ class Tour:
         verdict = judge(wanted, found)
         assert verdict.exactly_once, verdict
         self._say(
-            f"[green]{verdict.found:,} invoices for {verdict.expected:,} good orders: lost {verdict.missing}, "
-            f"doubled {verdict.doubled}[/]"
+            f"[green]{verdict.found:,} invoices for {verdict.expected:,} good orders: "
+            f"lost {verdict.missing}, doubled {verdict.doubled}[/]"
         )
 
     def _fires(self, prometheus: Prometheus, alarm: str, *, fires: bool = True) -> None:

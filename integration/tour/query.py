@@ -1,4 +1,4 @@
-"""The query of the tour: orders in Avro become invoices in Protobuf. ``python -m integration.tour.query SPEC``."""
+"""The query of the tour: orders in Avro become invoices in Protobuf."""
 
 from __future__ import annotations
 

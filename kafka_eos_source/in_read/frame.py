@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,6 +13,8 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema, schema_of_packed_rows
+from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.registry.selected import RegistrySchema
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.worker import task_begins
 
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def map_in_read(
-    frame: DataFrame, function: ArrowFunction | None = None, schema: StructType | str | None = None
+    frame: DataFrame,
+    function: ArrowFunction | None = None,
+    schema: StructType | str | None = None,
+    *,
+    decode: Mapping[str, RegistrySchema] | None = None,
+    encode: Mapping[str, RegistrySchema] | None = None,
 ) -> DataFrame:
     """Maps the rows of a frame as Arrow batches that go to the sink without being converted to Spark rows.
 
@@ -40,15 +47,26 @@ def map_in_read(
         schema: schema of the batches that the function returns, as `StructType` or DDL, with columns that the
             sink accepts (``value``, ``key``, ``topic``, …). Columns are matched by name. None means the
             frame's schema.
+        decode: columns to decode with a schema registry before the function, and what `registry_schema`
+            returned for them. Rows that cannot be decoded do not reach the function. The sink gets them
+            unchanged and marked as invalid, so that its option ``onInvalidRecord`` decides what becomes of
+            them. The frame should have the columns ``topic``, ``partition`` and ``offset``, to name the
+            record.
+        encode: columns to encode after the function. Rows that do not fit the schema are marked as invalid.
+            ``schema`` declares these columns as binary.
 
     Returns:
         A frame that must be written with ``format("kafka-eos")`` without changes.
 
     Raises:
-        InvalidSchemaError: if ``schema`` is malformed, or given without a function.
+        InvalidSchemaError: if ``schema`` is malformed, or given without a function, or ``decode`` or
+            ``encode`` names a column that does not consist of bytes.
         InvalidOptionError: if the function cannot be pickled.
     """
     rows = _schema_of_result(frame, function, schema)
+    if decode or encode:
+        function = registry_columns(function, decode or {}, encode or {}, frame.schema, rows)
+        rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None:
         return _map_after_read(frame, function, rows)

@@ -1,1 +1,1 @@
-"""The optional C kernel: one source file, and the module that loads the compiled library."""
+"""The optional C libraries: two source files, and the module that loads the compiled libraries."""

@@ -1,4 +1,4 @@
-"""Finds and loads the library file of the C kernel, or explains why that is not possible."""
+"""Finds and loads the library files of the C kernel, or explains why that is not possible."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from pathlib import Path
 #: The version that the library must report. A library from another build of this package is not used.
 VERSION = 3
 
+#: The version that the library of the Avro codec must report.
+AVRO_VERSION = 1
+
+#: The libraries that the kernel consists of: that of records of Kafka, and that of the Avro codec.
+LIBRARIES = ("kernel", "avro")
+
 #: The environment variable that turns off the kernel when it is set to 0.
 VARIABLE = "KAFKA_EOS_NATIVE"
 
@@ -22,13 +28,13 @@ class KernelUnavailableError(Exception):
     """The kernel cannot be used. The text is a clause that gives the reason."""
 
 
-def library_path() -> Path:
-    """Returns the path of the library, in a source tree and in an installation.
+def library_path(name: str = "kernel") -> Path:
+    """Returns the path of a library, in a source tree and in an installation.
 
     A wheel has one library for all versions of Python. The other name is that of older builds.
     """
     suffixes = (".abi3.so", sysconfig.get_config_var("EXT_SUFFIX"))
-    candidates = [Path(__file__).with_name(f"kernel{suffix}") for suffix in suffixes]
+    candidates = [Path(__file__).with_name(f"{name}{suffix}") for suffix in suffixes]
     return next((path for path in candidates if path.exists()), candidates[0])
 
 
@@ -60,26 +66,41 @@ def _is_users_program() -> bool:
 
 
 def load() -> ctypes.CDLL:
-    """Loads the library.
+    """Loads the library that moves records between librdkafka and Arrow.
 
     Raises:
         KernelUnavailableError: if the kernel is turned off, was not built, or has another version.
     """
+    return _load("kernel", "kafka_eos_kernel_version", VERSION)
+
+
+def load_avro() -> ctypes.CDLL:
+    """Loads the library that decodes and encodes Avro.
+
+    Raises:
+        KernelUnavailableError: if the kernel is turned off, was not built, or has another version.
+    """
+    if sys.byteorder != "little":
+        raise KernelUnavailableError("it needs a little-endian machine")
+    return _load("avro", "kafka_eos_avro_version", AVRO_VERSION)
+
+
+def _load(name: str, version_function: str, wanted: int) -> ctypes.CDLL:
     if is_turned_off():
         raise KernelUnavailableError(f"{VARIABLE}={os.environ[VARIABLE]} turns it off")
-    path = library_path()
+    path = library_path(name)
     if not path.exists():
         raise KernelUnavailableError(
             "it was not built: no C compiler was found when the package was installed"
         )
     try:
         library = ctypes.CDLL(str(path))
-        version = library.kafka_eos_kernel_version()
+        version = library[version_function]()
     except (OSError, AttributeError) as failure:
         raise KernelUnavailableError(f"{path.name} cannot be loaded: {failure}") from failure
-    if version != VERSION:
+    if version != wanted:
         raise KernelUnavailableError(
-            f"{path.name} has version {version}, but this package needs version {VERSION}; "
+            f"{path.name} has version {version}, but this package needs version {wanted}; "
             "install the package again"
         )
     return library

@@ -8,8 +8,10 @@ import click
 
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
+    REGISTRY,
     deadline_of,
     parse_pairs,
+    registry_of,
     target_of,
     with_options,
 )
@@ -57,6 +59,7 @@ _INDENT = " " * 18
 )
 @click.option("--check", "only", metavar="NAME", multiple=True, help="Run only this check; may be repeated.")
 @click.option("--fix", is_flag=True, help="Repair what can be repaired safely; each repair is named first.")
+@with_options(*REGISTRY)
 @with_options(*CONNECTION, JSON)
 @click.pass_context
 def doctor(
@@ -71,6 +74,8 @@ def doctor(
     spark_conf: tuple[str, ...],
     only: tuple[str, ...],
     fix: bool,
+    registry: str | None,
+    registry_pairs: tuple[str, ...],
     as_json: bool,
     timeout: str,
     **options: Any,
@@ -79,7 +84,7 @@ def doctor(
 
     Without options: this machine. With --bootstrap-servers or --kafka-properties: the cluster as well. With
     --checkpoint or --application-id: the rights of these credentials, the age of the token and the staging
-    folder. With --spark: the executors.
+    folder. With --spark: the executors. With --registry: the schema registry.
 
     Exit code: 0 = ready; 4 = ready, but look at the warnings; 3 = fix what is marked BAD first.
     """
@@ -99,6 +104,7 @@ def doctor(
         clock_topic,
         parse_pairs(spark_conf, "--spark-conf") if spark or spark_conf else None,
         only,
+        registry_of(registry, registry_pairs),
     )
     found: list[Finding] = []
     for each in run.diagnose(patient, deadline_of(timeout)):

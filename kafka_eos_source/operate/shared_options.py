@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +45,16 @@ CONNECTION = (
         default="30s",
         show_default=True,
         help="How long to wait for answers from the brokers, for example 500ms or 2m.",
+    ),
+)
+REGISTRY = (
+    click.option("--registry", metavar="URL,…", help="A schema registry with Confluent's interface."),
+    click.option(
+        "--registry-option",
+        "registry_pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Property of its client, such as basic.auth.user.info.env=VARIABLE; may be repeated.",
     ),
 )
 YES = click.option(
@@ -127,6 +137,14 @@ def target_of(options: dict[str, Any]) -> Target:
         "source.cluster": options.get("source_cluster"),
     }
     return target_from_options(sink, kafka)
+
+
+def registry_of(url: str | None, pairs: Iterable[str]) -> Mapping[str, str] | None:
+    """Returns the options of the schema registry that `REGISTRY` names; None if none is named."""
+    given = parse_pairs(pairs, "--registry-option")
+    if url is not None:
+        given = {**given, "url": url}
+    return given or None
 
 
 def require_option(name: str, value: str | None) -> str:

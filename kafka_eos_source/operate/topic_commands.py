@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
+    REGISTRY,
     deadline_of,
     kafka_of,
     parse_pairs,
+    registry_of,
     with_options,
 )
 from kafka_eos_source.runtime.json_output import JSON, print_json
@@ -169,20 +172,30 @@ def produce(
 @click.option(
     "--uncommitted", is_flag=True, help="Include records of open and aborted transactions, marked as such."
 )
+@with_options(*REGISTRY)
 def tail(
-    topic: str, records: int, follow: bool, uncommitted: bool, as_json: bool, timeout: str, **given: Any
+    topic: str,
+    records: int,
+    follow: bool,
+    uncommitted: bool,
+    registry: str | None,
+    registry_pairs: tuple[str, ...],
+    as_json: bool,
+    timeout: str,
+    **given: Any,
 ) -> None:
     """Print the newest records of TOPIC.
 
     Prints partition, offset, time, key and value. Only committed records are shown, as a read_committed
-    consumer sees them.
+    consumer sees them. With --registry, records with the id of a schema are decoded and shown as JSON.
     """
     from kafka_eos_source.operate import records as operating
     from kafka_eos_source.operate.topics import describe as describe_topic
 
     kafka = kafka_of(given)
     logs = describe_topic(kafka, topic, deadline_of(timeout)).logs
-    _print(operating.newest(kafka, logs, count=records, uncommitted=uncommitted), as_json)
+    schemas = registry_of(registry, registry_pairs)
+    _print(operating.newest(kafka, logs, count=records, uncommitted=uncommitted), as_json, schemas)
     if not follow:
         return
     start = {tp: log.end if uncommitted else log.stable for tp, log in logs.items()}
@@ -195,7 +208,7 @@ def tail(
 
     try:
         for record in operating.follow(kafka, start, uncommitted=uncommitted, wait=wait):
-            _print([record], as_json)
+            _print([record], as_json, schemas)
     except KeyboardInterrupt:
         return
 
@@ -245,9 +258,13 @@ def lag(
                 return
 
 
-def _print(records: list[TopicRecord], as_json: bool) -> None:
+def _print(records: list[TopicRecord], as_json: bool, registry: Mapping[str, str] | None) -> None:
     from kafka_eos_source.operate.records import record_json, record_line
 
+    if registry is not None:
+        from kafka_eos_source.operate.decoded import decoded
+
+        records = decoded(records, registry)
     for record in records:
         click.echo(record_json(record) if as_json else record_line(record))
 

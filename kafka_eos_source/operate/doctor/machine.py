@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -53,27 +53,35 @@ def check_java() -> Finding:
 def check_kernel() -> Finding:
     """Reports whether this process uses the C kernel; it is optional."""
     chosen = kernel.choice()
-    if chosen.kernel is not None:
+    missing = [name for name in loader.LIBRARIES if not loader.library_path(name).exists()]
+    if chosen.kernel is not None and not missing:
         return ok("kernel", "in use")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    source = loader.library_path().with_name("kernel.c")
+    libraries = [loader.library_path(name) for name in missing]
+    sources = [library.with_name(f"{name}.c") for name, library in zip(missing, libraries, strict=True)]
     repair = None
-    if compiler is not None and source.exists() and not loader.library_path().exists():
+    if compiler is not None and missing and all(source.exists() for source in sources):
         repair = Repair(
-            f"compile {source} with {compiler}",
-            lambda: compile_kernel(compiler, source, loader.library_path()),
+            f"compile {', '.join(map(str, sources))} with {compiler}",
+            lambda: _compile_all(compiler, sources, libraries),
         )
     off = loader.is_turned_off()
     return Finding(
         "kernel",
         Severity.NOTE if off else Severity.WARNING,
-        f"not in use; the slower Python code is used instead: {chosen.why_not}",
+        f"not in use; the slower Python code is used instead: "
+        f"{chosen.why_not or 'the library of the Avro codec was not built'}",
         "reading and writing records takes more CPU time (docs/performance.md)",
         f"unset {loader.VARIABLE}."
         if off
         else "install a wheel, or a C compiler and then the package again.",
         repair,
     )
+
+
+def _compile_all(compiler: str, sources: Sequence[Path], libraries: Sequence[Path]) -> None:
+    for source, library in zip(sources, libraries, strict=True):
+        compile_kernel(compiler, source, library)
 
 
 def compile_kernel(compiler: str, source: Path, library: Path) -> None:

@@ -20,11 +20,12 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import layout
 from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.kafka.schema_registry import RETRY_TIMEOUT, SchemaRegistry
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate import inspect as inspecting
 from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.operate.doctor import cluster, dead_letters, executors, machine, query, rights, versions
-from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure
+from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure, ok
 from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.shared_options import open_reader
 from kafka_eos_source.operate.state_list import stores_of
@@ -52,6 +53,7 @@ CHECKS = (
     "dead-letters",
     "retention",
     "staging",
+    "registry",
     "executors",
 )
 
@@ -69,6 +71,7 @@ class Patient:
         clock_topic: topic into which records are written to compare clocks; None = do not compare.
         spark: settings of the Spark session for the job in the executors; None = run no job.
         only: names of the checks to run; empty = all.
+        registry: options of the schema registry; None = the query uses none.
     """
 
     target: Target
@@ -79,6 +82,7 @@ class Patient:
     clock_topic: str | None = None
     spark: Mapping[str, str] | None = None
     only: Collection[str] = field(default=())
+    registry: Mapping[str, str] | None = None
 
 
 def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
@@ -96,8 +100,20 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
     location = patient.target.staging_location
     if location is not None and _wanted(patient, "staging"):
         yield query.staging(location)
+    if patient.registry is not None and _wanted(patient, "registry"):
+        yield registry(patient.registry, deadline)
     if patient.spark is not None and _wanted(patient, "executors"):
         yield from executors.check(patient.spark, location, kernel.choice().kernel is not None)
+
+
+def registry(options: Mapping[str, str], deadline: Deadline) -> Finding:
+    """Checks that the schema registry answers and accepts the credentials."""
+    try:
+        client = SchemaRegistry({RETRY_TIMEOUT: deadline.budget_seconds * 1000, **options})
+        client.answers()
+    except KafkaEosError as error:
+        return failure("registry", error, "a query asks it for schemas when it starts, and for each new id")
+    return ok("registry", f"the schema registry {client.url} answers")
 
 
 def repair(findings: Collection[Finding], before: Callable[[Repair], None]) -> Iterator[tuple[Repair, str]]:

@@ -1,0 +1,201 @@
+"""Decodes and encodes columns with a schema registry around the function of `map_in_read`.
+
+So decoded values stay in Arrow batches between Kafka and Kafka. Rows that cannot be decoded go around the
+function: they reach the sink unchanged, and marked for its option ``onInvalidRecord``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType
+
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.mapping import ArrowFunction
+from kafka_eos_source.registry.columns import UNDECODABLE
+from kafka_eos_source.registry.decoding import Decoding
+from kafka_eos_source.registry.encoding import Encoding
+from kafka_eos_source.registry.selected import RegistrySchema
+from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, arrow_schema
+
+#: Columns of the source that say where a record was read.
+_ORIGIN = ("topic", "partition", "offset")
+_MARK = pa.struct(list(arrow_schema(INVALID_TYPE)))
+
+
+@dataclass(frozen=True)
+class RegistryColumns:
+    """A function over Arrow batches, with columns decoded before it and encoded after it.
+
+    Attributes:
+        function: the user's function; None leaves the rows unchanged.
+        decodes: how to decode columns of the frame, by name.
+        encodes: how to encode columns of the result, by name.
+        rows: schema of the result, without the mark of invalid rows.
+    """
+
+    function: ArrowFunction | None
+    decodes: Mapping[str, Decoding]
+    encodes: Mapping[str, Encoding]
+    rows: StructType
+
+    @property
+    def marked(self) -> StructType:
+        """Schema of the result with the mark of invalid rows."""
+        return StructType([*self.rows.fields, StructField(INVALID, INVALID_TYPE)])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Applies decoders, function and encoders to the batches of one task."""
+        undecodable: list[pa.RecordBatch] = []
+
+        def decoded() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                good, bad = self._decoded(batch)
+                if bad is not None:
+                    undecodable.append(bad)
+                if good.num_rows:
+                    yield good
+
+        result: Iterable[Any] = decoded() if self.function is None else self.function(decoded())
+        if not isinstance(result, Iterable):
+            raise _no_batch(result)
+        for batch in result:
+            if not isinstance(batch, pa.RecordBatch):
+                raise _no_batch(batch)
+            yield from _taken(undecodable)
+            yield self._encoded(batch)
+        yield from _taken(undecodable)
+
+    def _decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none."""
+        errors: dict[int, str] = {}
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        for name, decoding in self.decodes.items():
+            found = decoding.decode(columns[name])
+            columns[name] = found.values
+            for row, text in found.errors.items():
+                errors.setdefault(row, f"column {name!r}: {text}")
+        if not errors:
+            return pa.RecordBatch.from_pydict(columns), None
+        rows = np.array(sorted(errors))
+        good = np.ones(batch.num_rows, bool)
+        good[rows] = False
+        bad = batch.take(pa.array(rows))
+        marks = _marks([errors[row] for row in rows.tolist()], bad)
+        return pa.RecordBatch.from_pydict(columns).filter(pa.array(good)), self._around(bad, marks)
+
+    def _around(self, bad: pa.RecordBatch, marks: pa.Array) -> pa.RecordBatch:
+        """Returns undecodable rows with the columns of the result: those that have the same bytes or type."""
+        schema = arrow_schema(self.rows)
+        columns = [
+            _same(bad.column(field.name), field.type)
+            if field.name in bad.schema.names and field.name not in _ORIGIN
+            else pa.nulls(bad.num_rows, field.type)
+            for field in schema
+        ]
+        return pa.RecordBatch.from_arrays([*columns, marks], [*schema.names, INVALID])
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns rows of the function with their columns encoded; those that do not fit are marked."""
+        errors: dict[int, str] = {}
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        for name, encoding in self.encodes.items():
+            if name not in columns:
+                raise InvalidRecordError(
+                    f"the function of map_in_read returned a batch without the column {name!r}, which encode "
+                    f"names; it has the columns {', '.join(columns)}.",
+                    fix="return the column, or leave it out of encode.",
+                )
+            found = encoding.encode(columns[name])
+            columns[name] = found.values
+            for row, text in found.errors.items():
+                errors.setdefault(row, f"column {name!r}: {text}")
+        marks = _as_marks(columns.pop(INVALID, None), batch)
+        if errors:
+            failed = _marks([errors.get(row) for row in range(batch.num_rows)], batch)
+            marks = pc.if_else(failed.is_valid(), failed, marks)
+        return pa.RecordBatch.from_pydict({**columns, INVALID: marks})
+
+
+def registry_columns(
+    function: ArrowFunction | None,
+    decode: Mapping[str, RegistrySchema],
+    encode: Mapping[str, RegistrySchema],
+    frame: StructType,
+    rows: StructType,
+) -> RegistryColumns:
+    """Returns the function of `map_in_read` with its decoders and encoders.
+
+    Raises:
+        InvalidSchemaError: if the frame or the result has no such column, or it is not of bytes.
+        InvalidOptionError: if a schema to encode with has no id.
+    """
+    for what, named, schema in (("decode", decode, frame), ("encode", encode, rows)):
+        for name in named:
+            found = schema[name].dataType.simpleString() if name in schema.names else "missing"
+            if found != "binary":
+                raise InvalidSchemaError(
+                    f"{what} names the column {name!r}, which is {found} in the schema "
+                    f"{schema.simpleString()}; expected a binary column.",
+                    fix="select the column from the source."
+                    if what == "decode"
+                    else "declare the encoded column, as in 'key BINARY, value BINARY'.",
+                )
+    left = [name for name in decode if function is None and name not in encode]
+    if left:
+        raise InvalidSchemaError(
+            f"decode names the column {left[0]!r}, but there is no function that takes the decoded values, "
+            "and encode does not name the column.",
+            fix="pass a function, or encode the column again.",
+        )
+    own = StructType([field for field in rows.fields if field.name != INVALID])
+    decodes = {name: each.decoding() for name, each in decode.items()}
+    return RegistryColumns(function, decodes, {name: each.encoding() for name, each in encode.items()}, own)
+
+
+def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    while batches:
+        yield batches.pop(0)
+
+
+def _marks(texts: Sequence[str | None], batch: pa.RecordBatch) -> pa.Array:
+    """Returns the mark of each row that has a text, with where it was read if the batch has these columns."""
+    messages = pa.array(texts, pa.string())
+    origin = []
+    for name in _ORIGIN:
+        type_ = _MARK.field(name).type
+        known = name in batch.schema.names
+        origin.append(batch.column(name).cast(type_) if known else pa.nulls(len(messages), type_))
+    error = pa.repeat(pa.scalar(UNDECODABLE, pa.string()), len(messages))
+    return pa.StructArray.from_arrays([error, messages, *origin], fields=list(_MARK), mask=messages.is_null())
+
+
+def _as_marks(own: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
+    """Returns the marks that the user's function set, which may be text or a struct."""
+    if own is None:
+        return pa.nulls(batch.num_rows, _MARK)
+    if pa.types.is_struct(own.type):
+        return own.cast(_MARK)
+    return _marks(own.to_pylist(), batch)
+
+
+def _same(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Returns a column of an undecodable row with the type of the result; null if the types differ."""
+    if column.type.equals(type_):
+        return column
+    if pa.types.is_binary(column.type) and pa.types.is_string(type_):
+        return column.view(type_)  # like Spark's cast, without a check that the bytes are UTF-8
+    return pa.nulls(len(column), type_)
+
+
+def _no_batch(found: object) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"the function of map_in_read returned a {type(found).__name__}; expected an iterable of "
+        "pyarrow.RecordBatch.",
+        fix="yield record batches; for a table, yield from table.to_batches().",
+    )

@@ -1,0 +1,347 @@
+"""Calls a Confluent-compatible schema registry, and tells its answers from failures to reach it.
+
+That difference decides what becomes of records. A registry that does not know an id says that the record is
+bad. A registry that cannot be reached says nothing about the record, so the task has to fail and run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    InvalidOptionError,
+    OperatorError,
+    RegistryUnavailableError,
+    SchemaNotFoundError,
+)
+from kafka_eos_source.kafka.secrets import concealed, register_secret_values, register_secrets
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: How long a call is retried if the registry cannot be reached; in milliseconds.
+RETRY_TIMEOUT = "retry.timeout.ms"
+_RETRY_TIMEOUT_MS = 60_000
+_ANSWER_SECONDS = 10
+#: Suffix of options whose value is the name of an environment variable.
+_FROM_ENVIRONMENT = ".env"
+
+#: Properties that contain a secret although their names do not say so.
+_SECRET = "basic.auth.user.info"
+_LOGICAL_CLUSTER = "bearer.auth.logical.cluster"
+
+#: Codes of the registry's errors: subject, version and schema not found.
+_NOT_FOUND = (40401, 40402, 40403)
+_TEMPORARY = (408, 425, 429)
+
+
+@dataclass(frozen=True)
+class StoredReference:
+    """A reference of a stored schema: the name under which it imports a version of a subject."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True)
+class StoredSchema:
+    """A schema as the registry stores it.
+
+    Attributes:
+        schema_id: its id; -1 if it is not registered yet.
+        format: ``AVRO``, ``PROTOBUF`` or ``JSON``.
+        text: the schema itself.
+        references: the schemas that it imports.
+    """
+
+    schema_id: int
+    format: str
+    text: str
+    references: tuple[StoredReference, ...] = ()
+
+
+class SchemaRegistry:
+    """A client of one registry. Each call is repeated until the registry answers, or a deadline passes.
+
+    Args:
+        options: the properties of Confluent's client (``url``, ``basic.auth.user.info``, ``ssl.ca.location``,
+            …), and `RETRY_TIMEOUT`. A name with the suffix ``.env`` gives the name of an environment variable
+            that contains the value.
+
+    Raises:
+        InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        settings = _from_environment(options)
+        _register_secrets(settings)
+        self._retry_seconds = _milliseconds(settings.pop(RETRY_TIMEOUT, _RETRY_TIMEOUT_MS)) / 1000
+        self.url = shown_urls(str(settings.get("url", "")))
+        _check_urls(str(settings.get("url", "")))
+        self._client, self._unreachable = _client(settings)
+
+    def by_id(self, schema_id: int) -> StoredSchema:
+        """Returns the schema with an id.
+
+        Raises:
+            SchemaNotFoundError: if the registry says that it has no such schema.
+            RegistryUnavailableError: if the registry does not answer.
+            AuthorizationError, OperatorError: if it refuses the request.
+        """
+        found = self._call(lambda: self._client.get_schema(schema_id), f"schema id {schema_id}")
+        return _stored(schema_id, found)
+
+    def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
+        """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
+        which: Any = "latest" if version is None else version
+        found = self._call(
+            lambda: self._client.get_version(subject, which), f"version {which} of subject {subject!r}"
+        )
+        return _stored(found.schema_id, found.schema)
+
+    def referenced(self, reference: StoredReference) -> StoredSchema:
+        """Returns the schema that another one imports, even if it was deleted since, as by `by_id`."""
+        what = f"version {reference.version} of subject {reference.subject!r}, imported as {reference.name!r}"
+        found = self._call(
+            lambda: self._client.get_version(reference.subject, reference.version, deleted=True), what
+        )
+        return _stored(found.schema_id, found.schema)
+
+    def find(self, subject: str, schema: StoredSchema) -> int:
+        """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
+        found = self._call(
+            lambda: self._client.lookup_schema(subject, _of_client(schema)),
+            f"the given schema under subject {subject!r}",
+        )
+        return int(found.schema_id)
+
+    def register(self, subject: str, schema: StoredSchema) -> int:
+        """Registers a schema under a subject, and returns its id, which stays the same if it is known.
+
+        Raises:
+            RegistryUnavailableError: if the registry does not answer.
+            AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
+        """
+        return int(
+            self._call(
+                lambda: self._client.register_schema(subject, _of_client(schema)),
+                f"the new schema of subject {subject!r}",
+            )
+        )
+
+    def answers(self) -> None:
+        """Checks that the registry can be reached and accepts the credentials. Raises as `by_id`."""
+        self._call(self._client.get_subjects, "the list of subjects")
+
+    def _call(self, call: Callable[[], T], what: str) -> T:
+        """Calls the registry until it answers.
+
+        Args:
+            call: the call.
+            what: what it asks for, for errors.
+        """
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        def permanent(failure: Exception) -> Exception | None:
+            if not isinstance(failure, SchemaRegistryError):
+                return None
+            status = failure.http_status_code
+            if status >= 500 or status in _TEMPORARY:
+                return None
+            return self._refused(failure, what)
+
+        def timed_out(failure: Exception) -> Exception:
+            return RegistryUnavailableError(
+                f"the schema registry {self.url} did not answer a request for {what} within "
+                f"{self._retry_seconds:g} s: {_reason(failure)}.",
+                fix="check the registry and the network, then start the query again. No record was declared "
+                f"bad because of this. The option {RETRY_TIMEOUT!r} makes tasks wait longer.",
+            )
+
+        def report(failure: Exception, seconds: float) -> None:
+            _log.warning(
+                "the schema registry %s does not answer a request for %s; next try in %.1f s: %s",
+                self.url,
+                what,
+                seconds,
+                _reason(failure),
+            )
+
+        deadline = Deadline.after_seconds(self._retry_seconds)
+        pauses = Pauses(deadline, 0.1, 5.0, jitter=0.3)
+        try:
+            return retry(
+                call,
+                (SchemaRegistryError, *self._unreachable),
+                pauses,
+                permanent=permanent,
+                timed_out=timed_out,
+                report=report,
+            )
+        except ValueError as error:  # the body of an answer is not JSON
+            raise OperatorError(
+                f"{self.url} answered a request for {what} with something else than JSON: {_reason(error)}.",
+                fix="check that the URL is that of a schema registry, and not of a proxy or a web page.",
+            ) from error
+
+    def _refused(self, failure: Any, what: str) -> Exception:
+        """Returns the error for an answer that a repetition does not change."""
+        status, code = failure.http_status_code, failure.error_code
+        if code in _NOT_FOUND:
+            return SchemaNotFoundError(
+                f"the schema registry {self.url} does not have {what} (error {code}).",
+                fix="check the URL, the subject and the id; register the schema if it is new.",
+            )
+        if status in (401, 403):
+            return AuthorizationError(
+                f"the schema registry {self.url} refuses access to {what} (HTTP {status}): "
+                f"{_reason(failure)}.",
+                fix="check 'basic.auth.user.info', 'bearer.auth.token' or the client's certificate, and that "
+                "the principal may read the subject.",
+            )
+        if status == 404:
+            return OperatorError(
+                f"{self.url} answered a request for {what} with HTTP 404, but not as a schema registry does: "
+                f"{_reason(failure)}.",
+                fix="check the path of the URL; Apicurio's ends in /apis/ccompat/v7.",
+            )
+        return OperatorError(
+            f"the schema registry {self.url} refuses a request for {what} (HTTP {status}, error {code}): "
+            f"{_reason(failure)}.",
+            fix="correct what the registry complains about.",
+        )
+
+
+def shown_urls(urls: str) -> str:
+    """Returns URLs without user names and passwords, for errors and logs."""
+    return ", ".join(_without_user(each.strip()) for each in urls.split(","))
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _check_urls(urls: str) -> None:
+    if urls and all(each.strip().startswith(("http://", "https://")) for each in urls.split(",")):
+        return
+    raise InvalidOptionError(
+        f"option 'url' of the schema registry has the value {shown_urls(urls)!r}; expected one URL, or "
+        "several separated by commas, that begin with http:// or https://.",
+        fix="for example 'https://registry.example.com:8081'.",
+    )
+
+
+def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options with each ``name.env`` replaced by ``name`` and the variable's value."""
+    settings: dict[str, Any] = {}
+    for name, value in options.items():
+        if not name.endswith(_FROM_ENVIRONMENT):
+            settings[name] = value
+            continue
+        found = os.environ.get(str(value))
+        if found is None:
+            raise InvalidOptionError(
+                f"option {name!r} of the schema registry names the environment variable {value!r}, which is "
+                "not set in this process.",
+                fix="set the variable on the driver and on every executor before Spark starts.",
+            )
+        settings[name.removesuffix(_FROM_ENVIRONMENT)] = found
+    return settings
+
+
+def _register_secrets(settings: Mapping[str, Any]) -> None:
+    """Makes `concealed` hide the secrets among the settings."""
+    register_secrets(settings)
+    user = str(settings.get(_SECRET, ""))
+    secrets = {user, user.partition(":")[2]}
+    for url in str(settings.get("url", "")).split(","):
+        password = urlsplit(url.strip()).password or ""
+        secrets |= {password, unquote(password)}
+    register_secret_values(secrets)
+
+
+def _milliseconds(value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = -1.0
+    if found < 0:
+        raise InvalidOptionError(
+            f"option {RETRY_TIMEOUT!r} of the schema registry has the value {value!r}; expected a number of "
+            "milliseconds.",
+            fix=f"for example {_RETRY_TIMEOUT_MS}.",
+        )
+    return found
+
+
+def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Returns Confluent's client, and the classes of errors by which it says that nobody answered."""
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+    except ImportError as error:
+        raise InvalidOptionError(
+            f"the client of schema registries is not installed: {error}.",
+            fix="pip install 'kafka-eos-source[avro]' (or [protobuf], [jsonschema]) on the driver and on "
+            "every executor.",
+        ) from error
+    settings.setdefault("timeout", _ANSWER_SECONDS)
+    settings["timeout"] = float(settings["timeout"])
+    settings["max.retries"] = 0  # this package's retries log, and have a deadline
+    if "bearer.auth.token" in settings:
+        settings.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
+        settings.setdefault(_LOGICAL_CLUSTER, "")  # only Confluent Cloud has logical clusters
+    try:
+        client = SchemaRegistryClient(settings)
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidOptionError(
+            f"an option of the schema registry is malformed: {_reason(error)}.",
+            fix="use the properties of Confluent's client: url, basic.auth.user.info, bearer.auth.token, "
+            "ssl.ca.location, ssl.certificate.location, ssl.key.location, …",
+        ) from error
+    return client, _transport_errors()
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Returns the class by which the HTTP library of Confluent's client reports that nobody answered."""
+    found: list[type[Exception]] = []
+    for name in ("httpx2", "httpx"):  # the client uses one of them, depending on its version
+        try:
+            library = __import__(name)
+        except ImportError:
+            continue
+        found.append(library.TransportError)
+    from confluent_kafka.schema_registry import error
+
+    no_token = getattr(error, "OAuthTokenError", None)  # since confluent-kafka 2.11
+    return (*found, no_token) if no_token is not None else tuple(found)
+
+
+def _reason(failure: object) -> str:
+    text = concealed(" ".join(str(failure).split()))[:500] or "no reason given"
+    return f"{type(failure).__name__}: {text}".rstrip(".")
+
+
+def _stored(schema_id: int, found: Any) -> StoredSchema:
+    references = tuple(
+        StoredReference(str(each.name), str(each.subject), int(each.version))
+        for each in found.references or ()
+    )
+    kind = str(found.schema_type or "AVRO").upper()
+    return StoredSchema(schema_id, kind, str(found.schema_str), references)
+
+
+def _of_client(schema: StoredSchema) -> Any:
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+
+    references = [SchemaReference(each.name, each.subject, each.version) for each in schema.references]
+    return Schema(schema.text, schema.format, references)

@@ -1,0 +1,67 @@
+"""Decodes records of a schema registry for people: each with its own writer schema, as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.kafka.topic_reader import TopicRecord
+from kafka_eos_source.registry import formats
+from kafka_eos_source.registry.catalog import catalog
+from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.framing import Frame, Messages, frames, paths
+
+
+def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:
+    """Returns records with keys and values as JSON, where they have the frame of a schema registry.
+
+    Bytes without a frame, or that their schema does not describe, stay as they are: the reader wants to see
+    them too.
+
+    Args:
+        records: the records.
+        registry: options of the registry.
+
+    Raises:
+        RegistryUnavailableError: if the registry does not answer.
+        AuthorizationError, OperatorError: if it refuses the request.
+    """
+    found = list(records)
+    keys = _texts([each.key for each in found], registry)
+    values = _texts([each.value for each in found], registry)
+    return [
+        replace(record, key=key, value=value) for record, key, value in zip(found, keys, values, strict=True)
+    ]
+
+
+def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
+    column = Messages.of(pa.array(messages, pa.binary()))
+    groups, _ = frames(column)
+    schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
+    texts = list(messages)
+    for group in groups:
+        writer = schemas[group.schema_id]
+        if isinstance(writer, str):
+            continue
+        deeper = paths(column, group)[0] if writer.format == "PROTOBUF" else [group]
+        for frame in deeper:
+            _decode(column, frame, writer, texts)
+    return texts
+
+
+def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
+    """Replaces the messages of a frame in ``texts`` by their JSON."""
+    decoder = formats.decoder(writer, frame.path, None, None)
+    done = decoder.decode(column.column.take(pa.array(frame.rows)), frame.start)
+    for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values.to_pylist(), strict=True)):
+        if at not in done.errors:
+            texts[row] = json.dumps(value, ensure_ascii=False, default=_as_json).encode()
+
+
+def _as_json(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

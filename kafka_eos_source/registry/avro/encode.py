@@ -1,0 +1,81 @@
+"""Encodes columns as Avro payloads with the C library or its Python twin."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.registry.avro.encode_program import EncodeProgram
+from kafka_eos_source.registry.avro.encode_twin import encode_rows
+from kafka_eos_source.registry.avro.kernel import (
+    BATCH_BYTES,
+    ERROR,
+    AvroKernel,
+    Memory,
+    Values,
+    array_pointer,
+    buffer,
+    choice,
+    columns,
+)
+from kafka_eos_source.registry.avro.messages import message
+from kafka_eos_source.registry.codec import Converted
+
+
+class AvroEncoder:
+    """Encodes values of one Arrow type with one schema."""
+
+    def __init__(self, program: EncodeProgram, kernel: AvroKernel | None = None) -> None:
+        self._program = program
+        self._kernel = kernel or choice().kernel
+        self._arrays: list[npt.NDArray[Any]] = [
+            np.array([node.numbers() for node in program.nodes], np.int64),
+            np.array(program.links or [0], np.int64),
+            np.array(program.symbols or [0], np.int64),
+            np.frombuffer(bytes(program.text) or b"\0", np.uint8),
+        ]
+
+    def encode(self, values: pa.Array, prefix: bytes) -> Converted:
+        """Encodes each value, and puts `prefix` before it."""
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.ExtensionArray):
+            values = values.storage
+        if not values.type.equals(self._program.type):
+            values = values.cast(self._program.type)
+        if self._kernel is None:
+            return encode_rows(self._program, values, prefix)
+        return self._encode(self._kernel, values, prefix)
+
+    def _encode(self, kernel: AvroKernel, values: pa.Array, prefix: bytes) -> Converted:
+        capsules = values.__arrow_c_array__()  # keeps the exported array alive
+        given = Values(
+            *(array.ctypes.data for array in self._arrays),
+            array_pointer(capsules[1]),
+            self._program.array_count,
+            prefix,
+            len(prefix),
+        )
+        memory = Memory(kernel, kernel.encode(ctypes.byref(given)))
+        block = memory.block
+        if block.status == BATCH_BYTES:
+            raise InvalidRecordError(
+                f"{len(values)} records have more than 2 GiB when they are encoded, which is the most that "
+                "an Arrow array can hold",
+                fix="encode fewer records at once: lower spark.sql.execution.arrow.maxRecordsPerBatch",
+            )
+        if block.status:
+            raise MemoryError("not enough memory for a batch of Avro records")
+        errors = {}
+        for row, node, code, detail, more, text in np.frombuffer(
+            buffer(memory, block.errors), ERROR
+        ).tolist():
+            errors[row] = message(code, detail, more, self._program.paths[node], text=text)
+        (column,) = columns(memory)
+        parts = [buffer(memory, part) for part in (column.validity, column.values, column.heap)]
+        return Converted(pa.Array.from_buffers(pa.binary(), block.rows, parts), errors)

@@ -1,0 +1,159 @@
+"""Schemas of a registry with everything they import, kept in this process for as long as it lives.
+
+The schema of an id never changes, so a schema that was read once is never asked for again: Spark's reused
+Python workers, and every query in them, go on while the registry is down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kafka_eos_source.errors import InvalidSchemaError, SchemaNotFoundError
+from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema
+from kafka_eos_source.registry.codec import Reference, Schema
+from kafka_eos_source.registry.formats import schema_format
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
+
+#: Another node of the registry may know a new id some moments later than the node that registered it. The ids
+#: of a batch that are unknown are asked for again for this long before their records are bad.
+_KNOWN_AFTER_SECONDS = 3.0
+#: How long an id that the registry did not know is not asked for again.
+_UNKNOWN_SECONDS = 60.0
+_MOST_UNKNOWN = 10_000
+_DEEPEST = 50
+
+
+class Catalog:
+    """The schemas of one registry, by id.
+
+    Args:
+        options: options of `kafka.schema_registry.SchemaRegistry`.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._client: SchemaRegistry | None = None
+        self._schemas: dict[int, Schema] = {}
+        self._unknown: dict[int, tuple[float, str]] = {}
+
+    @property
+    def registry(self) -> SchemaRegistry:
+        """The client, which is made on first use, because cached ids need none."""
+        if self._client is None:
+            self._client = SchemaRegistry(self._options)
+        return self._client
+
+    def add(self, schema_id: int, schema: Schema) -> None:
+        """Adds a schema that another process has read from the registry."""
+        self._schemas.setdefault(schema_id, schema)
+
+    def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
+        """Returns the schema of each id; text with the reason for an id that the registry does not have.
+
+        Raises:
+            RegistryUnavailableError: if the registry does not answer for an id that is not cached.
+            AuthorizationError, OperatorError: if it refuses the request.
+        """
+        wanted = list(ids)
+        found: dict[int, Schema | str] = {}
+        deadline: Deadline | None = None
+        pauses: Pauses | None = None
+        while True:
+            unknown = False
+            for each in wanted:
+                if each in found:
+                    continue
+                answer = self._of_id(each, final=deadline is not None and deadline.expired)
+                if answer is None:
+                    unknown = True
+                else:
+                    found[each] = answer
+            if not unknown:
+                return found
+            if pauses is None:
+                deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
+                pauses = Pauses(deadline, 0.1, 1.0)
+            pauses.wait()
+
+    def of_id(self, schema_id: int) -> Schema:
+        """Returns the schema of an id, and keeps it. Raises the errors of `SchemaRegistry.by_id`."""
+        found = self._schemas.get(schema_id)
+        if found is None:
+            found = self._schemas[schema_id] = self.schema(self.registry.by_id(schema_id))
+        return found
+
+    def of_version(self, subject: str, version: int | None) -> tuple[int, Schema]:
+        """Returns id and schema of a version of a subject; None = the latest."""
+        stored = self.registry.by_version(subject, version)
+        return stored.schema_id, self.schema(stored)
+
+    def id_of(self, subject: str, schema: Schema, *, register: bool) -> int:
+        """Returns the id of a schema without references under a subject.
+
+        Args:
+            subject: the subject.
+            schema: the schema.
+            register: registers the schema if it is not there yet.
+        """
+        stored = StoredSchema(-1, schema.format, schema.text)
+        return (self.registry.register if register else self.registry.find)(subject, stored)
+
+    def _of_id(self, schema_id: int, *, final: bool) -> Schema | str | None:
+        """Returns the schema of an id, or why there is none; None if it may become known in a moment."""
+        cached = self._schemas.get(schema_id)
+        if cached is not None:
+            return cached
+        until, why = self._unknown.get(schema_id, (0.0, ""))
+        if time.monotonic() < until:
+            return why
+        try:
+            stored = self.registry.by_id(schema_id)
+        except SchemaNotFoundError as error:
+            if not final:
+                return None
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                self._unknown.clear()
+            self._unknown[schema_id] = (time.monotonic() + _UNKNOWN_SECONDS, error.message)
+            return error.message
+        schema = self.schema(stored)
+        self._schemas[schema_id] = schema
+        return schema
+
+    def schema(self, stored: StoredSchema) -> Schema:
+        """Returns a stored schema with the schemas that it imports, and those that they import.
+
+        Raises:
+            SchemaNotFoundError: if an imported schema is gone.
+            InvalidSchemaError: if schemas import each other in a circle.
+        """
+        return self._schema(stored, {}, 0)
+
+    def _schema(self, stored: StoredSchema, known: dict[StoredReference, Schema], depth: int) -> Schema:
+        if depth > _DEEPEST:
+            raise InvalidSchemaError(
+                f"schema id {stored.schema_id} imports other schemas more than {_DEEPEST} levels deep.",
+                fix="remove the circle among the references in the registry.",
+            )
+        references = []
+        for each in stored.references:
+            key = StoredReference("", each.subject, each.version)
+            if key not in known:
+                known[key] = self._schema(self.registry.referenced(each), known, depth + 1)
+            references.append(Reference(each.name, known[key]))
+        return Schema(schema_format(stored.format), stored.text, tuple(references))
+
+
+#: The catalogs of this process, by options. Python workers of Spark are forked from a process without any.
+_catalogs: dict[tuple[tuple[str, str], ...], Catalog] = {}
+
+
+def catalog(options: Mapping[str, Any]) -> Catalog:
+    """Returns the catalog of this process for a registry."""
+    key = tuple(sorted((name, str(value)) for name, value in options.items()))
+    found = _catalogs.get(key)
+    if found is None:
+        found = _catalogs[key] = Catalog(options)
+    return found

@@ -1,0 +1,87 @@
+"""Makes decoders and encoders of Protobuf schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
+from kafka_eos_source.registry.protobuf import native
+from kafka_eos_source.registry.protobuf.compatibility import check_readable
+from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf.encode import MessageEncoder
+from kafka_eos_source.registry.protobuf.files import (
+    compile_schema,
+    find_message,
+    list_messages,
+    message_at,
+    path_of,
+)
+from kafka_eos_source.registry.protobuf.tree import build_tree
+from kafka_eos_source.registry.protobuf.twin import TwinDecoder
+
+
+def decoder(
+    writer: Schema, message_path: tuple[int, ...], reader: Schema | None = None, message: str | None = None
+) -> Decoder:
+    """Returns a decoder of the messages that were written with a schema.
+
+    Args:
+        writer: the schema with which they were written.
+        message_path: the message in that schema, as their frame tells it.
+        reader: the schema that decides the type of the column. Fields that the writer does not have are null
+            or have their default, and fields that the reader does not have are skipped.
+        message: the message of the reader; without it, the one with the writer's full name.
+
+    Raises:
+        InvalidSchemaError: if a schema or the message is not usable, or the reader would change values.
+    """
+    written = message_at(writer, message_path)
+    if reader is None:
+        if message is not None and message not in (written.full_name, written.name):
+            raise InvalidSchemaError(
+                f"the records are messages of type {written.full_name}, but {message!r} is expected",
+                fix="give a reader schema that says how to read them, or do not name a message",
+            )
+        found = written
+    else:
+        found = find_message(reader, message or written.full_name)
+        check_readable(written, found)
+    tree = build_tree(found)
+    library = native.choice().library
+    return TwinDecoder(tree) if library is None else NativeDecoder(tree, library)
+
+
+def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> Encoder:
+    """Returns an encoder of values as messages of a schema; without a name, its only message.
+
+    Raises:
+        InvalidSchemaError: if the schema is not usable, or a column does not fit its field.
+    """
+    return MessageEncoder(build_tree(_message(schema, message)), values, native.choice().library)
+
+
+def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:
+    """Returns the path of a message as Confluent's frame stores it; without a name, of the only message."""
+    return path_of(_message(schema, message))
+
+
+def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:
+    """Returns the type of the column that messages of the schema become."""
+    return build_tree(_message(schema, message)).arrow_type
+
+
+def _message(schema: Schema, name: str | None) -> Any:
+    if name is not None:
+        return find_message(schema, name)
+    messages = list_messages(compile_schema(schema))
+    outer = [each for each in messages if each.containing_type is None]
+    if len(outer) != 1:
+        raise InvalidSchemaError(
+            f"the schema has {len(outer)} messages at its top level: "
+            + ", ".join(each.full_name for each in messages),
+            fix="name the message",
+        )
+    return outer[0]

@@ -1,0 +1,290 @@
+"""Decodes columns of Protobuf messages with native/protobuf.c."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.protobuf import native
+from kafka_eos_source.registry.protobuf.program import Program, Slot, compile_tree
+from kafka_eos_source.registry.protobuf.tree import Kind, Message
+from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
+
+#: A record may fill this much memory in columns. It stops a record of a megabyte from filling all of it.
+MAX_ROW_BYTES = 256 << 20
+
+_NUMBERS = {
+    Kind.INT32: np.int32,
+    Kind.SINT32: np.int32,
+    Kind.UINT32: np.int64,
+    Kind.INT64: np.int64,
+    Kind.SINT64: np.int64,
+    Kind.FIXED32: np.int64,
+    Kind.SFIXED32: np.int32,
+    Kind.FLOAT: np.float32,
+    Kind.SFIXED64: np.int64,
+    Kind.DOUBLE: np.float64,
+    Kind.TIMESTAMP: np.int64,
+    Kind.DURATION: np.int64,
+}
+
+
+class NativeDecoder:
+    """Decodes the messages of one type (see `codec.Decoder`).
+
+    Args:
+        root: the tree of the message.
+        library: the loaded library.
+    """
+
+    def __init__(self, root: Message, library: native.Library) -> None:
+        self._root = root
+        self._library = library
+        self._program = compile_tree(root)
+        self._tables = native.tables(self._program)
+        self._type = root.arrow_type
+
+    @property
+    def arrow_type(self) -> pa.StructType:
+        """The struct with a column per field of the message."""
+        return self._type
+
+    def decode(self, messages: pa.Array, start: int) -> Converted:
+        """Decode messages (binary), each of which begins with `start` bytes that are not payload."""
+        if isinstance(messages, pa.ChunkedArray):
+            messages = messages.combine_chunks()
+        wide = pa.types.is_large_binary(messages.type)
+        if not wide and not pa.types.is_binary(messages.type):
+            messages = messages.cast(pa.binary())
+        validity, offsets, data = messages.buffers()
+        first = messages.offset
+        pointer = self._library.decode(
+            ctypes.byref(self._tables),
+            offsets.address + first * (8 if wide else 4) if offsets is not None and len(messages) else 0,
+            int(wide),
+            data.address if data is not None else 0,
+            validity.address if validity is not None else 0,
+            first,
+            len(messages),
+            start,
+            MAX_ROW_BYTES,
+        )
+        if not pointer:
+            raise MemoryError("not enough memory to decode Protobuf messages")
+        return _Result(
+            self._root, self._program, _Memory(self._library, pointer, self._tables, self._program)
+        ).convert(self._type, len(messages))
+
+
+class _Memory:
+    """Owns a result, and frees it when the last array that refers to it is gone."""
+
+    def __init__(self, library: native.Library, pointer: Any, tables: Any, program: Program) -> None:
+        self._library = library
+        self.pointer = pointer
+        self._used = (tables, program)
+
+    def __del__(self) -> None:
+        self._library.free(self.pointer)
+
+
+class _Result:
+    """The buffers of one call, from which arrays are made."""
+
+    def __init__(self, root: Message, program: Program, memory: _Memory) -> None:
+        self._root = root
+        self._program = program
+        self._memory = memory
+        found = memory.pointer.contents
+        if found.no_memory:
+            raise MemoryError("not enough memory to decode Protobuf messages")
+        self._columns = native.view(found.columns, native.COLUMN, len(program.fields))
+        self._rows = native.view(found.frames, native.ROWS, len(program.frames))["rows"]
+        self._validity = native.view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
+        self._found_errors = native.view(
+            found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize
+        )
+        self._errors: dict[int, str] = {}
+
+    def convert(self, arrow_type: pa.StructType, rows: int) -> Converted:
+        for row, code, field, detail in self._found_errors.tolist():
+            self._errors[row] = self._message(code, field, detail)
+        children = [self._column(slot) for slot in self._program.slots] or [pa.nulls(rows, pa.string())]
+        valid = self._validity.copy()
+        valid[list(self._errors)] = 0
+        values = pa.Array.from_buffers(arrow_type, rows, [_bits(valid)], children=children)
+        return Converted(values, dict(sorted(self._errors.items())))
+
+    # -- columns ---------------------------------------------------------------------------------
+
+    def _column(self, slot: Slot) -> pa.Array:
+        """Returns the column of a field, with a value per row of its frame."""
+        field = slot.field
+        rows = int(self._rows[slot.frame])
+        if not field.is_repeated:
+            valid = self._part(slot, "validity", np.uint8)[:rows] if field.nullable else None
+            return self._values(slot, rows, valid, self._part(slot, "offsets", np.int32)[: rows + 1])
+        offsets = self._part(slot, "offsets", np.int32)[: rows + 1]
+        if not len(offsets):
+            offsets = np.zeros(1, np.int32)
+        if slot.elements < 0:
+            count = int(self._columns[slot.index]["elements"])
+            elements = self._values(slot, count, None, self._part(slot, "entry_offsets", np.int32))
+            return _list(field.arrow_type, offsets, elements)
+        count = int(self._rows[slot.elements])
+        if not field.is_map:
+            return _list(field.arrow_type, offsets, self._values(slot, count, None, offsets))
+        entries = [self._column(child) for child in slot.children]
+        dropped = self._part(slot, "dropped", np.int32)
+        if len(dropped):
+            kept = np.ones(count, bool)
+            kept[dropped] = False
+            offsets = np.concatenate(([0], np.cumsum(kept)))[offsets].astype(np.int32)
+            mask = pa.array(kept)
+            entries = [each.filter(mask) for each in entries]
+            count = int(kept.sum())
+        pair_fields = [field.arrow_type.key_field, field.arrow_type.item_field]
+        pairs = pa.StructArray.from_arrays(entries, fields=pair_fields)
+        return pa.Array.from_buffers(
+            field.arrow_type, len(offsets) - 1, [None, pa.py_buffer(offsets)], children=[pairs]
+        )
+
+    def _values(
+        self, slot: Slot, count: int, valid: npt.NDArray[np.uint8] | None, offsets: npt.NDArray[np.int32]
+    ) -> pa.Array:
+        """Returns values that are not lists: one per row, or one per element of a repeated field."""
+        field = slot.field
+        bits = None if valid is None else _bits(valid)
+        if field.message is not None:
+            children = [self._column(child) for child in slot.children]
+            if field.is_wrapper:
+                return _with_validity(children[0], bits)
+            children = children or [pa.nulls(count, pa.string())]
+            return pa.Array.from_buffers(field.element_type, count, [bits], children=children)
+        if field.kind in (Kind.STRING, Kind.BYTES):
+            return self._bytes(slot, field.element_type, count, bits, offsets)
+        if field.kind is Kind.RAW:
+            return self._json(slot, self._bytes(slot, pa.binary(), count, bits, offsets))
+        if field.kind is Kind.BOOL:
+            buffer = _bits(self._part(slot, "values", np.uint8)[:count])
+        elif field.kind in (Kind.UINT64, Kind.FIXED64):
+            wide = np.zeros((count, 2), np.uint64)
+            wide[:, 0] = self._part(slot, "values", np.uint64)[:count]
+            buffer = pa.py_buffer(wide)
+        elif field.kind is Kind.ENUM:
+            return _enum(slot, self._part(slot, "values", np.int32)[:count], valid)
+        else:
+            buffer = self._buffer(slot, "values")
+        return pa.Array.from_buffers(field.element_type, count, [bits, buffer])
+
+    def _bytes(
+        self,
+        slot: Slot,
+        arrow_type: pa.DataType,
+        count: int,
+        bits: pa.Buffer | None,
+        offsets: npt.NDArray[np.int32],
+    ) -> pa.Array:
+        buffer = pa.py_buffer(offsets if len(offsets) else np.zeros(1, np.int32))
+        return pa.Array.from_buffers(arrow_type, count, [bits, buffer, self._buffer(slot, "data")])
+
+    def _json(self, slot: Slot, payloads: pa.Array) -> pa.Array:
+        """Converts messages to JSON, one by one. An error belongs to the row of the root that contains it."""
+        texts: list[str | None] = []
+        for index, payload in enumerate(payloads.to_pylist()):
+            text = None
+            if payload is not None:
+                try:
+                    text = json_text(slot.field, payload)
+                except UnfitError as failure:
+                    self._errors.setdefault(self._root_row(slot, index), f"{self._name()}: {failure}")
+                    text = "" if payloads.null_count == 0 else None
+            texts.append(text)
+        return pa.array(texts, pa.string())
+
+    def _root_row(self, slot: Slot, index: int) -> int:
+        """Returns the row of the root that contains an element of a field, or a row of its frame."""
+        if slot.field.is_repeated:
+            index = self._owner_row(slot, index)
+        frame = slot.frame
+        while (owner := self._program.frame_owners[frame]) is not None:
+            index = self._owner_row(owner, index)
+            frame = owner.frame
+        return index
+
+    def _owner_row(self, owner: Slot, index: int) -> int:
+        offsets = self._part(owner, "offsets", np.int32)[: int(self._rows[owner.frame]) + 1]
+        return int(np.searchsorted(offsets, index, side="right")) - 1
+
+    # -- buffers ---------------------------------------------------------------------------------
+
+    def _part(self, slot: Slot, name: str, dtype: Any) -> npt.NDArray[Any]:
+        part = self._columns[slot.index][name]
+        size = np.dtype(dtype).itemsize
+        return np.frombuffer(self._buffer(slot, name), dtype, int(part["bytes"]) // size)
+
+    def _buffer(self, slot: Slot, name: str) -> pa.Buffer:
+        part = self._columns[slot.index][name]
+        address, size = int(part["at"]), int(part["bytes"])
+        return pa.foreign_buffer(address, size, self._memory) if address else pa.py_buffer(b"")
+
+    # -- errors ----------------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        return f"message {self._root.descriptor.full_name}"
+
+    def _message(self, code: int, index: int, detail: int) -> str:
+        field = None if index < 0 else self._program.by_index[index].field
+        if field is not None and code in (7, 8):
+            return f"{self._name()}: {time_text(field, detail)}"
+        where = "" if field is None else f"field {field.path}: "
+        return f"{self._name()}: {where}{_REASONS[code].format(detail=detail)}"
+
+
+_REASONS = {
+    1: "the bytes end inside a value",
+    2: "a varint has more than 10 bytes",
+    3: "the bytes contain an invalid field number or wire type",
+    4: "the bytes contain an end of a group (field {detail}) that does not belong there",
+    5: "messages are nested more than 100 deep",
+    6: "the string is not UTF-8",
+    9: "the required field is missing",
+    10: f"the record needs more than {MAX_ROW_BYTES >> 20} MiB of memory, or a column more than 2 GiB",
+    11: "the value has {detail} bytes, fewer than its frame",
+}
+
+
+def _bits(each_byte: npt.NDArray[np.uint8]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(each_byte.astype(bool), bitorder="little"))
+
+
+def _list(arrow_type: pa.DataType, offsets: npt.NDArray[np.int32], elements: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(
+        arrow_type, len(offsets) - 1, [None, pa.py_buffer(offsets)], children=[elements]
+    )
+
+
+def _with_validity(array: pa.Array, bits: pa.Buffer | None) -> pa.Array:
+    if bits is None:
+        return array
+    return pa.Array.from_buffers(array.type, len(array), [bits, *array.buffers()[1:]])
+
+
+def _enum(slot: Slot, numbers: npt.NDArray[np.int32], valid: npt.NDArray[np.uint8] | None) -> pa.Array:
+    """Returns the names of an enum's numbers. A number without a name becomes its digits."""
+    known = sorted(slot.field.descriptor.enum_type.values_by_number)
+    table = np.array(known, np.int32)
+    places = np.minimum(np.searchsorted(table, numbers), len(table) - 1)
+    unknown = table[places] != numbers
+    names = [enum_name(slot.field, number) for number in known]
+    if unknown.any():
+        others, inverse = np.unique(numbers[unknown], return_inverse=True)
+        places[unknown] = len(names) + inverse
+        names += [str(number) for number in others.tolist()]
+    mask = None if valid is None else valid == 0
+    return pa.array(names, pa.string()).take(pa.array(places.astype(np.int32), mask=mask))

@@ -1,0 +1,239 @@
+"""Compiles the tree of a message to the flat tables that native/protobuf.c executes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
+
+REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64
+
+#: Bytes of a stored value, by kind; the others are of variable size, or messages.
+WIDTHS = {
+    Kind.BOOL: 1,
+    Kind.INT32: 4,
+    Kind.SINT32: 4,
+    Kind.UINT32: 8,
+    Kind.INT64: 8,
+    Kind.SINT64: 8,
+    Kind.UINT64: 8,
+    Kind.FIXED32: 8,
+    Kind.SFIXED32: 4,
+    Kind.FLOAT: 4,
+    Kind.FIXED64: 8,
+    Kind.SFIXED64: 8,
+    Kind.DOUBLE: 8,
+    Kind.ENUM: 4,
+    Kind.TIMESTAMP: 8,
+    Kind.DURATION: 8,
+}
+
+#: ``field_t``, ``message_t`` and ``frame_t`` of native/protobuf.c; all members are int32.
+FIELD = (
+    "number",
+    "kind",
+    "flags",
+    "frame",
+    "message",
+    "elements",
+    "oneof",
+    "parent",
+    "known_first",
+    "known_count",
+    "default_first",
+    "default_bytes",
+)
+MESSAGE = ("first", "count", "dense", "dense_count", "owner", "oneof_first", "oneof_count")
+FRAME = (
+    "first",
+    "count",
+    "closer_first",
+    "closer_count",
+    "default_first",
+    "default_count",
+    "key",
+    "row_bytes",
+)
+
+_DENSE_NUMBERS = 1024
+_VARIABLE = (Kind.STRING, Kind.BYTES, Kind.RAW)
+_TIMES = (Kind.TIMESTAMP, Kind.DURATION)
+
+
+@dataclass
+class Slot:
+    """A field with its place in the tables.
+
+    Attributes:
+        field: the field of the tree.
+        index: its index in the table of fields.
+        frame: the frame that contains its slots.
+        elements: the frame of its elements, or -1.
+        children: the slots of its message, in the order of the schema.
+    """
+
+    field: Field
+    index: int
+    frame: int
+    elements: int
+    children: tuple[Slot, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The tables, and what Python needs to make arrays of the result.
+
+    Attributes:
+        slots: the slots of the root's fields, in the order of the schema.
+        by_index: all slots.
+        frame_owners: for each frame, the slot whose elements it contains; None for the root.
+    """
+
+    slots: tuple[Slot, ...]
+    by_index: tuple[Slot, ...]
+    frame_owners: tuple[Slot | None, ...]
+    oneofs: tuple[str, ...]
+    fields: npt.NDArray[np.int32]
+    messages: npt.NDArray[np.int32]
+    frames: npt.NDArray[np.int32]
+    members: npt.NDArray[np.int32]
+    dense: npt.NDArray[np.int32]
+    known: npt.NDArray[np.int32]
+    constants: npt.NDArray[np.uint8]
+
+
+def compile_tree(root: Message) -> Program:
+    """Returns the program of a message."""
+    return _Compiler(root).program()
+
+
+class _Compiler:
+    def __init__(self, root: Message) -> None:
+        self._fields: list[dict[str, int]] = []
+        self._messages: list[dict[str, int]] = []
+        self._slots: list[Slot] = []
+        self._owners: list[Slot | None] = [None]
+        self._keys = [-1]
+        self._oneofs: list[str] = []
+        self._dense: list[int] = []
+        self._known: list[int] = []
+        self._constants = bytearray()
+        _, self._root = self._message(root, frame=0, owner=-1, parent=-1)
+
+    def program(self) -> Program:
+        members: list[int] = []
+        frames = []
+        for frame, key in enumerate(self._keys):
+            inside = [slot.index for slot in self._slots if slot.frame == frame]
+            closers = [index for index in inside if _needs_close(self._slots[index].field)]
+            defaults = [index for index in inside if self._fields[index]["default_bytes"] >= 0]
+            row = {"key": key, "row_bytes": sum(_slot_bytes(self._slots[index].field) for index in inside)}
+            for name, part in (("", inside), ("closer_", closers), ("default_", defaults)):
+                row[f"{name}first"], row[f"{name}count"] = len(members), len(part)
+                members += part
+            frames.append(row)
+        return Program(
+            self._root,
+            tuple(self._slots),
+            tuple(self._owners),
+            tuple(self._oneofs),
+            _table(FIELD, self._fields),
+            _table(MESSAGE, self._messages),
+            _table(FRAME, frames),
+            np.array(members, np.int32),
+            np.array(self._dense, np.int32),
+            np.array(self._known, np.int32),
+            np.frombuffer(bytes(self._constants), np.uint8),
+        )
+
+    def _message(self, message: Message, frame: int, owner: int, parent: int) -> tuple[int, tuple[Slot, ...]]:
+        """Adds a message, whose fields are next to each other in the table, and those inside it."""
+        index, first, oneof_first = len(self._messages), len(self._fields), len(self._oneofs)
+        by_number = sorted(message.fields, key=lambda field: field.number)
+        names = sorted({field.oneof for field in by_number if field.oneof is not None})
+        self._oneofs += [f"{message.descriptor.full_name}.{name}" for name in names]
+        oneofs = {name: oneof_first + position for position, name in enumerate(names)}
+        row = {"first": first, "count": len(by_number), "owner": owner}
+        row |= {"oneof_first": oneof_first, "oneof_count": len(names), "dense": len(self._dense)}
+        numbers = {field.number: first + position for position, field in enumerate(by_number)}
+        row["dense_count"] = max(numbers) + 1 if numbers and max(numbers) < _DENSE_NUMBERS else 0
+        self._dense += [numbers.get(number, -1) for number in range(row["dense_count"])]
+        self._messages.append(row)
+        slots = [self._field(field, frame, parent, oneofs) for field in by_number]
+        for slot in slots:
+            inner = slot.field.message
+            if inner is None:
+                continue
+            if slot.field.is_repeated:
+                slot.elements = len(self._owners)
+                self._owners.append(slot)
+                self._keys.append(-1)
+                number, slot.children = self._message(inner, slot.elements, slot.index, -1)
+                if slot.field.is_map:
+                    self._keys[slot.elements] = slot.children[0].index
+            else:
+                number, slot.children = self._message(inner, frame, slot.index, slot.index)
+            self._fields[slot.index] |= {"message": number, "elements": slot.elements}
+        in_order = {slot.field.number: slot for slot in slots}
+        return index, tuple(in_order[field.number] for field in message.fields)
+
+    def _field(self, field: Field, frame: int, parent: int, oneofs: dict[str, int]) -> Slot:
+        flags = (
+            REPEATED * field.is_repeated
+            | NULLABLE * field.nullable
+            | REQUIRED * field.is_required
+            | MAP * field.is_map
+            | CLOSED * field.is_closed_enum
+            | PACKED * bool(field.descriptor.is_packed)
+            | EXPLICIT * bool(field.descriptor.has_presence)
+        )
+        row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
+        row |= {"frame": frame, "parent": parent}
+        if field.oneof is not None:
+            row["oneof"] = oneofs[field.oneof]
+        if field.is_closed_enum:
+            known = sorted(field.descriptor.enum_type.values_by_number)
+            row |= {"known_first": len(self._known), "known_count": len(known)}
+            self._known += known
+        default = b"" if field.is_repeated else _stored(field.kind, field.default)
+        if default.strip(b"\0"):
+            row |= {"default_first": len(self._constants), "default_bytes": len(default)}
+            self._constants += default
+        slot = Slot(field, len(self._slots), frame, -1)
+        self._slots.append(slot)
+        self._fields.append(row)
+        return slot
+
+
+def _needs_close(field: Field) -> bool:
+    return field.is_repeated or field.is_required or field.kind in (*_VARIABLE, *_TIMES)
+
+
+def _slot_bytes(field: Field) -> int:
+    if field.is_repeated or field.kind in _VARIABLE:
+        return 4
+    return WIDTHS.get(field.kind, 0) + field.nullable
+
+
+def _stored(kind: Kind, value: Any) -> bytes:
+    """Returns a value as native/protobuf.c stores it."""
+    if value is None:
+        return b""
+    if kind is Kind.STRING:
+        return str(value).encode()
+    if kind is Kind.BYTES:
+        return bytes(value)
+    if kind is Kind.FLOAT:
+        return struct.pack("<f", value)
+    if kind is Kind.DOUBLE:
+        return struct.pack("<d", value)
+    return (int(value) & ((1 << 64) - 1)).to_bytes(8, "little")[: WIDTHS[kind]]
+
+
+def _table(names: tuple[str, ...], rows: list[dict[str, int]]) -> npt.NDArray[np.int32]:
+    return np.array([[row[name] for name in names] for row in rows], np.int32).reshape(len(rows), len(names))

@@ -1,0 +1,253 @@
+"""The fields of a message as a tree with their Arrow types, from which decoders and encoders are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidSchemaError
+
+#: The field of a message without fields, because Spark has no empty structs. Spark uses this name, too.
+EMPTY_FIELD = "__dummy_field_in_empty_struct"
+
+#: More fields, counting those of nested messages at each place where they occur, are refused.
+MAX_FIELDS = 20_000
+
+
+class Kind(IntEnum):
+    """How a value is encoded. The numbers are those of native/protobuf.c."""
+
+    BOOL = 1
+    INT32 = 2
+    SINT32 = 3
+    UINT32 = 4
+    INT64 = 5
+    SINT64 = 6
+    UINT64 = 7
+    FIXED32 = 8
+    SFIXED32 = 9
+    FLOAT = 10
+    FIXED64 = 11
+    SFIXED64 = 12
+    DOUBLE = 13
+    ENUM = 14
+    STRING = 15
+    BYTES = 16
+    MESSAGE = 17
+    GROUP = 18
+    TIMESTAMP = 19
+    DURATION = 20
+    RAW = 21
+
+
+#: FieldDescriptor.TYPE_… → kind.
+_KINDS = {
+    1: Kind.DOUBLE,
+    2: Kind.FLOAT,
+    3: Kind.INT64,
+    4: Kind.UINT64,
+    5: Kind.INT32,
+    6: Kind.FIXED64,
+    7: Kind.FIXED32,
+    8: Kind.BOOL,
+    9: Kind.STRING,
+    10: Kind.GROUP,
+    11: Kind.MESSAGE,
+    12: Kind.BYTES,
+    13: Kind.UINT32,
+    14: Kind.ENUM,
+    15: Kind.SFIXED32,
+    16: Kind.SFIXED64,
+    17: Kind.SINT32,
+    18: Kind.SINT64,
+}
+
+SCALARS = {
+    Kind.BOOL: pa.bool_(),
+    Kind.INT32: pa.int32(),
+    Kind.SINT32: pa.int32(),
+    Kind.UINT32: pa.int64(),
+    Kind.INT64: pa.int64(),
+    Kind.SINT64: pa.int64(),
+    Kind.UINT64: pa.decimal128(20, 0),
+    Kind.FIXED32: pa.int64(),
+    Kind.SFIXED32: pa.int32(),
+    Kind.FLOAT: pa.float32(),
+    Kind.FIXED64: pa.decimal128(20, 0),
+    Kind.SFIXED64: pa.int64(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.ENUM: pa.string(),
+    Kind.STRING: pa.string(),
+    Kind.BYTES: pa.binary(),
+    Kind.TIMESTAMP: pa.timestamp("us", "UTC"),
+    Kind.DURATION: pa.duration("us"),
+    Kind.RAW: pa.string(),
+}
+
+_WELL_KNOWN = {
+    "google.protobuf.Timestamp": Kind.TIMESTAMP,
+    "google.protobuf.Duration": Kind.DURATION,
+    "google.protobuf.Struct": Kind.RAW,
+    "google.protobuf.Value": Kind.RAW,
+    "google.protobuf.ListValue": Kind.RAW,
+}
+
+_WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field at one place of the tree.
+
+    Attributes:
+        descriptor: Google's descriptor.
+        path: names of the fields from the root to this one, joined by dots.
+        kind: how a value is encoded.
+        is_map: whether it is a map; `message` is then the type of its entries.
+        is_wrapper: whether it is a google.protobuf.…Value, which becomes a nullable scalar.
+        nullable: whether it is null if the message does not contain it.
+        default: what it is then otherwise.
+        oneof: name of the oneof of which it is a member.
+        message: the fields of a message.
+    """
+
+    descriptor: Any
+    path: str
+    kind: Kind
+    is_repeated: bool
+    is_map: bool
+    is_wrapper: bool
+    is_required: bool
+    nullable: bool
+    default: Any
+    oneof: str | None
+    message: Message | None
+
+    @property
+    def name(self) -> str:
+        """The name of the field, and of its column."""
+        name: str = self.descriptor.name
+        return name
+
+    @property
+    def number(self) -> int:
+        """The number of the field on the wire."""
+        number: int = self.descriptor.number
+        return number
+
+    @property
+    def is_closed_enum(self) -> bool:
+        """Whether a number that the enum does not have counts as an unknown field."""
+        return self.kind is Kind.ENUM and self.descriptor.enum_type.is_closed
+
+    @property
+    def element_type(self) -> pa.DataType:
+        """The type of one element of a repeated field, and of the field itself if it is not repeated."""
+        if self.message is None:
+            return SCALARS[self.kind]
+        if self.is_wrapper:
+            return self.message.fields[0].arrow_type
+        return self.message.arrow_type
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of the column."""
+        if self.is_map and self.message is not None:
+            key, value = self.message.fields
+            return pa.map_(key.arrow_type, value.arrow_type)
+        return pa.list_(self.element_type) if self.is_repeated else self.element_type
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message at one place of the tree, with its fields in the order of the schema."""
+
+    descriptor: Any
+    fields: tuple[Field, ...]
+
+    @property
+    def arrow_type(self) -> pa.StructType:
+        """The struct with a column per field."""
+        if not self.fields:
+            return pa.struct([(EMPTY_FIELD, pa.string())])
+        return pa.struct([(field.name, field.arrow_type) for field in self.fields])
+
+
+def build_tree(descriptor: Any) -> Message:
+    """Returns the tree of a message.
+
+    Raises:
+        InvalidSchemaError: if the message contains itself, or has too many fields.
+    """
+    return _message(descriptor, "", (), [0])
+
+
+def walk(message: Message) -> Iterator[Field]:
+    """Yields all fields of a tree, each before those inside it."""
+    for field in message.fields:
+        yield field
+        if field.message is not None:
+            yield from walk(field.message)
+
+
+def _message(descriptor: Any, path: str, outer: tuple[str, ...], count: list[int]) -> Message:
+    if descriptor.full_name in outer:
+        raise InvalidSchemaError(
+            f"field {path!r} of message {outer[0]}: the message {descriptor.full_name} contains itself, "
+            "and a column cannot have a recursive type",
+            fix="read the value as binary and decode it in a function of your own",
+        )
+    count[0] += len(descriptor.fields)
+    if count[0] > MAX_FIELDS:
+        raise InvalidSchemaError(
+            f"message {outer[0] if outer else descriptor.full_name} has more than {MAX_FIELDS:,} fields, "
+            "including those of nested messages",
+            fix="read the value as binary and decode it in a function of your own",
+        )
+    inside = (*outer, descriptor.full_name)
+    is_entry = descriptor.GetOptions().map_entry
+    fields = tuple(
+        _field(each, f"{path}.{each.name}".lstrip("."), inside, is_entry, count) for each in descriptor.fields
+    )
+    return Message(descriptor, fields)
+
+
+def _field(field: Any, path: str, outer: tuple[str, ...], in_entry: bool, count: list[int]) -> Field:
+    kind = _KINDS[field.type]
+    message, is_map, is_wrapper = None, False, False
+    if kind in (Kind.MESSAGE, Kind.GROUP):
+        name = field.message_type.full_name
+        is_map = bool(field.message_type.GetOptions().map_entry)
+        is_wrapper = kind is Kind.MESSAGE and name in _WRAPPERS
+        if kind is Kind.MESSAGE and name in _WELL_KNOWN:
+            kind = _WELL_KNOWN[name]
+        else:
+            message = _message(field.message_type, path, outer, count)
+    oneof = field.containing_oneof
+    default = None
+    if message is None and kind not in (Kind.TIMESTAMP, Kind.DURATION, Kind.RAW) and not field.is_repeated:
+        default = field.default_value
+    explicit_default = bool(field.has_default_value) and oneof is None
+    is_required = bool(field.is_required)
+    nullable = not in_entry and not field.is_repeated and field.has_presence
+    nullable = nullable and (is_required or not explicit_default)
+    return Field(
+        field,
+        path,
+        kind,
+        is_repeated=field.is_repeated,
+        is_map=is_map,
+        is_wrapper=is_wrapper,
+        is_required=is_required,
+        nullable=nullable,
+        default=default,
+        oneof=oneof.name if oneof is not None else None,
+        message=message,
+    )

@@ -1,0 +1,158 @@
+"""`map_in_read` with a schema registry: undecodable rows go around the function and are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.columns import UNDECODABLE
+from kafka_eos_source.spark.pickled import from_option, to_option
+from kafka_eos_source.spark.schema import arrow_schema, fit
+
+TYPES = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+}
+
+
+def schema_of(*columns: str) -> StructType:
+    schema = StructType()
+    for each in columns:
+        schema = schema.add(each, TYPES[each])
+    return schema
+
+
+FRAME = schema_of(*TYPES)
+
+
+class Number:
+    """Decodes digits and encodes numbers below 100."""
+
+    def decode(self, column: pa.Array) -> Converted:
+        texts = [each or b"0" for each in column.to_pylist()]
+        bad = {row: "no digits" for row, each in enumerate(texts) if not each.isdigit()}
+        numbers = pa.array([None if row in bad else int(each) for row, each in enumerate(texts)])
+        return Converted(pc.if_else(column.is_valid(), numbers, None), bad)
+
+    def encode(self, column: pa.Array) -> Converted:
+        texts = column.cast(pa.string()).cast(pa.binary())
+        large = pc.fill_null(pc.greater(column, 99), False)
+        bad = dict.fromkeys(np.flatnonzero(large.to_numpy(zero_copy_only=False)).tolist(), "too large")
+        return Converted(pc.if_else(large, None, texts), bad)
+
+
+class Chosen:
+    """Stands for what `registry_schema` returns."""
+
+    def decoding(self) -> Number:
+        return Number()
+
+    def encoding(self) -> Number:
+        return Number()
+
+
+def batch(*values: bytes | None) -> pa.RecordBatch:
+    rows = len(values)
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"k%d" % row for row in range(rows)]),
+            "value": pa.array(values, pa.binary()),
+            "topic": pa.repeat(pa.scalar("t"), rows),
+            "partition": pa.array([1] * rows, pa.int32()),
+            "offset": pa.array(range(rows), pa.int64()),
+        }
+    )
+
+
+def times_ten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for each in batches:
+        yield pa.record_batch({"key": each["key"], "value": pc.multiply(each["value"], 10)})
+
+
+def run(function: Any, rows: list[str], *batches: pa.RecordBatch, **named: Any) -> list[dict[str, Any]]:
+    chosen = {name: {each: Chosen() for each in columns} for name, columns in named.items()}
+    made = registry_columns(
+        function, chosen.get("decode", {}), chosen.get("encode", {}), FRAME, schema_of(*rows)
+    )
+    made = from_option(to_option(made, "it", fix=""))  # as it travels to the tasks
+    schema = arrow_schema(made.marked)
+    return [row for each in made(iter(batches)) for row in fit(each, schema, "it").to_pylist()]
+
+
+def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_origin() -> None:
+    found = run(
+        times_ten,
+        ["key", "value"],
+        batch(b"1", b"x", None),
+        batch(b"y"),
+        batch(b"3", b"20"),
+        decode=["value"],
+        encode=["value"],
+    )
+    marks = {each["value"]: each.pop("kafka_eos_invalid") for each in found}
+    assert marks[b"x"] == {
+        "error": UNDECODABLE,
+        "message": "column 'value': no digits",
+        "topic": "t",
+        "partition": 1,
+        "offset": 1,
+    }
+    assert marks[b"y"]["offset"] == 0
+    good = [each for each in found if marks[each["value"]] is None]
+    assert good == [{"key": b"k0", "value": b"10"}, {"key": b"k0", "value": b"30"}]
+    assert len(found) == 6
+
+
+def test_a_null_value_stays_null_and_a_value_that_does_not_fit_is_marked() -> None:
+    found = run(times_ten, ["key", "value"], batch(None, b"50"), decode=["value"], encode=["value"])
+    assert [each["value"] for each in found] == [None, None]
+    assert found[0]["kafka_eos_invalid"] is None
+    assert found[1]["kafka_eos_invalid"]["message"] == "column 'value': too large"
+
+
+def test_without_a_function_rows_are_decoded_and_encoded_again() -> None:
+    found = run(None, FRAME.names, batch(b"07", b"z"), decode=["value"], encode=["value"])
+    assert {each["value"] for each in found} == {b"7", b"z"}
+
+
+def test_marks_of_the_function_stay_and_a_text_becomes_the_message() -> None:
+    def marking(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            yield each.append_column("kafka_eos_invalid", pa.array(["odd", None, None])).select(
+                ["value", "kafka_eos_invalid"]
+            )
+
+    found = run(marking, ["value"], batch(b"1", b"2", b"300"), decode=["value"], encode=["value"])
+    assert [each["kafka_eos_invalid"] and each["kafka_eos_invalid"]["message"] for each in found] == [
+        "odd",
+        None,
+        "column 'value': too large",
+    ]
+
+
+def test_columns_that_cannot_be_decoded_or_encoded_are_refused_early() -> None:
+    with pytest.raises(InvalidSchemaError, match="decode names the column 'topic', which is string"):
+        run(times_ten, ["value"], decode=["topic"])
+    with pytest.raises(InvalidSchemaError, match="encode names the column 'key', which is missing"):
+        run(times_ten, ["value"], encode=["key"])
+    with pytest.raises(InvalidSchemaError, match="no function that takes the decoded values"):
+        run(None, ["value"], decode=["value"])
+
+
+def test_a_function_that_returns_something_else_is_named() -> None:
+    with pytest.raises(InvalidRecordError, match="returned a batch without the column 'key'"):
+        run(lambda rows: (each.select(["value"]) for each in rows), ["key"], batch(b"1"), encode=["key"])
+    with pytest.raises(InvalidRecordError, match="returned a int; expected an iterable"):
+        run(lambda rows: 5, ["value"], batch(b"1"), decode=["value"])
