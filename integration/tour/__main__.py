@@ -287,6 +287,7 @@ def main() -> int:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kafka-eos-tour-")))
         console.print("Starting a Kafka broker and a Schema Registry", highlight=False)
         kafka = running.enter_context(EmbeddedKafka(java_options=JAVA_OPTIONS))
+        (folder / "registry").mkdir()
         registry = running.enter_context(registries.running(folder / "registry"))
         tour = Tour(console, folder, kafka.bootstrap_servers, registry.url)
         prometheus = None
