@@ -2,7 +2,8 @@
 
 Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstrap``, ``topic_in``,
 ``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
-``name``, ``guarantee``, ``compression``, ``jars``, ``trigger`` (``0 seconds``, …; empty = it ends with the
+``name``, ``guarantee``, ``compression``, ``jars``, ``source`` (more options of the source), ``trigger``
+(``0 seconds``, …; empty = it ends with the
 records there are), ``sink`` (more options of the sink), ``in_read`` (rows go through `map_in_read`)
 and ``conf`` (settings of the session).
 """
@@ -24,6 +25,7 @@ def main(job: dict[str, Any]) -> None:
     read = {**kafka, "subscribe": job["topic_in"], "startingOffsets": "earliest"}
     if job["batch"]:
         read["maxOffsetsPerTrigger"] = str(job["batch"])
+    read.update(job.get("source", {}))
     rows = spark.readStream.format(job["format"]).options(**read).load()
     if not job["topic_out"]:
         writer = rows.writeStream.format("noop")
