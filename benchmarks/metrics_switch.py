@@ -112,7 +112,7 @@ def install() -> None:
         return
     from kafka_eos_source.commit import session, tracing
     from kafka_eos_source.observe import prometheus
-    from kafka_eos_source.observe.background import _Call
+    from kafka_eos_source.observe.background import Call
     from kafka_eos_source.observe.source import SourceObserver
     from kafka_eos_source.observe.trace import SinkCounts, Trace
     from kafka_eos_source.plan.open_transactions import OpenTransactions
@@ -125,11 +125,11 @@ def install() -> None:
     _obey(switch, spent, Trace, "sink", SinkCounts)
     _obey(switch, spent, tracing, "describe", lambda: None)
     _obey(switch, spent, tracing, "finish", lambda: None)
-    for name in ("planned", "write", "newest_batch"):
+    for name in ("planned", "write", "newest_batch", "look_up_newest_batch"):
         _obey(switch, spent, SourceObserver, name, lambda: None)
     _obey(switch, spent, SourceObserver, "asking", nullcontext)
     _obey(switch, spent, OpenTransactions, "hidden", dict)
-    for owner, name in ((_Call, "run"), (prometheus, "queries_of_source"), (prometheus, "exposition")):
+    for owner, name in ((Call, "run"), (prometheus, "queries_of_source"), (prometheus, "exposition")):
         _obey(None, spent, owner, name, lambda: None)
     _take_samples(session, switch, folder)
 

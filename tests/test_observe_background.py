@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,33 @@ def test_calls_are_dropped_while_one_hangs_and_resume_afterwards(monkeypatch: py
     assert later == [2], "the dropped call was not made late"
 
 
+def test_a_call_that_was_begun_earlier_has_a_result_later() -> None:
+    made, answers = Background(), threading.Event()
+
+    def answer() -> int:
+        answers.wait(SECONDS)
+        return 7
+
+    begun = made.start(answer)
+    assert begun is not None
+    answers.set()
+    assert made.result(begun) == 7
+    assert made.result(begun) == 7, "the result stays"
+
+
+def test_a_call_that_hangs_after_it_was_begun_delays_one_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PATIENCE_SECONDS", 0.01)
+    made, answers = Background(), threading.Event()
+    begun, other = made.start(lambda: answers.wait(SECONDS)), made.start(lambda: 1)
+    assert begun is not None
+    assert other is not None
+    assert made.result(begun) is None
+    monkeypatch.setattr(background, "PATIENCE_SECONDS", SECONDS)
+    assert made.result(other) is None, "nobody waits for a thread that hangs"
+    assert made.start(lambda: 2) is None
+    answers.set()
+
+
 def test_a_commit_goes_on_although_the_temporary_folder_hangs(
     shared: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -54,9 +82,9 @@ def test_a_commit_goes_on_although_the_temporary_folder_hangs(
     monkeypatch.setattr(background, "_background", Background())
     answers, append = threading.Event(), PrivateFolder.append
 
-    def hangs(self: PrivateFolder, name: str, line: str, most_bytes: int) -> None:
+    def hangs(self: PrivateFolder, name: str, line: Callable[[int], str], most_bytes: int) -> int:
         answers.wait(SECONDS)
-        append(self, name, line, most_bytes)
+        return append(self, name, line, most_bytes)
 
     monkeypatch.setattr(PrivateFolder, "append", hangs)
     monkeypatch.setattr(background, "PATIENCE_SECONDS", 0.01)
@@ -89,7 +117,7 @@ def test_totals_go_on_after_the_temporary_folder_hung(
         hanging.setattr(PrivateFolder, "lines", hangs)
         hanging.setattr(background, "PATIENCE_SECONDS", 0.01)
         made = Journal(BATCH.application_id)
-        known = made.newest()
+        known = made.newest("another run")
         assert known is not None
         assert known.totals["batches"] == 1, "a hung folder is no folder without a journal"
         made.finished(replace(BATCH, batch_id=8))  # dropped, because the thread still hangs
@@ -98,7 +126,7 @@ def test_totals_go_on_after_the_temporary_folder_hung(
     assert hung is not None
     assert hung.is_done.wait(SECONDS)
     made = Journal(BATCH.application_id)
-    made.newest()
+    made.newest("run")
     made.finished(replace(BATCH, batch_id=9))
     (found,) = query_journals()
     assert [(each.batch_id, each.totals["batches"]) for each in found.batches] == [(7, 1), (9, 3)]

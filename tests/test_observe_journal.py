@@ -96,7 +96,7 @@ def batches_folder(shared: Path) -> Path:
 def write(number: int, run_id: str = "run", outcome: Outcome = Outcome.COMMITTED) -> None:
     """Appends one batch as the committing process does."""
     made = Journal(BATCH.application_id)
-    made.newest()
+    made.newest("run")
     made.finished(replace(BATCH, batch_id=number, run_id=run_id, outcome=outcome))
 
 
@@ -226,7 +226,7 @@ def test_two_processes_append_without_mixing_lines(shared: Path) -> None:
 
     def append(line: str) -> None:
         for _ in range(200):
-            folder.append("j", line, 20_000)
+            folder.append("j", lambda _size: line, 20_000)
 
     writers = [fork.Process(target=append, args=(line,)) for line in lines]
     for each in writers:
@@ -280,7 +280,7 @@ def test_a_planted_link_is_not_followed(
     folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
     Path(folder.create(), "app").symlink_to(victim)
     with pytest.raises(ForeignFolderError):
-        folder.append("app", "line", 1000)
+        folder.append("app", lambda _size: "line", 1000)
     with caplog.at_level(logging.WARNING):
         Journal("app").finished(BATCH)
         Journal("app").finished(BATCH)
@@ -300,7 +300,7 @@ def test_a_commit_does_not_notice_that_the_disk_is_gone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "write", full)
     made = Journal("app")
-    assert made.newest() is None
+    assert made.newest("run") is None
     made.finished(BATCH)
     made.waits(WAITING)
     made.proceeds()
@@ -353,12 +353,12 @@ def test_totals_continue_while_the_journal_cannot_be_read(monkeypatch: pytest.Mo
         broken.setattr(PrivateFolder, "lines", fails)
         broken.setattr(PrivateFolder, "append", fails)
         made = Journal(BATCH.application_id)
-        known = made.newest()
+        known = made.newest("another run")
         assert known is not None
         assert known.totals["batches"] == 3
         made.finished(committed(3))  # the line is lost, and its figures are remembered
     made = Journal(BATCH.application_id)
-    made.newest()
+    made.newest("run")
     made.finished(committed(4))
     (found,) = query_journals()
     assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 5]
@@ -377,13 +377,13 @@ def test_a_process_that_knows_nothing_writes_no_totals_before_it_has_read_the_jo
 
     monkeypatch.setattr(PrivateFolder, "lines", fails)
     made = Journal(BATCH.application_id)
-    assert made.newest() is None
+    assert made.newest("run") is None
     made.finished(committed(1))
     monkeypatch.setattr(PrivateFolder, "lines", lines)
     assert read() == [0], "no line with totals that begin again"
     made = Journal(BATCH.application_id)
     monkeypatch.setattr(PrivateFolder, "lines", fails)
-    assert made.newest() is None
+    assert made.newest("run") is None
     monkeypatch.setattr(PrivateFolder, "lines", lines)  # the folder answers again while the commit runs
     made.finished(committed(2))
     (found,) = query_journals()
@@ -414,6 +414,33 @@ def test_another_process_that_committed_meanwhile_is_newer_than_what_is_remember
     write(3)
     (found,) = query_journals()
     assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 4]
+
+
+def test_a_process_that_wrote_the_last_line_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading would delay each commit, and the process knows the line."""
+    write(0)
+
+    def unexpected(*_arguments: object) -> list[str]:
+        raise AssertionError("the journal was read")
+
+    with monkeypatch.context() as unread:
+        unread.setattr(PrivateFolder, "lines", unexpected)
+        write(1)
+        assert (
+            Journal(BATCH.application_id).newest("run") == journal._remembered[BATCH.application_id].figures
+        )
+    assert read() == [0, 1]
+    (found,) = query_journals()
+    assert found.batches[-1].totals["batches"] == 2
+
+
+def test_a_journal_that_was_deleted_continues_what_is_remembered(shared: Path) -> None:
+    write(0)
+    (file,) = batches_folder(shared).iterdir()
+    file.unlink()
+    write(1)
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [2]
 
 
 def test_the_newer_batch_of_a_run_is_the_one_that_counted_more() -> None:

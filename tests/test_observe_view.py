@@ -248,7 +248,6 @@ def test_nothing_to_show() -> None:
 def recorded() -> Callable[..., None]:
     def record(application_id: str, ended_at: float, **more: Any) -> None:
         journal = Journal(application_id)
-        journal.newest()
         journal.finished(batch(7, ended_at, application_id=application_id, **more))
 
     return record

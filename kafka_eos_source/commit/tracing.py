@@ -47,7 +47,7 @@ def describe(
     trace: Trace, journal: Journal, logged: LoggedOffsets, run_id: str, sources: Iterable[SourceRange]
 ) -> None:
     """Adds to the trace when Spark planned the batch, and what the batch reads. Does not raise."""
-    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest()), reads(sources)))
+    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest(run_id)), reads(sources)))
 
 
 def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:

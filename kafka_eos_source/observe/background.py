@@ -20,13 +20,16 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
 
 
-class _Call(Generic[T]):
+class Call(Generic[T]):
+    """A call that the thread makes, or has made."""
+
     def __init__(self, call: Callable[[], T]) -> None:
         self.call = call
         self.result: T | None = None
         self.is_done = threading.Event()
 
     def run(self) -> None:
+        """Makes the call."""
         self.result = guarded(self.call)
         self.is_done.set()
 
@@ -39,8 +42,8 @@ class Background:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
-        self._hung: _Call[Any] | None = None
+        self._calls: SimpleQueue[Call[Any]] = SimpleQueue()
+        self._hung: Call[Any] | None = None
         self._pid = 0
 
     def run(self, call: Callable[[], T]) -> T | None:
@@ -48,24 +51,43 @@ class Background:
 
         A call that takes longer than `PATIENCE_SECONDS` continues without the caller.
         """
-        mine = _Call(call)
         with self._lock:
-            if self._hung is not None:
-                if not self._hung.is_done.is_set():
-                    return None
-                self._hung = None
-            if self._pid != os.getpid():  # the first call, or a fork, which has no threads
-                threading.Thread(target=self._work, name="kafka-eos-figures", daemon=True).start()
-                self._pid = os.getpid()
-            self._calls.put(mine)
-            if not mine.is_done.wait(PATIENCE_SECONDS):
-                self._hung = mine
-                warn_once(
-                    _log,
-                    f"writing figures to the temporary folder takes longer than {PATIENCE_SECONDS:g} s. The "
-                    "query continues, and figures are missing until the file system answers.",
-                )
-        return mine.result
+            mine = self._start(call)
+            return None if mine is None else self._result(mine)
+
+    def start(self, call: Callable[[], T]) -> Call[T] | None:
+        """Begins a call whose result is needed later; None if it was dropped."""
+        with self._lock:
+            return self._start(call)
+
+    def result(self, begun: Call[T]) -> T | None:
+        """Returns the result of a call that `start` began, as `run` does."""
+        with self._lock:
+            return self._result(begun)
+
+    def _start(self, call: Callable[[], T]) -> Call[T] | None:
+        if self._hung is not None:
+            if not self._hung.is_done.is_set():
+                return None
+            self._hung = None
+        if self._pid != os.getpid():  # the first call, or a fork, which has no threads
+            threading.Thread(target=self._work, name="kafka-eos-figures", daemon=True).start()
+            self._pid = os.getpid()
+        mine = Call(call)
+        self._calls.put(mine)
+        return mine
+
+    def _result(self, begun: Call[T]) -> T | None:
+        if begun.is_done.is_set():
+            return begun.result
+        if self._hung is None and not begun.is_done.wait(PATIENCE_SECONDS):
+            self._hung = begun
+            warn_once(
+                _log,
+                f"writing figures to the temporary folder takes longer than {PATIENCE_SECONDS:g} s. The "
+                "query continues, and figures are missing until the file system answers.",
+            )
+        return begun.result
 
     def _work(self) -> None:
         calls = self._calls
@@ -79,6 +101,16 @@ _background = Background()
 def in_background(call: Callable[[], T]) -> T | None:
     """Makes a call in the thread of this process; see `Background.run`."""
     return guarded(lambda: _background.run(call))
+
+
+def begun_in_background(call: Callable[[], T]) -> Call[T] | None:
+    """Begins a call in the thread of this process; see `Background.start`."""
+    return guarded(lambda: _background.start(call))
+
+
+def result_from_background(begun: Call[T]) -> T | None:
+    """Returns the result of a call that `begun_in_background` began; see `Background.result`."""
+    return guarded(lambda: _background.result(begun))
 
 
 def _replace_background() -> None:

@@ -44,45 +44,70 @@ _LONGEST_NAME = 200
 _MOST_REMEMBERED = 64
 
 
+@dataclass(frozen=True)
+class _Remembered:
+    """The newest batch of a query that this process knows.
+
+    Attributes:
+        figures: the batch.
+        size: size of the journal after this process wrote its last line; None if it has written none.
+    """
+
+    figures: BatchFigures
+    size: int | None = None
+
+
 class Journal:
     """The journal of one query, written by the process that commits: an `Observer`.
 
-    Totals continue those of the newest line. If the journal cannot be read, they continue what this process
-    remembers, because a total that begins again at 1 would look like another run of the query.
+    Totals continue those of the newest line, which is usually the last one that this process wrote. If the
+    journal cannot be read, they continue what this process remembers, because a total that begins again at 1
+    would look like another run of the query.
     """
 
     def __init__(self, application_id: str) -> None:
         self._name = _name(application_id)
-        self._is_read = False
 
-    def newest(self) -> BatchFigures | None:
-        """Reads the newest batch of the query.
+    def newest(self, run_id: str) -> BatchFigures | None:
+        """Returns the newest batch of the query. Reads it if this process has committed no batch of the run.
+
+        Args:
+            run_id: Spark's id of the present run.
 
         Returns:
             None if there is no batch, or if the journal cannot be read and this process has written none.
         """
-        found = in_background(lambda: attempt(lambda: (_newest(self._name),), "read"))
-        if found is not None:
-            self._is_read = True
-            _remember(self._name, newer(found[0], _remembered.get(self._name)))
-        return _remembered.get(self._name)
+        known = _remembered.get(self._name)
+        if known is not None and known.figures.run_id == run_id:
+            return known.figures
+        found = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
+        return newer(found, None if known is None else known.figures)
 
     def finished(self, figures: BatchFigures) -> None:
         """Appends a line, with the totals of the run."""
-        is_read, before = self._is_read, _remembered.get(self._name)
-        if is_read or before is not None:
-            _remember(self._name, with_totals(figures, before))
+        before = _remembered.get(self._name)
 
-        def append() -> BatchFigures:
+        def append() -> _Remembered:
             _tidy_once()
-            # not read: the commit failed before it asked, or the folder did not answer. This raises if it
-            # still does not: without the newest line, the totals could go backwards
-            last = before if is_read else newer(_newest(self._name), before)
-            line = with_totals(figures, last)
-            _journals().append(self._name, line.to_json(), _JOURNAL_BYTES)
-            return line
+            made = figures
 
-        _remember(self._name, in_background(lambda: attempt(append, "write")))
+            def line(size: int) -> str:
+                nonlocal made
+                last = None if before is None else before.figures
+                if before is None or before.size != size:  # another process wrote, or the file is new
+                    # raises if nobody can read it: without the newest line, totals could go backwards
+                    last = newer(_newest(self._name), last)
+                made = with_totals(figures, last)
+                return made.to_json()
+
+            size = _journals().append(self._name, line, _JOURNAL_BYTES)
+            return _Remembered(made, size)
+
+        written = in_background(lambda: attempt(append, "write"))
+        if written is None and before is not None:  # the line is lost, and its figures are not
+            written = replace(before, figures=with_totals(figures, before.figures))
+        if written is not None:
+            _remember(self._name, written)
 
     def waits(self, commit: WaitingCommit) -> None:
         """Replaces the file that says what the commit waits for."""
@@ -158,24 +183,27 @@ def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
     ]
 
 
-def query_journal(application_id: str, sources: Iterable[SourceFigures] | None = None) -> QueryJournal | None:
+def query_journal(
+    application_id: str, sources: Iterable[SourceFigures] | None = None, last_bytes: int = _SHOWN_BYTES
+) -> QueryJournal | None:
     """Reads the journal of one query; returns None if this host knows nothing about it.
 
     Args:
         application_id: the transactional id.
         sources: the figures of all sources, if the caller has read them.
+        last_bytes: how much of the journal is read.
 
     Raises:
         OSError: if the files cannot be read, or belong to another user.
     """
     name = _name(application_id)
-    found = _read_journal(name) or QueryJournal(application_id, waiting=_read_waiting(name))
+    found = _read_journal(name, last_bytes) or QueryJournal(application_id, waiting=_read_waiting(name))
     found = replace(found, sources=sources_of(found, source_figures() if sources is None else sources))
     return None if found == QueryJournal(application_id) else found
 
 
-def _read_journal(name: str) -> QueryJournal | None:
-    batches = tuple(reversed(list(_newest_first(_journals().lines(name, _SHOWN_BYTES)))))
+def _read_journal(name: str, last_bytes: int = _SHOWN_BYTES) -> QueryJournal | None:
+    batches = tuple(reversed(list(_newest_first(_journals().lines(name, last_bytes)))))
     if not batches:
         return None
     return QueryJournal(batches[-1].application_id, batches, _read_waiting(name))
@@ -299,13 +327,11 @@ def _tidy_once() -> None:
 _tidied = False
 
 
-def _remember(name: str, figures: BatchFigures | None) -> None:
-    """Remembers the newest batch of a query in this process, if there is one."""
-    if figures is not None:
-        _remembered.pop(name, None)  # so that the query that ended a batch last is the last one
-        _remembered[name] = figures
+def _remember(name: str, newest: _Remembered) -> None:
+    _remembered.pop(name, None)  # so that the query that ended a batch last is the last one
+    _remembered[name] = newest
     while len(_remembered) > _MOST_REMEMBERED:
         del _remembered[next(iter(_remembered))]
 
 
-_remembered: dict[str, BatchFigures] = {}
+_remembered: dict[str, _Remembered] = {}

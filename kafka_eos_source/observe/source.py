@@ -14,7 +14,12 @@ from functools import partial
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe import journal
-from kafka_eos_source.observe.background import in_background
+from kafka_eos_source.observe.background import (
+    Call,
+    begun_in_background,
+    in_background,
+    result_from_background,
+)
 from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
@@ -103,6 +108,7 @@ class SourceObserver:
         self._written: tuple[_Seen | None, str] = None, application_id
         self._positions: deque[str] = deque(maxlen=_MOST_POSITIONS)
         self._asked_at: float | None = None
+        self._newest: Call[BatchFigures | None] | None = None
         self._searched_at, self._searches = 0.0, 0
         self._began_at = self._written_at = clock()
         self._complaint: Callable[[], str] = str
@@ -193,9 +199,18 @@ class SourceObserver:
             self._seen = replace(self._seen, state=SourceState.STOPPED, since=self._clock(), reason="")
         guarded(self.write)
 
+    def look_up_newest_batch(self) -> None:
+        """Begins to read the newest batch, which `newest_batch` returns after the brokers have answered."""
+        if self._application_id:  # else it is found by the position that is planned next
+            self._newest = begun_in_background(self._read_newest)
+
     def newest_batch(self) -> BatchFigures | None:
         """Returns the newest batch that the query of this source has committed; None if that is not known."""
-        return in_background(lambda: journal.attempt(self._newest_batch, "read"))
+        begun, self._newest = self._newest, None
+        return in_background(self._read_newest) if begun is None else result_from_background(begun)
+
+    def _read_newest(self) -> BatchFigures | None:
+        return journal.attempt(self._newest_batch, "read")
 
     def _newest_batch(self) -> BatchFigures | None:
         if self._application_id:

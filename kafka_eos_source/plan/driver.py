@@ -77,6 +77,8 @@ class Planning:
 
     def latest(self, start: Json, *, once: bool = False, may_jump: bool = True) -> Json:
         position = SourcePosition.from_dict(start)
+        if self._observer is not None:
+            self._observer.look_up_newest_batch()
         with self._asking():
             end = self._plan.latest(position, once=once, may_jump=may_jump)
             if self._observer is None:

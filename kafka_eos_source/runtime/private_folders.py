@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -122,7 +122,7 @@ class PrivateFolder:
                     raise OSError(error.errno, error.strerror, f"{self.path}/{file_name(name)}") from error
                 raise
 
-    def append(self, name: str, line: str, most_bytes: int) -> None:
+    def append(self, name: str, line: Callable[[int], str], most_bytes: int) -> int:
         """Appends a line to a file, which several processes may do at once.
 
         When the file has reached ``most_bytes``, it becomes the *former part* of the file, which replaces an
@@ -131,8 +131,12 @@ class PrivateFolder:
 
         Args:
             name: name of the file.
-            line: text without a line break.
+            line: returns the text, without a line break; called with the size of the file.
             most_bytes: size of each of the two parts, apart from the last line.
+
+        Returns:
+            The size of the file afterwards. If ``line`` is called with the same size the next time, nobody
+            else has written since.
 
         Raises:
             ForeignFolderError: if another user owns the folder or the file.
@@ -145,9 +149,10 @@ class PrivateFolder:
                     os.close(descriptor)
                     descriptor = -1
                     descriptor, size = self._open_to_append(folder, file_name(name))
+                text = line(size)
                 is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                 # one call, so that lines of several processes do not mix
-                os.write(descriptor, f"{chr(10) if is_torn else ''}{line}\n".encode())
+                return size + os.write(descriptor, f"{chr(10) if is_torn else ''}{text}\n".encode())
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
