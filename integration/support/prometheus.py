@@ -10,6 +10,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from integration.support.processes import await_condition
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docker" / "prometheus" / "kafka-eos-alerts.yml"
-SECONDS = 60
+SECONDS = 120
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"
 )
@@ -47,11 +48,17 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A Prometheus that scrapes these ports of this host every second. A context manager."""
+    """A Prometheus that scrapes these ports of this host every second. A context manager.
 
-    def __init__(self, folder: Path, **ports: int) -> None:
+    Args:
+        folder: folder for its files.
+        rules: changes the rules of the alarms.
+        ports: the ports, by the name of the job.
+    """
+
+    def __init__(self, folder: Path, *, rules: Callable[[str], str] = fast, **ports: int) -> None:
         folder.mkdir()
-        (folder / "alerts.yml").write_text(fast(RULES.read_text(encoding="utf-8")))
+        (folder / "alerts.yml").write_text(rules(RULES.read_text(encoding="utf-8")))
         jobs = [
             {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
             for job, port in ports.items()
