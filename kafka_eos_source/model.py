@@ -126,6 +126,23 @@ class ShardPart:
 
 
 @dataclass(frozen=True)
+class TaskFigures:
+    """What a writing task measured, for metrics only.
+
+    Attributes:
+        seconds: from the request for the first row until all rows were staged or sent.
+        staging_seconds: of these, the time that it took to stage or send them.
+        topics: number of records, and bytes of their keys and values, per output topic.
+        traceparent: header ``traceparent`` of the first record; "" if it has none.
+    """
+
+    seconds: float = 0.0
+    staging_seconds: float = 0.0
+    topics: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    traceparent: str = ""
+
+
+@dataclass(frozen=True)
 class StagedPart:
     """The rows of one task attempt, stored durably where readers of Kafka cannot see them.
 
@@ -141,6 +158,7 @@ class StagedPart:
         operators: changelog topics of the operators that ran for the batch on the host of the task.
         dead_letters: number of dead letters, if the part holds these: all of its rows, or 0.
         dropped: number of invalid rows that the task dropped besides.
+        measured: what the task measured while it staged the part.
     """
 
     name: str
@@ -154,3 +172,4 @@ class StagedPart:
     operators: tuple[str, ...] = ()
     dead_letters: int = 0
     dropped: int = 0
+    measured: TaskFigures = field(default=TaskFigures(), compare=False)

@@ -253,6 +253,10 @@ class ModelProducer:
         self._epoch: int | None = None
         self.enqueued = 0
 
+    @property
+    def queued(self) -> int:
+        return 0
+
     def init(self, deadline: Deadline) -> None:
         self._process.reach("init")
         self._epoch = self._cluster.initialise(self._id)

@@ -112,6 +112,10 @@ class ModelProducer:
         self.enqueued = 0
         self.closed = False
 
+    @property
+    def queued(self) -> int:
+        return self.enqueued
+
     def init(self, deadline: Deadline) -> None:
         self._reach("init")
         self.broker.epoch += 1

@@ -87,6 +87,7 @@ def test_a_batch_is_one_span_with_a_child_per_step() -> None:
         produce.start_time,
     )
     assert whole.attributes["kafka_eos.batch.id"] == 4
+    assert whole.links == ()
     exporter.export_spans()
     assert len(memory.spans.get_finished_spans()) == 3, "a batch is exported once"
     event = Event(now + 1, EventKind.ABORTED, "the reason")
@@ -94,6 +95,18 @@ def test_a_batch_is_one_span_with_a_child_per_step() -> None:
     exporter.export_spans()
     failed = memory.spans.get_finished_spans()[-1]
     assert (failed.status.description, failed.events[0].name) == ("broken", "aborted")
+
+
+def test_the_span_is_linked_to_the_traces_of_records() -> None:
+    from kafka_eos_source.observe.otel import OtelExporter
+
+    memory = InMemory()
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    links = (trace, f"00-{'0' * 32}-{'b' * 16}-01")  # an id of zeros is not valid
+    figures = batch(at=time.time() + 5, links=links)
+    OtelExporter(lambda: [query(figures)], memory.meters, memory.tracers).close()
+    (link,) = memory.spans.get_finished_spans()[-1].links
+    assert (f"{link.context.trace_id:x}", f"{link.context.span_id:x}") == ("a" * 32, "b" * 16)
 
 
 def test_figures_that_cannot_be_read_are_missing_and_nothing_else() -> None:

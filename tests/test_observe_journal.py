@@ -19,12 +19,15 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
     DURATION_BOUNDS,
+    MOST_TOPICS,
+    OTHER_TOPICS,
     BatchFigures,
     Event,
     EventKind,
     Outcome,
     SourceRead,
     WaitingCommit,
+    bounded,
     newer,
     with_totals,
 )
@@ -54,6 +57,9 @@ BATCH = BatchFigures(
     pressure=0.5,
     processor_counts={"late_rows": 3},
     state={"app-counts-changelog": {"keys": 5, "bytes": 900}},
+    gauges={"tasks": 2, "median_task_seconds": 0.25, "longest_task_seconds": 0.5},
+    topics={"out": {"records": 10, "bytes": 100}},
+    links=(f"00-{'a' * 32}-{'b' * 16}-01",),
     events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
     error="",
 )
@@ -119,13 +125,29 @@ def test_totals_cover_a_run_and_runs_are_counted() -> None:
     assert (restarted.totals["batches"], restarted.runs, set(restarted.durations)) == (1, 2, {0})
 
 
+def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
+    """A query may write each record to a topic of its own; labels of metrics stay few."""
+    topics = {f"t{number}": {"records": number, "bytes": 10 * number} for number in range(MOST_TOPICS + 10)}
+    first = with_totals(replace(BATCH, topics=bounded(topics)), None)
+    assert set(first.topic_totals) == {f"t{number}" for number in range(10, MOST_TOPICS + 10)} | {
+        OTHER_TOPICS
+    }
+    assert first.topic_totals[OTHER_TOPICS] == {"records": 45, "bytes": 450}
+    second = with_totals(
+        replace(BATCH, topics={"t59": {"records": 1, "bytes": 1}, "new": {"records": 5}}), first
+    )
+    assert second.topic_totals["t59"] == {"records": 60, "bytes": 591}
+    assert second.topic_totals[OTHER_TOPICS]["records"] == 50
+    assert len(second.topic_totals) == MOST_TOPICS + 1
+
+
 def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
     line = json.loads(BATCH.to_json())
-    for name in ("total_seconds", "durations", "runs", "state"):
+    for name in ("total_seconds", "durations", "runs", "state", "gauges", "topics", "links"):
         del line[name]
     found = BatchFigures.from_json(json.dumps(line))
     assert found is not None
-    assert (found.runs, found.durations, found.state) == (1, (), {})
+    assert (found.runs, found.durations, found.state, found.topics) == (1, (), {}, {})
     assert with_totals(BATCH, found).durations[-1] == 1
     source = json.loads(SOURCE.to_json())
     for name in ("hidden", "hidden_since", "retention"):

@@ -179,10 +179,19 @@ def test_names_are_unique_and_declared_completely() -> None:
 
 def every_metric() -> Query:
     figures = batch(
-        counts={"shards": 2, "records": 1, "restores": 1, "restored_records": 9, "restore_ms": 1500},
+        counts={
+            "shards": 2,
+            "records": 1,
+            "restores": 1,
+            "restored_records": 9,
+            "restore_ms": 1500,
+            "staging_ms": 250,
+        },
         pressure=0.5,
         processor_counts={"late_rows": 3},
         state={"changelog": {"keys": 5, "bytes": 900, "uncommitted_bytes": 7}},
+        topics={"out": {"records": 3, "bytes": 40}},
+        gauges={"tasks": 2, "median_task_seconds": 0.5, "longest_task_seconds": 2.0, "queued_messages": 9},
         error="",
     )
     return query(figures, sources=(source(retention_seconds=600.0),))
@@ -207,6 +216,17 @@ def test_state_restores_and_the_tokens_expiry_are_shown() -> None:
     assert found["kafka_eos.token.expiry",] == 600 - 3
     assert found["kafka_eos.query.runs",] == 1
     assert found["kafka_eos.batch.step.time", "tasks"] == 1
+
+
+def test_tasks_topics_and_the_clients_queue_are_shown() -> None:
+    found = values(every_metric())
+    assert found["kafka_eos.topic.sent.records", "out"] == 3
+    assert found["kafka_eos.topic.sent.size", "out"] == 40
+    assert found["kafka_eos.batch.staging.time",] == 0.25
+    assert found["kafka_eos.batch.tasks",] == 2
+    assert found["kafka_eos.batch.task.duration", "median"] == 0.5
+    assert found["kafka_eos.batch.task.duration", "longest"] == 2
+    assert found["kafka_eos.producer.queue",] == 9
 
 
 def test_the_text_is_valid_for_prometheus() -> None:

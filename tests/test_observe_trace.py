@@ -23,7 +23,7 @@ from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
-from kafka_eos_source.model import Offsets, ShardReport, TopicPartition
+from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, process
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
@@ -264,6 +264,27 @@ def test_the_first_and_the_newest_events_are_kept() -> None:
     assert (texts[0], texts[-1], len(texts)) == ("0", "999", 20)
 
 
+def test_tasks_are_summed_and_their_skew_is_kept() -> None:
+    seen = Recorder()
+    trace = made(seen)
+    trace.tasks(
+        [
+            TaskFigures(1.0, 0.5, {"a": (2, 20), "b": (1, 5)}, "one"),
+            TaskFigures(3.0, 0.25, {"a": (1, 10)}),
+            TaskFigures(8.0, 0.25),
+            TaskFigures(topics={"dead": (1, 3)}),  # the dead letters of a task
+            *[TaskFigures(traceparent=f"{number}") for number in range(50)],
+        ]
+    )
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    assert figures.topics["a"] == {"records": 3, "bytes": 30}
+    assert figures.topics["dead"] == {"records": 1, "bytes": 3}
+    assert figures.counts["staging_ms"] == 1000
+    assert figures.gauges == {"tasks": 3, "median_task_seconds": 3.0, "longest_task_seconds": 8.0}
+    assert (figures.links[0], len(figures.links)) == ("one", 16)
+
+
 # -- the trace of real commits ---------------------------------------------------------------------
 
 
@@ -297,6 +318,7 @@ def counted(figures: BatchFigures) -> dict[str, int]:
 
 def test_an_ordinary_commit() -> None:
     _, figures = commit([])
+    assert figures.gauges["queued_messages"] > 0, "as many as the model has not acknowledged"
     assert counted(figures) == {"transactions": 1, "committed": 1}
     assert figures.sequence == 1
     assert {"open", "init", "token", "check", "begin", "produce", "flush", "offsets", "commit"} <= set(

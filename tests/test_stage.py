@@ -37,10 +37,11 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import PROBE, StagingFolder
+from kafka_eos_source.stage.meter import highest_partitions
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
-from kafka_eos_source.stage.writer import highest_partitions, stage
+from kafka_eos_source.stage.writer import stage
 
 HEADERS = ArrayType(StructType([StructField("Key", StringType()), StructField("VALUE", BinaryType())]))
 WIDE = StructType(

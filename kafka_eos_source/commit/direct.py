@@ -11,7 +11,7 @@ from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stage.writer import highest_partitions
+from kafka_eos_source.stage.meter import highest_partitions
 
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000

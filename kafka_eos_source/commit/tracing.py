@@ -69,6 +69,7 @@ def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> Non
         changes=staged.changelog_rows,
         staged_bytes=sum(part.size_bytes for part in parts),
     )
+    trace.tasks([part.measured for part in parts])
     if staged.shards:
         _count_state(trace, staged.shards)
 

@@ -145,16 +145,20 @@ class Transaction:
         if record is not None:
             self._send_token_record(record)
         enqueued_before = producer.enqueued
+        queued = 0
         for batch in staged.batches():
             # dead letters name their topic, even if the option `topic` is set
             topic = None if TOPIC in batch.schema.names else self._request.topic
             producer.send(batch, topic, deadline)
             self._sent_bytes += batch.nbytes
+            queued = max(queued, producer.queued)
             failpoints.reach("commit.within_produce")
         for tp, changes in staged.changes():
             producer.send(changes, tp.topic, deadline)
             self._sent_bytes += changes.nbytes
+            queued = max(queued, producer.queued)
             failpoints.reach("commit.within_changelog")
+        self._progress.trace.gauge(queued_messages=queued)
         self._progress.move(Step.FLUSH)
         producer.flush(deadline)
         enqueued = producer.enqueued - enqueued_before

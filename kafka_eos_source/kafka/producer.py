@@ -98,6 +98,11 @@ class RecordProducer:
         """What the client reported since the last transaction was committed; "" if nothing."""
         return self._complaints.last
 
+    @property
+    def queued(self) -> int:
+        """Number of records in the client that no broker has acknowledged yet."""
+        return len(self._client)
+
     def begin_count(self) -> None:
         """Resets the count of records, the topics written to, and earlier delivery errors."""
         self.enqueued = 0

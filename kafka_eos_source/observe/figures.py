@@ -20,6 +20,12 @@ from kafka_eos_source.observe.process import Writer
 DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
+#: Output topics whose figures have a name. The rest is summed, so that labels of metrics stay few.
+MOST_TOPICS = 50
+#: Name of the rest. No topic of Kafka can have it.
+OTHER_TOPICS = "(other)"
+
+
 class Outcome(Enum):
     """How the commit of a micro-batch ended."""
 
@@ -91,6 +97,8 @@ class BatchFigures:
                 size of these records and changes as Arrow columns, before the client compresses them
             ``staged_bytes``
                 size of the staged parts
+            ``staging_ms``
+                time that writing tasks spent on staging rows, summed over the tasks
             ``shards``
                 shards of stateful operators that reported
             ``restores``, ``restored_records``, ``restore_ms``
@@ -110,12 +118,22 @@ class BatchFigures:
         processor_counts: what stateful processors counted over all batches, such as ``late_rows``.
         state: per stateful operator, by its changelog topic, sums over its shards: ``keys`` and ``bytes``
             (RocksDB's estimates before this batch) and ``uncommitted_bytes`` (changes of this batch).
+        gauges: numbers of this batch that are not summed:
+
+            ``tasks``, ``median_task_seconds``, ``longest_task_seconds``
+                number of tasks that wrote rows, and how long they took, reading included
+            ``queued_messages``
+                most records that were waiting in the client of the committing producer
+        topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. More than
+            `MOST_TOPICS` are summed under `OTHER_TOPICS`.
+        links: headers ``traceparent`` of some records, one per task at most.
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
         writer: the committing process.
         totals: sums of ``counts`` over the batches of this run, this one included, and the number of
             ``batches``, ``skipped`` and ``failed``.
         sink_totals: sums of ``sinks`` over the batches of this run.
+        topic_totals: sums of ``topics`` over the batches of this run.
         total_seconds: sums of ``seconds`` over the batches of this run.
         durations: number of batches of this run that took at most `DURATION_BOUNDS` seconds, for each bound.
         totals_since: when the first of these batches began, in seconds since 1970.
@@ -138,10 +156,14 @@ class BatchFigures:
     pressure: float = 0.0
     processor_counts: Mapping[str, int] = field(default_factory=dict)
     state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     error: str = ""
     totals: Mapping[str, int] = field(default_factory=dict)
     sink_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    topic_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     total_seconds: Mapping[str, float] = field(default_factory=dict)
     durations: tuple[int, ...] = ()
     totals_since: float = 0.0
@@ -182,6 +204,14 @@ class BatchFigures:
             found["processor_counts"] = dict(self.processor_counts)
         if self.state:
             found["state"] = {name: rounded(each) for name, each in self.state.items()}
+        if self.gauges:
+            found["gauges"] = rounded(self.gauges)
+        if self.topics:
+            found["topics"] = {name: dict(each) for name, each in self.topics.items()}
+        if self.topic_totals:
+            found["topic_totals"] = {name: dict(each) for name, each in self.topic_totals.items()}
+        if self.links:
+            found["links"] = list(self.links)
         if self.events:
             found["events"] = [[round(each.at, 3), each.kind.value, each.text] for each in self.events]
         if self.error:
@@ -219,6 +249,10 @@ class BatchFigures:
             pressure=number(found.get("pressure", 0)),
             processor_counts=integers(found.get("processor_counts", {})),
             state=_sinks(found.get("state", {})),
+            gauges=numbers(found.get("gauges", {})),
+            topics=_sinks(found.get("topics", {})),
+            topic_totals=_sinks(found.get("topic_totals", {})),
+            links=tuple(map(text, items(found.get("links", [])))),
             events=tuple(
                 Event(number(at), EventKind(kind), text(what))
                 for at, kind, what in map(items, items(found.get("events", [])))
@@ -324,6 +358,7 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
             figures,
             totals=counts,
             sink_totals=dict(figures.sinks),
+            topic_totals=dict(figures.topics),
             total_seconds=dict(figures.seconds),
             durations=durations,
             totals_since=figures.began_at,
@@ -337,6 +372,7 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
         figures,
         totals=summed(last.totals, counts),
         sink_totals=sinks,
+        topic_totals=bounded(figures.topics, last.topic_totals),
         total_seconds=summed(last.total_seconds, figures.seconds),
         durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
         totals_since=last.totals_since,
@@ -356,6 +392,23 @@ def newer(one: BatchFigures | None, other: BatchFigures | None) -> BatchFigures 
     else:
         is_later = other.ended_at > one.ended_at
     return other if is_later else one
+
+
+def bounded(
+    topics: Mapping[str, Mapping[str, float]], before: Mapping[str, Mapping[str, float]] | None = None
+) -> dict[str, dict[str, float]]:
+    """Returns the sums of both per topic. A topic that was named stays named; the others fill the room.
+
+    Args:
+        topics: records and bytes per topic of one batch.
+        before: the sums before it.
+    """
+    found = {name: dict(each) for name, each in (before or {}).items()}
+    for name in sorted(topics, key=lambda name: -topics[name].get("records", 0)):
+        is_named = name in found or len(found.keys() - {OTHER_TOPICS}) < MOST_TOPICS
+        kept = name if is_named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), topics[name])
+    return found
 
 
 def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:

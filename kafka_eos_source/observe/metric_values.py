@@ -94,6 +94,40 @@ def sink_transactions(query: Query) -> Values:
             yield (sink, outcome), counts.get(outcome, 0)
 
 
+def topic(name: str) -> Callable[[Query], Values]:
+    """Returns a function that yields one sum per output topic."""
+
+    def values(query: Query) -> Values:
+        for topic, counts in query.newest.topic_totals.items() if query.newest is not None else ():
+            yield (topic,), counts.get(name, 0)
+
+    return values
+
+
+def gauges(labels: Mapping[str, str]) -> Callable[[Query], Values]:
+    """Returns a function that yields numbers of the newest batch: by the label's value, their names.
+
+    An empty value stands for no label.
+    """
+
+    def values(query: Query) -> Values:
+        for label, name in labels.items():
+            if query.newest is not None and name in query.newest.gauges:
+                yield (label,) if label else (), query.newest.gauges[name]
+
+    return values
+
+
+def milliseconds(name: str) -> Callable[[Query], Values]:
+    """Returns a function that yields a total of milliseconds, in seconds."""
+
+    def values(query: Query) -> Values:
+        if name in query.view.totals:
+            yield (), query.view.totals[name] / 1000
+
+    return values
+
+
 def held_back(query: Query) -> Values:
     """Yields how long a committed micro-batch has been waiting for a sink."""
     waiting = query.journal.waiting

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kafka_eos_source.observe import metric_values as values
+from kafka_eos_source.observe.figures import MOST_TOPICS, OTHER_TOPICS
 from kafka_eos_source.observe.metric_values import Query, Values
 
 #: The label that each metric has: the option ``application.id``.
@@ -181,6 +182,30 @@ METRICS: tuple[Metric, ...] = (
         "Size of the rows that tasks staged for commits.",
         values.total("staged_bytes"),
     ),
+    Metric(
+        "kafka_eos.batch.staging.time",
+        _C,
+        "s",
+        (),
+        "Time that writing tasks spent on staging rows, summed over the tasks.",
+        values.milliseconds("staging_ms"),
+    ),
+    Metric(
+        "kafka_eos.batch.tasks",
+        _G,
+        "{task}",
+        (),
+        "Tasks of the newest micro-batch that wrote rows.",
+        values.gauges({"": "tasks"}),
+    ),
+    Metric(
+        "kafka_eos.batch.task.duration",
+        _G,
+        "s",
+        ("statistic",),
+        "How long these tasks took, reading included: `median` and `longest`. If they differ much, the input is skewed.",
+        values.gauges({"median": "median_task_seconds", "longest": "longest_task_seconds"}),
+    ),
     # transactions
     Metric(
         "messaging.client.sent.messages",
@@ -189,6 +214,30 @@ METRICS: tuple[Metric, ...] = (
         (),
         "Records written to output topics by committed transactions.",
         values.total("records"),
+    ),
+    Metric(
+        "kafka_eos.topic.sent.records",
+        _C,
+        "{record}",
+        (TOPIC,),
+        f"Committed records per output topic, the dead-letter topic included. From the {MOST_TOPICS + 1}st topic of a run on, they are counted as `{OTHER_TOPICS}`.",
+        values.topic("records"),
+    ),
+    Metric(
+        "kafka_eos.topic.sent.size",
+        _C,
+        "By",
+        (TOPIC,),
+        "Size of the keys and values of these records.",
+        values.topic("bytes"),
+    ),
+    Metric(
+        "kafka_eos.producer.queue",
+        _G,
+        "{message}",
+        (),
+        "Most records that waited in the client of the committing producer in the newest micro-batch. If that is `kafka.queue.buffering.max.messages`, brokers are slower than the query.",
+        values.gauges({"": "queued_messages"}),
     ),
     Metric(
         "kafka_eos.invalid.records",

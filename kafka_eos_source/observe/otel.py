@@ -115,13 +115,15 @@ def make_spans(tracer: Tracer, batch: BatchFigures) -> None:
     """Makes the span of a micro-batch, with a child per step and an event per event.
 
     The figures have one duration per step, so the children follow each other in the order of the steps, and a
-    step that was repeated is one child.
+    step that was repeated is one child. The span is linked to the traces of some records of the batch.
 
     Args:
         tracer: makes the spans.
         batch: the micro-batch.
     """
-    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     begin = batch.began_at - batch.seconds.get(TracedStep.TASKS.value, 0.0)
     attributes: dict[str, Any] = {
@@ -136,8 +138,15 @@ def make_spans(tracer: Tracer, batch: BatchFigures) -> None:
     }
     if batch.sequence is not None:
         attributes["kafka_eos.token.sequence"] = batch.sequence
+    propagator = TraceContextTextMapPropagator()
+    linked = [propagator.extract({"traceparent": each}, Context()) for each in batch.links]
+    contexts = [get_current_span(each).get_span_context() for each in linked]
     span: Span = tracer.start_span(
-        "kafka-eos batch", kind=SpanKind.PRODUCER, attributes=attributes, start_time=_ns(begin)
+        "kafka-eos batch",
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+        links=[Link(each) for each in contexts if each.is_valid],
+        start_time=_ns(begin),
     )
     for event in batch.events:
         span.add_event(event.kind.value, {"kafka_eos.reason": event.text}, timestamp=_ns(event.at))

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Protocol
 
+from kafka_eos_source.model import TaskFigures
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Event,
@@ -24,6 +26,8 @@ from kafka_eos_source.observe.figures import (
     Outcome,
     SourceRead,
     WaitingCommit,
+    bounded,
+    summed,
 )
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
@@ -34,6 +38,8 @@ SLOW_SECONDS = 1.0
 #: Most events of one commit that are kept. The counts include all.
 _MOST_EVENTS = 20
 _LONGEST_TEXT = 300
+#: Most traces of records that the span of a batch is linked to.
+_MOST_LINKS = 16
 #: The watching thread waits for the next commit this long before it sleeps until it is woken.
 _WATCHES_FOR_SECONDS = 30.0
 
@@ -96,6 +102,8 @@ class _Outcome:
     pressure: float = 0.0
     processor_counts: Mapping[str, int] = field(default_factory=dict)
     state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
 
 
 class Trace:
@@ -121,6 +129,7 @@ class Trace:
         self._now = _Now(TracedStep.VERIFY, self._began)
         self._seconds: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._gauges: dict[str, float] = {}
         self._sinks: dict[str, SinkCounts] = {}
         self._events: list[Event] = []
         self._outcome = _Outcome()
@@ -159,6 +168,31 @@ class Trace:
         """Adds to the numbers of the batch; `BatchFigures.counts` lists the names."""
         for name, more in numbers.items():
             self._counts[name] = self._counts.get(name, 0) + more
+
+    def gauge(self, **numbers: float) -> None:
+        """Sets numbers of the batch that are not summed; `BatchFigures.gauges` lists the names."""
+        self._gauges.update(numbers)
+
+    def tasks(self, measured: Sequence[TaskFigures]) -> None:
+        """Adds what the writing tasks measured.
+
+        Args:
+            measured: one per task, and one per part with dead letters.
+        """
+        topics: dict[str, dict[str, float]] = {}
+        for each in measured:
+            for topic, (records, size) in each.topics.items():
+                topics[topic] = summed(topics.get(topic, {}), {"records": records, "bytes": size})
+        self._outcome.topics = topics
+        self._outcome.links = tuple(each.traceparent for each in measured if each.traceparent)[:_MOST_LINKS]
+        durations = [each.seconds for each in measured if each.seconds]
+        self.count(staging_ms=round(1000 * sum(each.staging_seconds for each in measured)))
+        if durations:
+            self.gauge(
+                tasks=len(durations),
+                median_task_seconds=median(durations),
+                longest_task_seconds=max(durations),
+            )
 
     def sink(self, name: str) -> SinkCounts:
         """Returns the figures of a sink outside Kafka, for the caller to change."""
@@ -286,6 +320,9 @@ class Trace:
             pressure=self._outcome.pressure,
             processor_counts=self._outcome.processor_counts,
             state=self._outcome.state,
+            gauges=dict(self._gauges),
+            topics=bounded(self._outcome.topics),
+            links=self._outcome.links,
             events=tuple(self._events),
             error=error[:_LONGEST_TEXT],
         )

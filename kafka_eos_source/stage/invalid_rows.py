@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import StagedPart, TaskFigures
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.spark.schema import HEADERS, HEADERS_ARROW, KEY, PARTITION, TOPIC, VALUE
+from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.row_rules import RULES, RecordLimits, record_bytes
 from kafka_eos_source.stage.spool import PartStage
 
@@ -63,6 +64,7 @@ class InvalidRows:
         self._target = target
         self._stage = stage
         self._part: PartStage | None = None
+        self._meter = TaskMeter(topic)
         self.count = 0
 
     @property
@@ -98,7 +100,12 @@ class InvalidRows:
         if self._part is None or self._topic is None:
             return None
         part, self._part = self._part.finish(), None
-        return replace(part, topics=((self._topic, -1),), dead_letters=part.rows)
+        return replace(
+            part,
+            topics=((self._topic, -1),),
+            dead_letters=part.rows,
+            measured=TaskFigures(topics=self._meter.figures().topics),
+        )
 
     def discard(self) -> None:
         """Discards the dead letters, because the task attempt failed."""
@@ -183,6 +190,7 @@ class InvalidRows:
         if self._part is None:
             self._part = self._stage(SCHEMA)
         self._part.write(batch)
+        self._meter.add(batch)
 
     def _origin_of(self, marks: pa.Array | None, bad: pa.Array, rows: int) -> dict[str, pa.Array]:
         """Returns where the rows were read, as far as their marks say so."""

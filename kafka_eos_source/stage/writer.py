@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.spark.schema import CHANGES, PARTITION, TOPIC
+from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.spool import PartStage
 
 
@@ -47,29 +47,30 @@ def stage(
         InvalidOptionError: if the folder is not shared with the driver.
     """
     part = PartStage(schema, folder, batch, inline_bytes)
-    topics: dict[str, int] = {}
+    meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
         for each in batches:
             if each.num_rows:
-                part.write(each)
+                with meter.staging():
+                    part.write(each)
                 if shards is not None and each.column(CHANGES).null_count == 0:
                     shards += shard_parts(each)
                     continue
-                # the driver checks the topics before it begins the transaction
-                for name, partition in highest_partitions(each, topic).items():
-                    topics[name] = max(partition, topics.get(name, partition))
+                meter.add(each)
         failpoints.reach("stage.before_close")
-        staged = part.finish()
+        with meter.staging():
+            staged = part.finish()
     except BaseException:
         part.discard()
         raise
     failpoints.reach("stage.after_close")
     return replace(
         staged,
-        topics=tuple(sorted(topics.items())),
+        topics=tuple(sorted(meter.highest.items())),
         run_id=run_id,
         shards=None if shards is None else tuple(shards),
+        measured=meter.figures(),
     )
 
 
@@ -85,16 +86,3 @@ def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
         ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
         for (tp, task_attempt_id), found in numbers.items()
     ]
-
-
-def highest_partitions(batch: pa.RecordBatch, topic: str | None) -> dict[str, int]:
-    """Returns each topic of a staged batch with the highest partition in its rows; -1 if no row has one."""
-    partition = (
-        batch.column(PARTITION) if PARTITION in batch.schema.names else pa.nulls(batch.num_rows, pa.int32())
-    )
-    if topic is not None:
-        highest = pc.max(partition).as_py()
-        return {topic: -1 if highest is None else highest}
-    table = pa.table({TOPIC: batch.column(TOPIC), PARTITION: pc.fill_null(partition, -1)})
-    maxima = table.group_by(TOPIC).aggregate([(PARTITION, "max")])
-    return dict(zip(maxima[TOPIC].to_pylist(), maxima[f"{PARTITION}_max"].to_pylist(), strict=True))
