@@ -233,8 +233,8 @@ def main(large: int, small: int, large_blocks: int, small_blocks: int, cores: in
     """Measures what metrics cost a query that copies a topic."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the processes that were started
     shapes = [
-        Shape("small", small, 50, small_blocks),
-        Shape("large", large, 6, large_blocks),
+        Shape("small", small, small_blocks // 2, small_blocks),
+        Shape("large", large, large_blocks // 3, large_blocks),
     ]
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-bench-"))
     results = []
