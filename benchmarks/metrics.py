@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -230,9 +231,10 @@ def table(results: Sequence[Result]) -> str:
 @click.option("--cores", default=2, show_default=True, help="Spark's parallelism.")
 def main(large: int, small: int, large_blocks: int, small_blocks: int, cores: int) -> None:
     """Measures what metrics cost a query that copies a topic."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the processes that were started
     shapes = [
-        Shape("small", small, 50, small_blocks),
-        Shape("large", large, 6, large_blocks),
+        Shape("small", small, small_blocks // 2, small_blocks),
+        Shape("large", large, large_blocks // 3, large_blocks),
     ]
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-bench-"))
     results = []

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
 
 #: Folder with the switch and the samples. Without the variable, `install` does nothing.
 FOLDER = "KAFKA_EOS_BENCH_METRICS"
@@ -103,6 +105,23 @@ class Spent:
 
 
 _TOTALS = struct.Struct("dd")
+#: The methods of `observe.trace.Trace`.
+TRACE_METHODS = (
+    "begin",
+    "planned",
+    "enter",
+    "count",
+    "gauge",
+    "tasks",
+    "sink",
+    "committed",
+    "state",
+    "happened",
+    "waiting",
+    "explained_by",
+    "finish",
+    "report_if_slow",
+)
 
 
 def install() -> None:
@@ -119,10 +138,9 @@ def install() -> None:
 
     folder = Path(named)
     switch, spent = Switch(folder), Spent(folder)
-    steps = ("begin", "planned", "enter", "count", "committed", "state", "happened", "waiting", "finish")
-    for name in (*steps, "explained_by", "report_if_slow"):
-        _obey(switch, spent, Trace, name, lambda: None)
-    _obey(switch, spent, Trace, "sink", SinkCounts)
+    for name in TRACE_METHODS:
+        _obey(switch, spent, Trace, name, SinkCounts if name == "sink" else lambda: None)
+    _measure_tasks(switch, spent)
     _obey(switch, spent, tracing, "describe", lambda: None)
     _obey(switch, spent, tracing, "finish", lambda: None)
     for name in ("planned", "write", "newest_batch", "look_up_newest_batch"):
@@ -132,6 +150,24 @@ def install() -> None:
     for owner, name in ((Call, "run"), (prometheus, "queries_of_source"), (prometheus, "exposition")):
         _obey(None, spent, owner, name, lambda: None)
     _take_samples(session, switch, folder)
+
+
+def _measure_tasks(switch: Switch, spent: Spent) -> None:
+    """Switches what writing tasks measure, except for the highest partition, which the commit needs."""
+    from kafka_eos_source.spark.schema import PARTITION
+    from kafka_eos_source.stage import meter
+
+    measured = meter._by_topic
+
+    def by_topic(batch: pa.RecordBatch, topic: str | None) -> dict[str, tuple[int, int, int]]:
+        if switch.is_on or topic is None:
+            with spent.counted():
+                return measured(batch, topic)
+        highest = pc.max(batch.column(PARTITION)).as_py() if PARTITION in batch.schema.names else None
+        return {topic: (-1 if highest is None else highest, 0, 0)}
+
+    meter._by_topic = by_topic
+    _obey(switch, spent, meter, "_traceparent", str)
 
 
 def _obey(switch: Switch | None, spent: Spent, owner: Any, name: str, instead: Callable[[], Any]) -> None:

@@ -208,10 +208,10 @@ def test_the_alarms_about_a_standstill_and_about_a_token_that_expires(
         plan = query.plan(limit=100)
         plan["source"]["token.renewal.interval.ms"] = "0"
         once = tmp_path / "once"
-        running = driver(plan, f"commit.before_commit=stop*3@{once}", module=LOOP)
+        running = driver(plan, f"commit.before_commit=stop*2@{once}", module=LOOP)
         published.await_firing("KafkaEosTokenCloseToExpiry", query.name)
         assert prometheus.firing(query.name) >= {"KafkaEosTokenCloseToExpiry"}
-        produce(kafka.bootstrap_servers, query.source, rows(100, 200))  # the genesis token is the first one
+        produce(kafka.bootstrap_servers, query.source, rows(100, 200))
         await_condition(once.exists, SECONDS, "the driver is inside the transaction of the second batch")
         kafka.kill_node(1)
         running.resume()

@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from integration.support.kafka import Admin, end_offsets, read_back, values
+from kafka_eos_source.observe.figures import Outcome
+from kafka_eos_source.observe.journal import query_journal
 
 NOON = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.timezone.utc)
 
@@ -118,6 +120,14 @@ def test_a_version_is_written_once(
         write(numbers(spark, 10), name, txnAppId="job", txnVersion=version)
     assert len(read_back(broker, name)) == 30
     assert f"kafka-eos-txn-job:{name}" in admin.groups()
+    figures = query_journal(f"kafka-eos-txn-job:{name}")
+    assert figures is not None
+    outcomes = [(each.batch_id, each.outcome) for each in figures.batches]
+    written, skipped = Outcome.COMMITTED, Outcome.SKIPPED
+    assert outcomes == [(0, written), (0, skipped), (1, written), (0, skipped), (7, written), (7, skipped)]
+    newest = figures.batches[-1]
+    assert (newest.totals["records"], newest.totals["batches"], newest.runs) == (30, 6, 1)
+    assert newest.topic_totals == {name: {"records": 30, "bytes": 30 * (1 + 5)}}
 
 
 def test_one_txn_app_id_may_write_several_topics(

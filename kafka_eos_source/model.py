@@ -143,6 +143,22 @@ class TaskFigures:
 
 
 @dataclass(frozen=True)
+class WrittenPart:
+    """The rows of one task attempt that it wrote to Kafka itself (``at_least_once``).
+
+    Attributes:
+        records: number of records.
+        query_id, run_id: Spark's ids of the query and the run; "" in batch writes.
+        measured: what the task measured.
+    """
+
+    records: int
+    query_id: str
+    run_id: str
+    measured: TaskFigures
+
+
+@dataclass(frozen=True)
 class StagedPart:
     """The rows of one task attempt, stored durably where readers of Kafka cannot see them.
 

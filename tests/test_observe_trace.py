@@ -448,6 +448,26 @@ def test_a_source_that_learns_the_name_of_its_query_writes_it(
     assert [each.application_id for each in written] == ["", "app"]
 
 
+def test_the_newest_batch_is_read_while_the_brokers_answer(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, _ = observer
+    answers, asked = threading.Event(), list[str]()
+
+    def newest(application_id: str) -> None:
+        asked.append(application_id)
+        answers.wait(SECONDS)
+
+    monkeypatch.setattr(journal, "newest_batch", newest)
+    for _ in range(5):  # as with a Spark that never asks for the result
+        source.look_up_newest_batch()
+    answers.set()
+    assert source.newest_batch() is None
+    assert asked == ["app"], "calls do not pile up behind one that hangs"
+    source.newest_batch()
+    assert asked == ["app"] * 2, "without a look-up, it is read at once"
+
+
 def test_a_record_that_came_between_two_samples_has_an_age(
     observer: tuple[SourceObserver, list[SourceFigures], Clock],
 ) -> None:

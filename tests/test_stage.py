@@ -37,7 +37,7 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import PROBE, StagingFolder
-from kafka_eos_source.stage.meter import highest_partitions
+from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
@@ -320,9 +320,9 @@ def test_a_part_records_the_highest_partition_of_each_topic() -> None:
             "partition": pa.array([3, None, 1, None], pa.int32()),
         }
     )
-    assert highest_partitions(batch, None) == {"a": 3, "b": -1}
-    assert highest_partitions(batch, "c") == {"c": 3}
-    assert highest_partitions(value_only(1), "c") == {"c": -1}
+    assert TaskMeter(None).add(batch) == {"a": 3, "b": -1}
+    assert TaskMeter("c").add(batch) == {"c": 3}
+    assert TaskMeter("c").add(value_only(1)) == {"c": -1}
 
 
 def test_staged_rows_of_many_parts_list_all_topics(folder: StagingFolder) -> None:

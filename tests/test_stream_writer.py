@@ -15,7 +15,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
+from kafka_eos_source.observe.journal import query_journal
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.offset_log import PlannedBatch
@@ -89,6 +90,36 @@ class RecordingSink:
 
 
 PART = StagedPart("", 1, 2, 3, inline=b"rows")
+
+
+def test_a_batch_that_tasks_wrote_themselves_has_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``at_least_once`` there is no commit, but the driver knows from the tasks what they wrote."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    options = {
+        "kafka.bootstrap.servers": "b:9092",
+        "topic": "out",
+        "processing.guarantee": "at_least_once",
+        "application.id": "app",
+        "checkpointLocation": str(tmp_path / "checkpoint"),
+    }
+    log(tmp_path / "checkpoint", 0, 10)
+    log(tmp_path / "checkpoint", 1, 25)
+    writer: Any = stream_writer.stream_writer(parse_write(options, streaming=True), FRAME)
+    tasks = [
+        WrittenPart(number, "query", "run", TaskFigures(2.0, 0.5, {"out": (number, 10)})) for number in (3, 4)
+    ]
+    writer.commit([stream_writer._Message(None, written=each) for each in tasks], 1)
+    found = query_journal("app")
+    assert found is not None
+    (batch,) = found.batches
+    assert (batch.query_id, batch.run_id, batch.batch_id) == ("query", "run", 1)
+    assert (batch.counts["records"], batch.counts["offsets_read"]) == (7, 15)
+    assert batch.topics == {"out": {"records": 7, "bytes": 20}}
+    assert batch.gauges["longest_task_seconds"] == 2.0
+    assert batch.sequence is None, "there is no token"
 
 
 @pytest.mark.parametrize("other", [None, WriterCommitMessage()])
@@ -170,7 +201,7 @@ def test_the_newest_plan_is_the_highest_batch_and_not_a_temporary_file(tmp_path:
 
 def log(checkpoint: Path, batch_id: int, end: int) -> None:
     """Writes an entry of the offset log."""
-    (checkpoint / "offsets").mkdir(exist_ok=True)
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "offsets" / str(batch_id)).write_text(
         f'v1\n{{"batchTimestampMs":{end}}}\n{{"a":{{"0":{end}}}}}'
     )

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from kafka_eos_source.commit import tracing
+from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.model import WrittenPart
+from kafka_eos_source.observe.figures import Outcome
+from kafka_eos_source.observe.guard import guarded
+from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.trace import Subject, Trace
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stage.meter import highest_partitions
+from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.stage.meter import TaskMeter
 
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000
@@ -44,13 +54,13 @@ def check_target(options: WriteOptions) -> None:
     _checked.add(key)
 
 
-def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
+def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> WrittenPart:
     """Sends the rows of one task with an idempotent producer, and waits until brokers have acknowledged all.
 
     If Spark retries the task, it sends its rows again.
 
     Returns:
-        Number of records written.
+        What was written, for metrics.
 
     Raises:
         InvalidRecordError: if a record is too large, or its partition does not exist.
@@ -62,15 +72,40 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
         producer = _producers[key] = RecordProducer(producer_config(options.kafka), "at_least_once")
     deadline = Deadline.after_ms(options.commit_timeout_ms)
     producer.begin_count()
+    meter = TaskMeter(options.topic)
     try:
         for batch in batches:
-            producer.check_partitions(highest_partitions(batch, options.topic), deadline)
-            producer.send(batch, options.topic, deadline)
-        producer.flush(deadline)
+            with meter.staging():
+                producer.check_partitions(meter.add(batch), deadline)
+                producer.send(batch, options.topic, deadline)
+        with meter.staging():
+            producer.flush(deadline)
         if producer.enqueued:  # a retry of an empty task duplicates nothing
             failpoints.reach("direct.after_flush")
     except BaseException:
         _producers.pop(key, None)
         producer.close()
         raise
-    return producer.enqueued
+    task = running_task() or StreamingTask("", "", "")
+    return WrittenPart(producer.enqueued, task.query_id, task.run_id, meter.figures())
+
+
+def report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
+    """Writes down the figures of a micro-batch that its tasks have written. Does not raise."""
+    guarded(lambda: _report(options, batch_id, parts))
+
+
+def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
+    query_id, run_id = next(((part.query_id, part.run_id) for part in parts), ("", ""))
+    application_id = options.application_id or derived_application_id(query_id)
+    journal = Journal(application_id)
+    trace = Trace(tracing.observers(journal))
+    checkpoint = options.checkpoint_location
+    logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
+    if checkpoint is not None and logged is not None:
+        before = offset_log.read(checkpoint, batch_id - 1) if batch_id > 0 else None
+        tracing.describe(trace, journal, logged, run_id, ranges(logged, before))
+    trace.count(records=sum(part.records for part in parts))
+    trace.tasks([part.measured for part in parts])
+    trace.begin(Subject(application_id, query_id, run_id, batch_id))
+    trace.finish(Outcome.COMMITTED)

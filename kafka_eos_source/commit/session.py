@@ -30,7 +30,6 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
@@ -38,7 +37,7 @@ from kafka_eos_source.plan import advice
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
-from kafka_eos_source.runtime import failpoints, log_format
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage import shards
@@ -117,7 +116,7 @@ def commit_micro_batch(
     query_id = offset_log.query_id(checkpoint)
     who = of_stream(options, query_id)
     journal = Journal(who.application_id)
-    trace = Trace([journal, BatchLog()] if log_format.is_wanted() else [journal])
+    trace = Trace(tracing.observers(journal))
     with traced(trace, concealed):
         parts = list(parts)
         run_id = _run_id(parts)
@@ -282,7 +281,23 @@ def commit_batch_write(
     """
     parts = list(parts)
     who = of_batch_write(options, name.removeprefix("write-"))
-    request = _request(
+    # a write without a version has a name that never comes back, and nobody needs its token later
+    trace = Trace(tracing.observers(Journal(who.application_id) if who.versioned else None))
+    with traced(trace, concealed):
+        trace.begin(Subject(who.application_id, who.query_id, _run_id(parts), options.txn_version or 0))
+        staged = StagedRows(folder, name, parts)
+        result = _commit(options, who, _request_of_write(options, who, parts), staged, trace=trace)
+        trace.enter(TracedStep.TIDY)
+        failpoints.reach("commit.before_cleanup")
+        folder.remove_batch(name)
+        if who.disposable:
+            _delete_group(options, who)
+        tracing.finish(trace, result, staged, parts)
+        return result
+
+
+def _request_of_write(options: WriteOptions, who: Identity, parts: Iterable[StagedPart]) -> CommitRequest:
+    return _request(
         options,
         who,
         Batch(
@@ -294,18 +309,14 @@ def commit_batch_write(
             once=who.once,
         ),
     )
-    result = _commit(options, who, request, StagedRows(folder, name, parts))
-    failpoints.reach("commit.before_cleanup")
-    folder.remove_batch(name)
-    if who.disposable:
-        try:
-            GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
-        except KafkaEosError as error:
-            # the records are committed, and a group without members expires
-            _log.info(
-                "cannot delete the consumer group %s of a finished batch write: %s", who.group_id, error
-            )
-    return result
+
+
+def _delete_group(options: WriteOptions, who: Identity) -> None:
+    try:
+        GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
+    except KafkaEosError as error:
+        # the records are committed, and a group without members expires
+        _log.info("cannot delete the consumer group %s of a finished batch write: %s", who.group_id, error)
 
 
 def _commit(

@@ -14,10 +14,12 @@ from kafka_eos_source.model import Offsets, ShardReport, StagedPart
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import position_id
-from kafka_eos_source.observe.trace import Trace
+from kafka_eos_source.observe.trace import Observer, Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.runtime import log_format
 from kafka_eos_source.stage.parts import StagedRows
 
 #: What shards measure of their state as it is; the rest is about restores.
@@ -41,6 +43,12 @@ def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) ->
     is_of_run = last is not None and last.run_id == run_id
     run_began_at = this_writer().driver.started_at if last is None else last.ended_at
     return at if is_of_run or at >= run_began_at else None
+
+
+def observers(journal: Journal | None) -> list[Observer]:
+    """Returns what receives the figures of a batch: the journal, and the log if structured logs are on."""
+    found: list[Observer] = [] if journal is None else [journal]
+    return [*found, BatchLog()] if log_format.is_wanted() else found
 
 
 def describe(

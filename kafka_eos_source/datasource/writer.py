@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import StagedPart, WrittenPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -119,12 +119,14 @@ class _Message(WriterCommitMessage):
         dead_letters: the staged dead letters; None if there are none.
         sinks: the staged rows for sinks outside Kafka.
         planned: `_StagedSink.planned` of the writer that the task received.
+        written: what the task wrote itself; None if it staged its rows.
     """
 
     part: StagedPart | None
     dead_letters: StagedPart | None = None
     sinks: tuple[SinkPart, ...] = ()
     planned: PlannedBatch | None = None
+    written: WrittenPart | None = None
 
 
 @dataclass(frozen=True)
@@ -283,11 +285,14 @@ class _DirectSink:
     def _write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         from kafka_eos_source.commit import direct
 
-        direct.produce(self.options, batches)
-        return _Message(None)
+        return _Message(None, written=direct.produce(self.options, batches))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
-        """Does nothing, because the tasks have flushed their producers."""
+        """Reports the figures of the batch. Its tasks have flushed their producers."""
+        from kafka_eos_source.commit import direct
+
+        written = [each.written for each in messages if each.written is not None]
+        direct.report(self.options, batch_id, written)
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:
         """Does nothing, because records that were written cannot be taken back."""

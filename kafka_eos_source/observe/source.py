@@ -201,7 +201,9 @@ class SourceObserver:
 
     def look_up_newest_batch(self) -> None:
         """Begins to read the newest batch, which `newest_batch` returns after the brokers have answered."""
-        if self._application_id:  # else it is found by the position that is planned next
+        is_reading = self._newest is not None and not self._newest.is_done.is_set()
+        # without an application.id, the query is found by the position that is planned next
+        if self._application_id and not is_reading:
             self._newest = begun_in_background(self._read_newest)
 
     def newest_batch(self) -> BatchFigures | None:

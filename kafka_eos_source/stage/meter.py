@@ -46,25 +46,26 @@ class TaskMeter:
         finally:
             self._staging += self._clock() - began
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Counts the rows of a staged batch, which has at least one."""
-        if self._traceparent is None:
+    def add(self, batch: pa.RecordBatch) -> dict[str, int]:
+        """Counts the rows of a staged batch.
+
+        Returns:
+            Each topic of the batch with the highest partition in its rows; -1 if no row has one.
+        """
+        if self._traceparent is None and batch.num_rows:
             self._traceparent = _traceparent(batch)
-        for name, (partition, records, size) in _by_topic(batch, self._topic).items():
+        found = _by_topic(batch, self._topic)
+        for name, (partition, records, size) in found.items():
             self.highest[name] = max(partition, self.highest.get(name, partition))
             before = self._topics.get(name, (0, 0))
             self._topics[name] = before[0] + records, before[1] + size
+        return {name: partition for name, (partition, _, _) in found.items()}
 
     def figures(self) -> TaskFigures:
         """Returns the figures of the task up to now."""
         return TaskFigures(
             self._clock() - self._began, self._staging, dict(self._topics), self._traceparent or ""
         )
-
-
-def highest_partitions(batch: pa.RecordBatch, topic: str | None) -> dict[str, int]:
-    """Returns each topic of a staged batch with the highest partition in its rows; -1 if no row has one."""
-    return {name: partition for name, (partition, _, _) in _by_topic(batch, topic).items()}
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> dict[str, tuple[int, int, int]]:
