@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from integration.support.kafka import Admin
+from kafka_eos_source import invalid_record
 from kafka_eos_source.cli import main
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.json_shape import Lines, mismatches
@@ -44,6 +45,7 @@ _VOLATILE = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "8d4f1c2e-…"),
     (r"(start|end) [0-9a-f]{8,}", r"\1 5f0e…"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "2026-01-31 12:00:00 UTC"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?! UTC)", "2026-01-31 12:00:00"),
     (r"\d\d:\d\d:\d\d\.\d{3}", "12:00:00.000"),
     (r"-[0-9a-f]{20}\b", "-0123456789abcdef0123"),
     (r"planned [\d,]+ \w+ ago", "planned 5 seconds ago"),
@@ -178,6 +180,24 @@ def run_query(spark: SparkSession, broker: str, folder: Path) -> None:
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
 
 
+def run_checked_query(spark: SparkSession, broker: str, folder: Path) -> None:
+    """Copies flights, and writes those of one carrier to a dead-letter topic."""
+    connection = {"kafka.bootstrap.servers": broker, "application.id": "checked"}
+    flights = (
+        spark.readStream.format("kafka-eos")
+        .options(**connection, subscribe="flights", startingOffsets="earliest")
+        .load()
+    )
+    bad = invalid_record("CAST(key AS STRING) LIKE 'VX-%'", "carrier VX is not known", error="UnknownCarrier")
+    writer = flights.select("key", "value", bad).writeStream.format("kafka-eos")
+    writer = writer.options(
+        **connection,
+        **{"topic": "flights-checked", "onInvalidRecord": "dead-letter", "deadLetter.topic": "flights-dead"},
+        checkpointLocation=str(folder / "checked"),
+    )
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+
+
 @pytest.mark.long
 def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_path: Path) -> None:
     at = f"--bootstrap-servers {broker}"
@@ -235,6 +255,17 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"state restore --state-dir restored --yes {store}")
     run(f"state rescale --shards 3 --yes {store}")
 
+    session.say(
+        "### Dead letters\n\nAnother query copies the flights, and writes those of one carrier to its "
+        "dead-letter topic: `onInvalidRecord=dead-letter`, `deadLetter.topic=flights-dead`."
+    )
+    invoke(f"topics create flights-checked flights-dead {at}")
+    run_checked_query(spark, broker, tmp_path)
+    run(f"dead-letters list flights-dead -n 3 {at}")
+    run(f"dead-letters replay flights-dead --dry-run {at}")
+    run(f"dead-letters replay flights-dead {at}", shape=False)
+    run(f"dead-letters replay flights-dead {at}", shape=False)
+
     session.say("### Repairs")
     run(f"fence --yes {who}")
     run(f"adopt --checkpoint new-checkpoint {who}")
@@ -245,8 +276,9 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
 
     session.say("### Others")
     session.show("kafka-eos top --help", invoke("top --help"))
+    session.show("kafka-eos metrics --help", invoke("metrics --help"))
     session.show("kafka-eos demo --help", invoke("demo --help"))
-    session.seen.add("demo")
+    session.seen |= {"demo", "metrics"}
     run("completion fish")
     compare(session)
 

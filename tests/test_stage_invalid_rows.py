@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,9 @@ def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path
     [
         ({"topic": None}, "InvalidRecord", "column 'topic' is null."),
         ({"topic": ""}, "InvalidRecord", "column 'topic' is empty."),
+        ({"topic": "a b"}, "InvalidRecord", "is not a legal name of a topic"),
+        ({"topic": ".."}, "InvalidRecord", "is not a legal name of a topic"),
+        ({"topic": "x" * 250}, "InvalidRecord", "is not a legal name of a topic"),
         ({"partition": -1}, "InvalidRecord", "column 'partition' is negative."),
         ({"partition": 4}, "InvalidRecord", "names a partition that the topic does not have; it has 4"),
         ({"headers": [None]}, "InvalidRecord", "has a null entry"),
@@ -182,6 +185,39 @@ def test_an_origin_of_another_type_is_refused() -> None:
     schema = StructType([StructField("value", StringType()), StructField("kafka_eos_origin", StringType())])
     with pytest.raises(InvalidSchemaError, match=r"record_origin\(\)"):
         check_frame(schema, topic_option="out", include_timestamp=False)
+
+
+@pytest.mark.parametrize(
+    ("hours", "limits", "is_bad"),
+    [
+        (25, RecordLimits(20_000, after_ms=24 * 3_600_000), True),
+        (23, RecordLimits(20_000, after_ms=24 * 3_600_000), False),
+        (0, RecordLimits(20_000, after_ms=1000, before_ms=1000), False),
+        (-25, RecordLimits(20_000, before_ms=24 * 3_600_000), True),
+        (-23, RecordLimits(20_000, before_ms=24 * 3_600_000), False),
+        (-900_000, RecordLimits(20_000), True),  # before 1970
+        (900_000, RecordLimits(20_000), False),
+    ],
+)
+def test_timestamps_that_the_broker_refuses_make_dead_letters(
+    tmp_path: Path, hours: int, limits: RecordLimits, is_bad: bool
+) -> None:
+    at = datetime.now(timezone.utc) + timedelta(hours=hours)
+    times = pa.array([at], pa.timestamp("us", "UTC"))
+    batch = frame({}).append_column("timestamp", times)
+    good, letters, _ = staged(batch, tmp_path, limits, columns=replace(COLUMNS, timestamp=6))
+    assert (len(good), len(letters)) == ((0, 1) if is_bad else (1, 0))
+
+
+def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
+    good, (letter,), _ = staged(
+        frame({"key": None, "value": b"1"}, {"value": b"2"}), tmp_path, RecordLimits(20_000, needs_key=True)
+    )
+    assert good == [b"2"]
+    assert (
+        "column 'key' is null, and the topic is compacted"
+        in dict(letter["headers"])[dead_letters.MESSAGE].decode()
+    )
 
 
 def test_a_row_that_breaks_two_rules_becomes_one_dead_letter(tmp_path: Path) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from integration.chaos.scenario import Scenario
-from integration.support.kafka import read_back
+from integration.support.kafka import read_back, values
+from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.spark.schema import arrow_schema
 from kafka_eos_source.testing.verdict import Verdict, judge
 
 #: Records whose values end so are marked as invalid.
@@ -51,6 +59,77 @@ def _verdict(scenario: Scenario, topic: str, bad: bool) -> Verdict:
     wanted = [(key, value) for key, value in scenario.sent if value.endswith(BAD) == bad]
     found = read_back(scenario.bootstrap, topic)
     return judge(wanted, (((each.key or b"").decode(), (each.value or b"").decode()) for each in found))
+
+
+def write(broker: str, rows: dict[str, Any], types: str, **options: str) -> None:
+    """Runs a ``df.write`` by the calls that Spark makes."""
+    options = {"kafka.bootstrap.servers": broker, "commitTimeoutMs": "30000", **options}
+    schema = StructType.fromDDL(types)
+    context: Any = TaskContext()
+    context._localProperties, context._attemptNumber = {}, 0
+    TaskContext._taskContext = context
+    try:
+        driver = KafkaEosDataSource(options).writer(schema, overwrite=False)
+        task = pickle.loads(pickle.dumps(driver))
+        driver.commit([task.write(iter([pa.record_batch(rows, schema=arrow_schema(schema))]))])
+    finally:
+        TaskContext._taskContext = None
+
+
+SMALL = ["x" * 200] * 1000
+TOMORROW = datetime.now(timezone.utc) + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "types", "configs", "good"),
+    [
+        # the broker compares a whole record batch with the limit of the topic
+        (
+            {"value": SMALL, "kafka_eos_invalid": ["bad"] * 1000},
+            "value STRING, kafka_eos_invalid STRING",
+            {},
+            0,
+        ),
+        ({"value": [*SMALL, "x" * 30_000]}, "value STRING", {"max.message.bytes": "20000"}, 1000),
+        (
+            {"key": ["k", None], "value": ["1", "2"]},
+            "key STRING, value STRING",
+            {"cleanup.policy": "compact"},
+            1,
+        ),
+        (
+            {"value": ["1", "2"], "timestamp": [datetime.now(timezone.utc), TOMORROW]},
+            "value STRING, timestamp TIMESTAMP",
+            {"message.timestamp.after.max.ms": "3600000"},
+            1,
+        ),
+    ],
+    ids=["many small letters", "many small records and a large one", "no key", "tomorrow"],
+)
+def test_records_that_the_broker_refuses_are_dead_letters(
+    broker: str,
+    topic: Callable[..., str],
+    rows: dict[str, Any],
+    types: str,
+    configs: dict[str, str],
+    good: int,
+) -> None:
+    """Without the option, such a record fails the batch at each restart."""
+    output, dead = topic(1, **configs), topic(1, **{"max.message.bytes": "20000"})
+    dead_letters = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    times = {"includeTimestamp": "true"} if "timestamp" in rows else {}
+    write(broker, rows, types, topic=output, **dead_letters, **times)
+    written, letters = read_back(broker, output), read_back(broker, dead)
+    assert (len(written), len(letters)) == (good, len(rows["value"]) - good)
+
+
+def test_a_row_with_an_illegal_topic_is_a_dead_letter(broker: str, topic: Callable[..., str]) -> None:
+    output, other, dead = topic(1), topic(1), topic(1)
+    rows = {"value": ["1", "2", "3", "4"], "topic": [output, "a b", other, "x" * 300]}
+    options = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    write(broker, rows, "value STRING, topic STRING", **options)
+    found = [values(read_back(broker, each)) for each in (output, other, dead)]
+    assert found == [["1"], ["3"], ["2", "4"]]
 
 
 @pytest.mark.fault("T120", "the driver is killed while a batch has dead letters", "produce, commit")

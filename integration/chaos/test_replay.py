@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ class Letters:
     def __init__(self, broker: str, topic: Callable[..., str], driver: Callable[..., Driver]) -> None:
         self.broker, self._driver = broker, driver
         self.dead, self.origin, self.output = topic(2), topic(3), topic(2)
+        self.time_ms = time.time_ns() // 1_000_000 - 24 * 3_600_000
 
     def write(self, values: Sequence[str], partition: int = 0, **headers: str | None) -> None:
         """Writes letters as the sink does. ``headers`` replaces those of a marked record; None = none."""
@@ -37,7 +39,7 @@ class Letters:
             "ORIGIN_TOPIC": self.origin,
             "ORIGIN_PARTITION": "2",
             "ORIGIN_OFFSET": "1",
-            "ORIGIN_TIMESTAMP": "1700000000123",
+            "ORIGIN_TIMESTAMP": str(self.time_ms),
             "APPLICATION": "app",
             "BATCH": "7",
             "HOLDS": dead_letters.INPUT,
@@ -142,7 +144,17 @@ def test_a_record_comes_back_as_it_was(letters: Letters) -> None:
     letters.replayed()
     (record,) = read_back(letters.broker, letters.origin)
     assert (record.key, record.value, record.headers) == (b"ka", b"a", [("trace", b"1")])
-    assert (record.partition, record.timestamp_ms) == (2, 1_700_000_000_123)
+    assert (record.partition, record.timestamp_ms) == (2, letters.time_ms)
+
+
+def test_a_record_that_its_topic_would_delete_at_once_is_refused(letters: Letters) -> None:
+    letters.write(["old"], ORIGIN_TIMESTAMP="1400000000000")
+    refused = letters.run()
+    assert refused.exit_code == 1
+    assert "past_retention: 1" in refused.output
+    assert letters.replayed("--timestamps", "now")["records"] == 1
+    (record,) = read_back(letters.broker, letters.origin)
+    assert record.timestamp_ms > letters.time_ms
 
 
 def test_letters_that_cannot_be_sent_are_refused_by_name_and_count(letters: Letters, admin: Admin) -> None:

@@ -38,6 +38,7 @@ from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
+from kafka_eos_source.stage.row_rules import with_small_batches
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.writer import stage
@@ -120,6 +121,7 @@ class _Message(WriterCommitMessage):
         sinks: the staged rows for sinks outside Kafka.
         planned: `_StagedSink.planned` of the writer that the task received.
         written: what the task wrote itself; None if it staged its rows.
+        record_bytes: size of the largest record that the topics accept; None if the task does not know it.
     """
 
     part: StagedPart | None
@@ -127,6 +129,7 @@ class _Message(WriterCommitMessage):
     sinks: tuple[SinkPart, ...] = ()
     planned: PlannedBatch | None = None
     written: WrittenPart | None = None
+    record_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,8 @@ class _StagedSink:
         )
         if dead is not None:
             dead = replace(dead, run_id=task.run_id)
-        return _Message(part, dead, planned=self.planned)
+        limits = self.limits
+        return _Message(part, dead, (), self.planned, None if limits is None else limits.record_bytes)
 
     def _invalid_rows(self, task: StreamingTask) -> InvalidRows | None:
         """Returns what takes the invalid rows of this task; None if they fail the batch."""
@@ -248,7 +252,7 @@ class _StagedSink:
 
         sink_parts = [part for each in messages for part in each.sinks]
         session.commit_micro_batch(
-            self.options,
+            self.options_of_commit(messages),
             self.folder,
             _parts(messages),
             batch_id,
@@ -256,6 +260,13 @@ class _StagedSink:
             sink_parts,
             {each.planned for each in messages},
         )
+
+    def options_of_commit(self, messages: Sequence[_Message]) -> WriteOptions:
+        """Returns the options with which the driver commits what these tasks staged."""
+        sizes = [each.record_bytes for each in messages if each.record_bytes is not None]
+        if not sizes:
+            return self.options
+        return replace(self.options, kafka=with_small_batches(self.options.kafka, min(sizes)))
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:
         """Deletes the staged files that these messages name.
@@ -355,7 +366,8 @@ class _BatchWriter(DataSourceArrowWriter):
 
         found = _of_every_task(messages)
         if isinstance(self._sink, _StagedSink):
-            session.commit_batch_write(self._sink.options, self._sink.folder, self._sink.name, _parts(found))
+            sink, options = self._sink, self._sink.options_of_commit(found)
+            session.commit_batch_write(options, sink.folder, sink.name, _parts(found))
 
     @short_errors
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -109,6 +109,13 @@ def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **g
     help="Send input records to this topic. Default: the topic from which each was read.",
 )
 @click.option(
+    "--timestamps",
+    type=click.Choice(["origin", "now"]),
+    default="origin",
+    show_default=True,
+    help="Timestamps of the records: those with which they were read, as far as known, or the present time.",
+)
+@click.option(
     "--group",
     "group_id",
     metavar="ID",
@@ -127,6 +134,7 @@ def replay(
     topic: str,
     output_to: str | None,
     input_to: str | None,
+    timestamps: str,
     group_id: str | None,
     skip_refused: bool,
     at_once: int,
@@ -159,6 +167,7 @@ def replay(
         output_to=output_to,
         input_to=input_to,
         records_at_once=at_once,
+        keeps_time=timestamps == "origin",
     )
     if dry_run:
         found = operating.preview(kafka, request, deadline)

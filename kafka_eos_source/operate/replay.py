@@ -6,8 +6,9 @@ last committed transaction, and a second one with the same group fences the firs
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ from kafka_eos_source.spark.schema import STAGED_ARROW
 _ROW = pa.schema(
     [STAGED_ARROW.field(name) for name in ("key", "value", "topic", "partition", "headers", "timestamp")]
 )
+_TIME_TO_READ_MS = 3_600_000
 #: A transaction ends with the letter that makes it this large.
 _MOST_BYTES = 16 << 20
 
@@ -109,9 +111,8 @@ def run(
         found = survey.outcome()
         if found.refused and not skip_refused:
             raise _refused(found)
-        partitions = _partitions(kafka, found.sent, deadline)
         sent: Counter[str] = Counter()
-        for rows, ends in survey.transactions(partitions):
+        for rows, ends in survey.transactions():
             try:
                 session.commit(rows, ends)
             except (AbortableError, OutcomeUnknownError, RestartQueryError) as error:
@@ -126,6 +127,39 @@ def run(
         session.close()
 
 
+@dataclass(frozen=True)
+class _Target:
+    """A topic to which records go: its number of partitions, and the oldest timestamp that it keeps (ms)."""
+
+    partitions: int
+    oldest_ms: int | None
+
+
+class _Targets:
+    """Looks up the topics to which records go, each of them once."""
+
+    def __init__(self, kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:
+        self._kafka, self._request, self._seconds = kafka, request, deadline.budget_seconds
+        self._known: dict[str, _Target] = {}
+
+    def of(self, name: str) -> _Target:
+        """Returns one of the topics.
+
+        Raises:
+            InvalidOptionError: if it does not exist.
+            AuthorizationError: if the principal may not describe it or its configuration.
+        """
+        if name not in self._known:
+            deadline = Deadline.after_seconds(self._seconds)
+            with TopicAdmin(self._kafka) as admin:
+                shape = admin.shape(name, deadline)
+                if shape is None:
+                    raise no_topic(self._kafka, name, deadline)
+                oldest = _oldest_ms(admin.config(name, deadline)) if self._request.keeps_time else None
+            self._known[name] = _Target(shape.partitions, oldest)
+        return self._known[name]
+
+
 class _Survey:
     """The letters that a replay has to look at, which it reads once to count them and once to send them."""
 
@@ -137,6 +171,7 @@ class _Survey:
         deadline: Deadline,
     ) -> None:
         self._kafka, self._request, self._ranges = kafka, request, ranges
+        self._targets = _Targets(kafka, request, deadline)
         self._silence = deadline.budget_seconds
 
     def outcome(self) -> Outcome:
@@ -150,22 +185,17 @@ class _Survey:
             if not self._request.selection.selects(letter):
                 found.unselected += 1
                 continue
-            to = self._request.destination(letter)
-            if isinstance(to, str):
-                found.refused[to] += 1
+            row = self._row(letter)
+            if isinstance(row, str):
+                found.refused[row] += 1
             else:
-                found.sent[to[0]] += 1
+                found.sent[row["topic"]] += 1
         return found
 
-    def transactions(
-        self, partitions: Mapping[str, int]
-    ) -> Iterator[tuple[list[dict[str, Any]], dict[TopicPartition, int]]]:
+    def transactions(self) -> Iterator[tuple[list[dict[str, Any]], dict[TopicPartition, int]]]:
         """Yields the rows of each transaction with the offsets that it commits.
 
         The offsets also pass letters that are not sent. The last transaction commits the end of each range.
-
-        Args:
-            partitions: number of partitions of each topic to write.
         """
         rows: list[dict[str, Any]] = []
         ends: dict[TopicPartition, int] = {}
@@ -173,9 +203,9 @@ class _Survey:
         for letter in self._letters():
             record = letter.record
             ends[record.tp] = record.offset + 1
-            to = self._request.destination(letter) if self._request.selection.selects(letter) else ""
-            if not isinstance(to, str):
-                rows.append(_row(letter, *to, partitions[to[0]]))
+            row = self._row(letter) if self._request.selection.selects(letter) else ""
+            if not isinstance(row, str):
+                rows.append(row)
                 size += len(record.key or b"") + len(record.value or b"")
             if len(rows) >= self._request.records_at_once or size >= _MOST_BYTES:
                 yield rows, ends
@@ -184,6 +214,26 @@ class _Survey:
         ends.update({tp: end for tp, (start, end) in self._ranges.items() if start < end})
         if ends:
             yield rows, ends
+
+    def _row(self, letter: Letter) -> dict[str, Any] | str:
+        """Returns the record to send, without the headers that made it a letter, or the name of a refusal."""
+        to = self._request.destination(letter)
+        if isinstance(to, str):
+            return to
+        topic, partition = to
+        target = self._targets.of(topic)
+        timestamp = letter.about.origin_timestamp_ms if self._request.keeps_time else None
+        if timestamp is not None and target.oldest_ms is not None and timestamp < target.oldest_ms:
+            return "past_retention"
+        headers = without_ours(letter.record.headers)
+        return {
+            "key": letter.record.key,
+            "value": letter.record.value,
+            "topic": topic,
+            "partition": None if partition is None or partition >= target.partitions else partition,
+            "headers": [{"key": name, "value": value} for name, value in headers] or None,
+            "timestamp": timestamp,
+        }
 
     def _letters(self) -> Iterator[Letter]:
         return dead_letters.read(self._kafka, self._ranges, self._request.logs, self._silence)
@@ -268,17 +318,16 @@ class _Session:
         return Deadline.after_seconds(self._seconds)
 
 
-def _row(letter: Letter, topic: str, partition: int | None, partitions: int) -> dict[str, Any]:
-    """Returns the record that a letter holds, without the headers that made it a letter."""
-    headers = without_ours(letter.record.headers)
-    return {
-        "key": letter.record.key,
-        "value": letter.record.value,
-        "topic": topic,
-        "partition": None if partition is None or partition >= partitions else partition,
-        "headers": [{"key": name, "value": value} for name, value in headers] or None,
-        "timestamp": letter.about.origin_timestamp_ms,
-    }
+def _oldest_ms(config: Mapping[str, str]) -> int | None:
+    """Returns the oldest timestamp that a topic keeps; None if it keeps any.
+
+    A query needs some time to read a record, so the last hour of the retention time does not count.
+    """
+    kept_ms = int(config["retention.ms"])
+    is_deleted = "delete" in config["cleanup.policy"] and config["message.timestamp.type"] == "CreateTime"
+    if kept_ms < 0 or not is_deleted:
+        return None
+    return round(time.time() * 1000) - kept_ms + min(_TIME_TO_READ_MS, kept_ms // 2)
 
 
 def _refused(planned: Outcome) -> OperatorError:
@@ -288,19 +337,3 @@ def _refused(planned: Outcome) -> OperatorError:
         fix="select others with --holds or --error, add the option that the reason names, or pass over these "
         "letters with --skip-refused. They stay in the topic, but this group does not come back to them.",
     )
-
-
-def _partitions(kafka: Mapping[str, str], names: Iterable[str], deadline: Deadline) -> dict[str, int]:
-    """Returns the number of partitions of each topic.
-
-    Raises:
-        InvalidOptionError: if one does not exist.
-    """
-    found = {}
-    with TopicAdmin(kafka) as admin:
-        for name in names:
-            shape = admin.shape(name, deadline)
-            if shape is None:
-                raise no_topic(kafka, name, deadline)
-            found[name] = shape.partitions
-    return found

@@ -26,6 +26,8 @@ REFUSALS: Mapping[str, str] = {
     "no_origin": "no header says from which topic the record was read; --input-to names one",
     "unknown_contents": "no header says whether the letter holds an input record or a row of the output",
     "own_topic": "the record would go to the dead-letter topic itself",
+    "past_retention": "the topic would delete the record soon, because its timestamp is older than "
+    "retention.ms; --timestamps now sends it with the present time",
 }
 
 
@@ -42,6 +44,7 @@ class Replay:
         output_to: topic for rows of a query's output; None = such letters are refused.
         input_to: topic for input records; None = the topic from which each was read.
         records_at_once: number of records in one transaction.
+        keeps_time: whether records have the timestamps with which they were read; False = the present time.
     """
 
     topic: str
@@ -52,6 +55,7 @@ class Replay:
     output_to: str | None = None
     input_to: str | None = None
     records_at_once: int = 1000
+    keeps_time: bool = True
 
     @property
     def transactional_id(self) -> str:
@@ -96,6 +100,7 @@ def plan(
     output_to: str | None = None,
     input_to: str | None = None,
     records_at_once: int = 1000,
+    keeps_time: bool = True,
 ) -> Replay:
     """Returns a replay of what is committed now.
 
@@ -114,6 +119,7 @@ def plan(
         output_to,
         input_to,
         records_at_once,
+        keeps_time,
     )
     ranges(request, committed(kafka, request, deadline))
     return request

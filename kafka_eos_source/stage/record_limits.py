@@ -18,6 +18,8 @@ _CLIENT_BYTES = 1_000_000
 #: A dead letter has up to 8 KiB of headers.
 _LEAST_BYTES = 16_384
 _WAIT_MS = 60_000
+#: Timestamps of Spark are before the year 10,000, so that such a limit excludes none.
+_NO_LIMIT_MS = 1 << 50
 #: Limits are asked for again after this time, in seconds: topics grow.
 _VALID_SECONDS = 60.0
 
@@ -49,13 +51,17 @@ def record_limits(kafka: Mapping[str, str], topic: str | None, dead_letter_topic
 
 def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | None) -> RecordLimits:
     most, partitions = int(kafka.get("message.max.bytes", _CLIENT_BYTES)), None
+    output: Mapping[str, str] = {}
     deadline = Deadline.after_ms(_WAIT_MS)
     with TopicAdmin(kafka) as admin:
         for name in (each for each in (topic, dead_letter_topic) if each is not None):
             try:
-                most = min(most, int(admin.config(name, deadline)["max.message.bytes"]))
+                config = admin.config(name, deadline)
             except AuthorizationError as refused:
-                _log.warning("max.message.bytes of topic %r does not limit records: %s", name, refused)
+                _log.warning("the configuration of topic %r does not limit records: %s", name, refused)
+                continue
+            most = min(most, int(config["max.message.bytes"]))
+            output = config if name == topic else output
         shape = None if topic is None else admin.shape(topic, deadline)
         partitions = None if shape is None else shape.partitions
     if dead_letter_topic is not None and most < _LEAST_BYTES:
@@ -64,4 +70,19 @@ def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | N
             f"topics; onInvalidRecord=dead-letter needs {_LEAST_BYTES:,}, so that the headers fit.",
             fix="raise the limit.",
         )
-    return RecordLimits(most, partitions)
+    return RecordLimits(
+        most,
+        partitions,
+        needs_key="compact" in output.get("cleanup.policy", ""),
+        before_ms=_time_limit(output, "message.timestamp.before.max.ms"),
+        after_ms=_time_limit(output, "message.timestamp.after.max.ms"),
+    )
+
+
+def _time_limit(config: Mapping[str, str], name: str) -> int | None:
+    """Returns a limit of timestamps in milliseconds; None if the topic accepts any."""
+    text = config.get(name, config.get("message.timestamp.difference.max.ms"))  # until Kafka 3.5
+    if text is None or config.get("message.timestamp.type") != "CreateTime":
+        return None
+    limit = int(text)
+    return limit if limit < _NO_LIMIT_MS else None

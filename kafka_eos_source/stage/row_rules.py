@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +18,11 @@ from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TO
 _RECORD_OVERHEAD = 100
 #: The same for a header besides its key and value.
 _HEADER_OVERHEAD = 10
+#: This package's default of ``batch.size``.
+_BATCH_BYTES = 1_000_000
+#: A row is refused if its timestamp is so close to a limit that clocks and pauses decide, in milliseconds.
+_CLOCKS_DIFFER_MS = 60_000
+_LEGAL_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,13 @@ def _has_null_key(headers: pa.Array) -> pa.Array:
     return _rows_of_entries(headers, pc.and_(entries.is_valid(), entries.field(0).is_null()))
 
 
+def _is_illegal_topic(topics: pa.Array) -> pa.Array:
+    """Returns which names are illegal; many rows have few names."""
+    names = pc.unique(topics.cast(pa.string())).to_pylist()
+    illegal = [each for each in names if each is not None and _LEGAL_TOPIC.fullmatch(each) is None]
+    return pc.is_in(topics.cast(pa.string()), value_set=pa.array(illegal, pa.string()))
+
+
 RULES: Mapping[str, tuple[Rule, ...]] = {
     TOPIC: (
         Rule(
@@ -71,6 +85,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "is empty",
             "remove or fill such rows",
             lambda column: pc.equal(column.cast(pa.string()), ""),
+        ),
+        Rule(
+            TOPIC,
+            "is not a legal name of a topic: 1 to 249 letters, digits, '.', '_' and '-', but not '.' or '..'",
+            "correct the column",
+            _is_illegal_topic,
         ),
     ),
     PARTITION: (
@@ -112,27 +132,65 @@ def check(name: str, column: pa.Array) -> None:
 class RecordLimits:
     """What the topic of a write accepts, for tasks that set invalid rows aside.
 
+    What the broker itself decides by its clock is None if each row names its topic.
+
     Attributes:
         record_bytes: size of the largest record, uncompressed.
         partitions: number of partitions of the topic; None if each row names its topic.
+        needs_key: whether the topic is compacted, and so refuses records without a key.
+        before_ms, after_ms: how far timestamps may be behind and ahead of the broker's clock; None = any.
     """
 
     record_bytes: int
     partitions: int | None = None
+    needs_key: bool = False
+    before_ms: int | None = None
+    after_ms: int | None = None
 
     def rules(self) -> tuple[Rule, ...]:
         """Returns the rules that follow from the limits, besides the size."""
-        if self.partitions is None:
-            return ()
-        count = self.partitions
-        return (
-            Rule(
-                PARTITION,
-                f"names a partition that the topic does not have; it has {count} (0 to {count - 1})",
-                "correct the column",
-                lambda column: pc.greater_equal(column, count),
-            ),
-        )
+        found = []
+        if self.partitions is not None:
+            count = self.partitions
+            found.append(
+                Rule(
+                    PARTITION,
+                    f"names a partition that the topic does not have; it has {count} (0 to {count - 1})",
+                    "correct the column",
+                    lambda column: pc.greater_equal(column, count),
+                )
+            )
+        if self.needs_key:
+            what = "is null, and the topic is compacted (cleanup.policy)"
+            found.append(Rule(KEY, what, "set the key", lambda column: column.is_null()))
+        return (*found, *self._rules_of_time())
+
+    def _rules_of_time(self) -> list[Rule]:
+        """Returns the rules for timestamps, as a broker applies them when the record arrives."""
+        now_ms, found = round(time.time() * 1000), []
+        if self.after_ms is not None:
+            newest = now_ms + self.after_ms - min(_CLOCKS_DIFFER_MS, self.after_ms // 2)
+            what = f"is too far ahead of the clock (message.timestamp.after.max.ms={self.after_ms})"
+            found.append(
+                Rule(TIMESTAMP, what, "correct it", lambda column: pc.greater(_milliseconds(column), newest))
+            )
+        if self.before_ms is not None:
+            oldest = now_ms - self.before_ms + min(_CLOCKS_DIFFER_MS, self.before_ms // 2)
+            what = f"is too old (message.timestamp.before.max.ms={self.before_ms})"
+            found.append(
+                Rule(TIMESTAMP, what, "correct it", lambda column: pc.less(_milliseconds(column), oldest))
+            )
+        return found
+
+
+def with_small_batches(kafka: Mapping[str, str], largest_record_bytes: int) -> dict[str, str]:
+    """Returns librdkafka properties whose record batches are not larger than the largest record.
+
+    A broker compares the size of a whole record batch with ``max.message.bytes``. The client does not know
+    that limit, and does not split a batch that is too large, so that the transaction would fail each time.
+    """
+    size = min(int(kafka.get("batch.size", _BATCH_BYTES)), largest_record_bytes)
+    return {**kafka, "batch.size": str(size)} if size < _BATCH_BYTES else dict(kafka)
 
 
 def record_bytes(columns: Mapping[str, pa.Array]) -> pa.Array:
@@ -156,6 +214,13 @@ def _header_bytes(headers: pa.Array) -> pa.Array:
         lengths += pc.fill_null(pc.binary_length(entries.field(each)), 0).to_numpy(zero_copy_only=False)
     rows = pc.list_parent_indices(headers).to_numpy()
     return pa.array(np.bincount(rows, weights=lengths, minlength=len(headers)).astype(np.int64))
+
+
+def _milliseconds(timestamps: pa.Array) -> pa.Array:
+    """Returns timestamps of Spark, which are in microseconds, in milliseconds."""
+    if pa.types.is_timestamp(timestamps.type):
+        timestamps = timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
+    return pc.divide(timestamps, 1000)
 
 
 def _as_integer(timestamps: pa.Array) -> pa.Array:
