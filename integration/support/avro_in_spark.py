@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
@@ -22,20 +21,13 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.pandas.types import from_arrow_type
 
+from benchmarks.avro import SPARK_AVRO
 from integration.support.session import builder, end
 from kafka_eos_source.embedded import jars
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from avro_model import encode, schema_of, schemas, values
-
-SPARK_AVRO = jars.JarSet(
-    "spark-avro",
-    (("org.apache.spark", "spark-avro_2.13", pyspark.__version__),),
-    1,
-    version=pyspark.__version__,
-    transitive=False,
-)
 
 
 def main(count: int) -> None:
