@@ -326,3 +326,12 @@ def test_decimals_of_more_than_16_bytes() -> None:
     assert one(schema, b"\x22" + b"\xff" * 17) == -1
     for first in (b"\1" + b"\0" * 16, b"\0" + b"\xff" * 16, b"\xff" + b"\0" * 16, b"\xfe" + b"\xff" * 16):
         assert error(schema, b"\x22" + first) == digits(17)
+
+
+def test_blocks_of_items_without_bytes_are_counted_together() -> None:
+    assert error(NULLS, 2 * varint(40_000) + b"\0") == (
+        "a block has 40000 items of no bytes; at most 65536 are accepted in one row"
+    )
+    assert "items of no bytes" in error(
+        record({"name": "x", "type": NULLS}), 2 * varint(40_000) + b"\0", record()
+    )
