@@ -887,7 +887,7 @@ INLINE int read_single_number(decoded_t *d, int32_t member, int64_t slot, const 
         const field_t *field = &d->program->fields[member];
         column_t *column     = &d->columns[member];
         int width            = widths[field->kind];
-        uint64_t bits;
+        uint64_t bits = 0;
 
         if (!read_number(d, at, end, member, field->kind, &bits))
                 return 0;
@@ -907,7 +907,7 @@ static int read_repeated_number(decoded_t *d, int32_t member, const uint8_t **at
         const field_t *field = &d->program->fields[member];
         const uint8_t *stop  = end;
         int width            = widths[field->kind];
-        uint64_t bits;
+        uint64_t bits = 0;
 
         if (packed) {
                 if (!read_bytes(d, at, end, member, &bits))
