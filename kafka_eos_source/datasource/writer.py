@@ -231,7 +231,8 @@ class _StagedSink:
         if dead is not None:
             dead = replace(dead, run_id=task.run_id)
         limits = self.limits
-        return _Message(part, dead, (), self.planned, None if limits is None else limits.record_bytes)
+        record_bytes = None if limits is None else limits.record_bytes
+        return _Message(part, dead, (), self.planned, record_bytes=record_bytes)
 
     def _invalid_rows(self, task: StreamingTask) -> InvalidRows | None:
         """Returns what takes the invalid rows of this task; None if they fail the batch."""
