@@ -1,0 +1,250 @@
+"""Decodes columns of JSON documents with Arrow's parser where that is exact, otherwise one by one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
+
+#: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
+_FEW = 64
+_INT64 = range(-(1 << 63), 1 << 63)
+_TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+
+_Rows = npt.NDArray[np.int64]
+
+
+class UnfitError(ValueError):
+    """A document does not fit its schema. The text names the field and the reason."""
+
+
+class JsonDecoder:
+    """Decodes the documents of one schema (see `codec.Decoder`).
+
+    Args:
+        shape: the shape that decides the type of the column.
+        validate: returns why a document violates the schema, or None; without it, only types are checked.
+    """
+
+    def __init__(self, shape: Shape, validate: Callable[[Any], str | None] | None = None) -> None:
+        self._shape = shape
+        self._validate = validate
+        self._type = shape.arrow_type
+        self._parsed_type = shape.typed(_parsed)
+        self._is_exact_with_arrow = validate is None and shape.kind is Kind.OBJECT and _suits_arrow(shape)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of the column."""
+        return self._type
+
+    def decode(self, messages: pa.Array, start: int) -> Converted:
+        """Decode messages (binary), each of which begins with `start` bytes that are not payload."""
+        if isinstance(messages, pa.ChunkedArray):
+            messages = messages.combine_chunks()
+        errors: dict[int, str] = {}
+        rows: _Rows = np.flatnonzero(messages.is_valid().to_numpy(zero_copy_only=False))
+        lengths = pc.binary_length(messages).fill_null(start).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(lengths < start).tolist():
+            errors[row] = f"the value has {lengths[row]} bytes, fewer than its frame"
+        rows = rows[lengths[rows] >= start]
+        payloads = messages.take(rows).cast(pa.large_binary())
+        if start:
+            payloads = pc.binary_replace_slice(payloads, 0, start, b"")
+        parsed = self._parse(payloads, rows, errors)
+        values = _convert_times(self._shape, parsed, rows, errors)
+        places = np.full(len(messages), -1)
+        places[rows] = np.arange(len(rows))
+        places[list(errors)] = -1
+        return Converted(values.take(pa.array(places, mask=places < 0)), dict(sorted(errors.items())))
+
+    def _parse(self, payloads: pa.Array, rows: _Rows, errors: dict[int, str]) -> pa.Array:
+        """Returns the documents with times as text. Halves the column until Arrow can parse most of it."""
+        if self._is_exact_with_arrow and len(payloads):
+            found = self._parse_with_arrow(payloads)
+            if found is not None:
+                return found
+            if len(payloads) > _FEW:
+                middle = len(payloads) // 2
+                halves = ((payloads[:middle], rows[:middle]), (payloads[middle:], rows[middle:]))
+                return pa.concat_arrays([self._parse(half, of, errors) for half, of in halves])
+        return self._parse_each(payloads, rows, errors)
+
+    def _parse_with_arrow(self, payloads: pa.Array) -> pa.Array | None:
+        """Returns the documents; None if Arrow refuses one, or might read one differently.
+
+        Arrow reads a text with a message per line. Each message begins with a brace and ends with one. If one
+        is not complete, the brace of the next one is an error, so each contains at least one document; and if
+        there are as many documents as messages, each contains exactly one.
+        """
+        try:
+            texts = pc.ascii_trim(payloads.cast(pa.large_string()), " \t\r\n")
+        except pa.ArrowInvalid:  # not UTF-8
+            return None
+        whole = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+        odd = pc.match_substring_regex(texts, "NaN|Inf")  # which Arrow accepts as numbers
+        if not pc.all(whole).as_py() or pc.any(odd).as_py():
+            return None
+        nothing, newline = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
+        lines = pc.binary_join_element_wise(texts, newline, nothing)
+        _, offsets, data = lines.buffers()
+        size = int(np.frombuffer(offsets, np.int64)[lines.offset + len(lines)])
+        if size >= (1 << 31) - 1:
+            return None
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(data.slice(0, size)),
+                pyarrow.json.ReadOptions(use_threads=False, block_size=size + 1),
+                pyarrow.json.ParseOptions(
+                    explicit_schema=pa.schema(list(self._parsed_type)), unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != len(payloads):
+            return None
+        columns = [column.combine_chunks() for column in table.columns]
+        return pa.StructArray.from_arrays(columns, fields=list(self._parsed_type))
+
+    def _parse_each(self, payloads: pa.Array, rows: _Rows, errors: dict[int, str]) -> pa.Array:
+        import orjson
+
+        found = []
+        for row, payload in zip(rows.tolist(), payloads.to_pylist(), strict=True):
+            value = None
+            try:
+                document = orjson.loads(payload)
+                if self._validate is None or (reason := self._validate(document)) is None:
+                    value = _fit(self._shape, document, "")
+                else:
+                    errors[row] = reason
+            except orjson.JSONDecodeError as failure:
+                errors[row] = f"the value is not JSON: {failure}"
+            except UnfitError as failure:
+                errors[row] = str(failure)
+            found.append(value)
+        return pa.array(found, self._parsed_type)
+
+
+def _parsed(kind: Kind) -> pa.DataType:
+    return pa.string() if kind in _TIMES else Shape(kind).arrow_type
+
+
+def _suits_arrow(shape: Shape) -> bool:
+    """Whether Arrow's parser has this type. It reads neither any JSON value, nor objects as maps."""
+    if shape.kind in (Kind.TEXT, Kind.MAP) or (shape.kind is Kind.OBJECT and not shape.properties):
+        return False
+    inside = [*shape.properties.values(), *([] if shape.items is None else [shape.items])]
+    return all(_suits_arrow(each) for each in inside)
+
+
+def _fit(shape: Shape, value: Any, path: str) -> Any:
+    """Returns a value of a document as Arrow expects it.
+
+    Raises:
+        UnfitError: if it has another type.
+    """
+    if shape.kind is Kind.TEXT:
+        return None if value is None else _text(value)
+    if value is None:
+        return None
+    if shape.kind is Kind.OBJECT and isinstance(value, dict):
+        return {
+            name: _fit(inner, value.get(name), f"{path}.{name}".lstrip("."))
+            for name, inner in shape.properties.items()
+        }
+    if shape.kind is Kind.MAP and isinstance(value, dict) and shape.items is not None:
+        return [(key, _fit(shape.items, each, f"{path}.{key}".lstrip("."))) for key, each in value.items()]
+    if shape.kind is Kind.ARRAY and isinstance(value, list) and shape.items is not None:
+        return [_fit(shape.items, each, f"{path}[{index}]") for index, each in enumerate(value)]
+    if shape.kind is Kind.BOOLEAN and isinstance(value, bool):
+        return value
+    if shape.kind in (Kind.STRING, Kind.DATE_TIME, Kind.DATE) and isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if shape.kind is Kind.NUMBER:
+            return float(value)
+        if shape.kind is Kind.INTEGER and value == int(value):
+            if int(value) in _INT64:
+                return int(value)
+            raise UnfitError(f"{_where(path)}{value} does not fit into 64 bits")
+    raise UnfitError(f"{_where(path)}expected {shape.kind.value}, found {_text(value)[:100]}")
+
+
+def _where(path: str) -> str:
+    return f"field {path}: " if path else ""
+
+
+def _text(value: Any) -> str:
+    import orjson
+
+    return orjson.dumps(value).decode()
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+def _convert_times(
+    shape: Shape, array: pa.Array, rows: _Rows, errors: dict[int, str], path: str = ""
+) -> pa.Array:
+    """Converts texts to timestamps and dates. `rows` tells for each value to which message it belongs."""
+    if shape.kind in _TIMES:
+        return _times(shape.kind, array, rows, errors, path)
+    if shape.arrow_type == array.type:
+        return array
+    if shape.kind is Kind.OBJECT:
+        columns = [
+            _convert_times(inner, array.field(index), rows, errors, f"{path}.{name}".lstrip("."))
+            for index, (name, inner) in enumerate(shape.properties.items())
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(shape.arrow_type), mask=array.is_null())
+    assert shape.items is not None
+    offsets = array.offsets.to_numpy(zero_copy_only=False)
+    first, last = int(offsets[0]), int(offsets[-1])
+    inside = np.repeat(rows, np.diff(offsets))
+    mask = array.is_null()
+    moved = pa.array((offsets - first).astype(np.int32))
+    if shape.kind is Kind.MAP:
+        items = _convert_times(shape.items, array.items[first:last], inside, errors, f"{path}.*".lstrip("."))
+        return pa.MapArray.from_arrays(moved, array.keys[first:last], items, shape.arrow_type, mask=mask)
+    values = _convert_times(shape.items, array.values[first:last], inside, errors, f"{path}[]")
+    return pa.ListArray.from_arrays(moved, values, shape.arrow_type, mask=mask)
+
+
+def _times(kind: Kind, array: pa.Array, rows: _Rows, errors: dict[int, str], path: str) -> pa.Array:
+    try:
+        return array.cast(_TIMES[kind])
+    except pa.ArrowInvalid:
+        pass
+    found: list[Any] = []
+    for row, text in zip(rows.tolist(), array.to_pylist(), strict=True):
+        value = None
+        if text is not None:
+            try:
+                value = _timestamp(text) if kind is Kind.DATE_TIME else dt.date.fromisoformat(text)
+            except (ValueError, OverflowError):
+                needs = "a date with time and time zone" if kind is Kind.DATE_TIME else "a date"
+                errors.setdefault(row, f"{_where(path)}{text[:100]!r} is not {needs} (RFC 3339)")
+        found.append(value)
+    return pa.array(found, _TIMES[kind])
+
+
+def _timestamp(text: str) -> dt.datetime:
+    """Parses what Arrow does not: more digits than microseconds, which are cut off, and small letters."""
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    date, time, fraction, zone = match.groups()
+    digits = f"{(fraction or '.')[1:]:0<6}"[:6]
+    return dt.datetime.fromisoformat(f"{date}T{time}.{digits}{'+00:00' if zone in 'Zz' else zone}")
