@@ -419,7 +419,7 @@ def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: 
         from_registry("value", chosen, version=1)
 
 
-@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])
 def test_a_schema_is_derived_registered_and_used_for_a_round_trip(server: Server, kind: str) -> None:
     """With the real codecs, through the registry."""
     type_ = StructType([StructField("carrier", StringType()), StructField("minutes", LongType())])
