@@ -21,7 +21,9 @@ from typing import Any, cast
 import click
 import psutil
 import pyarrow as pa
+import pyspark
 
+from kafka_eos_source.embedded import jars
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
 from kafka_eos_source.registry.avro.kernel import choice
 from kafka_eos_source.registry.codec import Schema
@@ -53,6 +55,15 @@ _FIELDS: list[dict[str, Any]] = [
 ]
 _TEXT = json.dumps({"type": "record", "name": "Order", "fields": _FIELDS})
 SCHEMA = Schema("AVRO", _TEXT)
+
+#: Spark's own reader and writer of Avro, which PySpark does not contain.
+SPARK_AVRO = jars.JarSet(
+    "spark-avro",
+    (("org.apache.spark", "spark-avro_2.13", pyspark.__version__),),
+    1,
+    version=pyspark.__version__,
+    transitive=False,
+)
 
 #: Does a contender's work on `_ROWS` records a number of times.
 Work = Callable[[int], None]
@@ -132,7 +143,6 @@ def libraries(values: pa.Array, messages: pa.Array) -> dict[str, Work]:
 
 def spark_jobs(messages: pa.Array, million: float) -> dict[str, Callable[[], float]]:
     """Returns jobs in Spark, each of which returns its CPU seconds."""
-    import pyspark
     from pyspark.sql import SparkSession
     from pyspark.sql.avro.functions import from_avro
     from pyspark.sql.pandas.types import from_arrow_type
@@ -140,7 +150,7 @@ def spark_jobs(messages: pa.Array, million: float) -> dict[str, Callable[[], flo
 
     spark = (
         SparkSession.builder.master("local[1]")
-        .config("spark.jars.packages", f"org.apache.spark:spark-avro_2.13:{pyspark.__version__}")
+        .config("spark.jars", ",".join(map(str, jars.jars(SPARK_AVRO).glob("*.jar"))))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()

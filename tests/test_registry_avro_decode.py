@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.registry.avro import arrow_type
 from kafka_eos_source.registry.avro.decode import AvroDecoder
 from kafka_eos_source.registry.avro.decode_twin import decode_rows
+from kafka_eos_source.registry.avro.defaults import varint
 from kafka_eos_source.registry.avro.kernel import choice
 from kafka_eos_source.registry.avro.resolve import compile_program
 from kafka_eos_source.registry.avro.schema import parse
@@ -305,3 +306,15 @@ def test_arrow_types_become_sparks_types() -> None:
         "m:map<string,array<int>>,d:decimal(9,2),big:binary,day:date,tm:int,ts:timestamp,ns:bigint,"
         "local:timestamp_ntz,id:string,took:binary>"
     )
+
+
+def test_strings_are_utf8_as_python_defines_it() -> None:
+    firsts = b"\x41\x7f\x80\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xec\xed\xee\xef\xf0\xf1\xf3\xf4\xf5\xff"
+    others = b"\x41\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0"
+    texts = [
+        b"x" * (number % 11) + bytes(one)[: 1 + number % 4] + b"y" * (number % 3)
+        for number, one in enumerate(product(firsts, others, others, others))
+    ]
+    made = decode(schema_of("string"), [varint(len(text)) + text for text in texts])
+    for row, text in enumerate(texts):
+        assert (row in made.errors) == (text.decode(errors="ignore").encode() != text)

@@ -56,6 +56,7 @@ def error(schema: Any, found: pa.DataType, value: Any) -> str:
     """Encodes one value that is not valid between two nulls, and returns its message."""
     made = encode(schema, pa.array([None, value, None], found))
     assert made.values.null_count == 3
+    assert not len(made.values.buffers()[2]), "what was written of the row is taken back"
     assert list(made.errors) == [1]
     return made.errors[1]
 
@@ -344,3 +345,16 @@ def test_schema_for_a_row_of_spark() -> None:
 def test_types_that_avro_does_not_have(found: pa.DataType, message: str) -> None:
     with pytest.raises(InvalidSchemaError, match=message):
         schema_for(found)
+
+
+def test_arrays_with_offsets_inside() -> None:
+    """Slices of children, which `slice` of the whole array does not make."""
+    schema = {"type": "map", "values": "long"}
+    found = pa.map_(pa.string(), pa.int64())
+    entries = pa.StructArray.from_arrays(
+        [pa.array(["skipped", "a", "b"]), pa.array([0, 1, 2])], fields=[found.key_field, found.item_field]
+    ).slice(1)
+    offsets = pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0")
+    column = pa.Array.from_buffers(found, 2, [None, offsets], children=[entries])
+    assert encode(schema, column).values.to_pylist() == [b"\2\2a\2\0", b"\2\2b\4\0"]
+    assert encode(schema, column.slice(1)).values.to_pylist() == [b"\2\2b\4\0"]

@@ -1,0 +1,90 @@
+"""``python -m integration.support.avro_in_spark N``: compares the Avro codec with Spark's on N schemas.
+
+Types, values, and which truncated records become null, must be the same. Prints how many were equal; fails
+at the first difference. It is a program of its own, because Spark needs the jar when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.pandas.types import from_arrow_type
+
+from benchmarks.avro import SPARK_AVRO
+from integration.support.session import builder, end
+from kafka_eos_source.embedded import jars
+from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from avro_model import encode, schema_of, schemas, values
+
+
+def main(count: int) -> None:
+    """Compares random schemas, with five random values each at most."""
+    found = ",".join(map(str, jars.jars(SPARK_AVRO).glob("*.jar")))
+    spark = builder().config("spark.jars", found).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def compare_all(data: st.DataObject) -> None:
+        schema = data.draw(schemas())
+        rows = data.draw(st.lists(values(schema), min_size=1, max_size=5))
+        seen[_compare(spark, schema, [encode(schema, row) for row in rows])] += 1
+
+    compare_all()
+    end(spark)
+    print(json.dumps(seen))
+
+
+def _compare(spark: SparkSession, schema: Any, payloads: list[bytes]) -> str:
+    text = json.dumps(schema)
+    messages = pa.array([*payloads, *(payload[:-1] for payload in payloads if payload)], pa.binary())
+    made = decoder(schema_of(schema)).decode(messages, 0)
+    frame = spark.createDataFrame(pa.table({"v": messages}))
+    theirs = frame.select(from_avro("v", text, {"mode": "PERMISSIVE"}).alias("v"))
+    kind = from_arrow_type(arrow_type(schema_of(schema))).simpleString()
+    assert theirs.schema["v"].dataType.simpleString() == kind, text
+    try:
+        expected = [_plain(row.v) for row in theirs.collect()]
+        ours = [_plain(row.v) for row in spark.createDataFrame(pa.table({"v": made.values})).collect()]
+    except (Py4JJavaError, PySparkException):
+        return "not comparable"  # Spark's or Arrow's conversion lacks a type, such as that of null
+    assert ours == expected, text
+    encoded = encoder(schema_of(schema), made.values.type).encode(made.values, b"").values
+    again = spark.createDataFrame(pa.table({"v": encoded}))
+    read = again.select(from_avro("v", text, {"mode": "PERMISSIVE"}).alias("v")).collect()
+    assert [_plain(row.v) for row in read] == ours, text
+    return "equal"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Row):
+        return tuple(_plain(one) for one in value)
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
