@@ -2,8 +2,8 @@
 
 The contenders are this package's decoders, the deserializers of confluent-kafka (row by row, without the cost
 of a registry or of making columns), and Spark's own ``from_protobuf`` and ``from_json`` with one task on one
-core. From Spark's times, those of the same query without decoding are subtracted. The program prints medians of
-microseconds of wall time and, where all work happens in this process, of CPU time per row.
+core. From Spark's times, those of the same query without decoding are subtracted. The program prints medians
+of microseconds of wall time and, where all work happens in this process, of CPU time per row.
 """
 
 from __future__ import annotations
