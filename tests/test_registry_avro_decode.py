@@ -318,3 +318,20 @@ def test_strings_are_utf8_as_python_defines_it() -> None:
     made = decode(schema_of("string"), [varint(len(text)) + text for text in texts])
     for row, text in enumerate(texts):
         assert (row in made.errors) == (text.decode(errors="ignore").encode() != text)
+
+
+def test_decimals_of_more_than_16_bytes() -> None:
+    schema = decimal_of(38)
+    assert one(schema, b"\x22" + b"\0" * 16 + b"\5") == 5
+    assert one(schema, b"\x22" + b"\xff" * 17) == -1
+    for first in (b"\1" + b"\0" * 16, b"\0" + b"\xff" * 16, b"\xff" + b"\0" * 16, b"\xfe" + b"\xff" * 16):
+        assert error(schema, b"\x22" + first) == digits(17)
+
+
+def test_blocks_of_items_without_bytes_are_counted_together() -> None:
+    assert error(NULLS, 2 * varint(40_000) + b"\0") == (
+        "a block has 40000 items of no bytes; at most 65536 are accepted in one row"
+    )
+    assert "items of no bytes" in error(
+        record({"name": "x", "type": NULLS}), 2 * varint(40_000) + b"\0", record()
+    )

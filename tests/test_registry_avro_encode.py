@@ -358,3 +358,13 @@ def test_arrays_with_offsets_inside() -> None:
     column = pa.Array.from_buffers(found, 2, [None, offsets], children=[entries])
     assert encode(schema, column).values.to_pylist() == [b"\2\2a\2\0", b"\2\2b\4\0"]
     assert encode(schema, column.slice(1)).values.to_pylist() == [b"\2\2b\4\0"]
+
+
+def test_each_row_quotes_its_own_symbol() -> None:
+    schema = {"type": "enum", "name": "E", "symbols": ["A"]}
+    made = encode(schema, pa.array(["LONGER", "X", "A", "Y" * 60]))
+    assert made.errors == {
+        0: "the enum has no symbol 'LONGER'",
+        1: "the enum has no symbol 'X'",
+        3: f"the enum has no symbol '{'Y' * 48}'",
+    }
