@@ -24,24 +24,17 @@ from typing import Any
 import click
 import fastavro
 import psutil
-import pyspark
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.avro.functions import from_avro
 
+from benchmarks.avro import SPARK_AVRO
 from integration.support.kafka import Admin
 from integration.support.registry import APICURIO, Registry, fetch
 from kafka_eos_source import from_registry
 from kafka_eos_source.embedded import EmbeddedKafka, jars
 
-SPARK_AVRO = jars.JarSet(
-    "spark-avro",
-    (("org.apache.spark", "spark-avro_2.13", pyspark.__version__),),
-    1,
-    pyspark.__version__,
-    transitive=False,
-)
 FLIGHT = json.dumps(
     {
         "type": "record",

@@ -38,7 +38,7 @@ from integration.test_sink_stream import spec
 from kafka_eos_source import from_registry, map_in_read, registry_schema
 from kafka_eos_source.protocol import dead_letters
 
-pytestmark = pytest.mark.skipif(
+needs_arrow_udfs = pytest.mark.skipif(
     not hasattr(f, "arrow_udf"), reason="from_registry needs the Arrow UDFs of PySpark 4.1"
 )
 SECONDS = 120
@@ -95,6 +95,7 @@ def world(
     return World(spark, query, topic(1), schema_registry, DELAY)
 
 
+@needs_arrow_udfs
 def test_writers_schemas_may_change_while_the_query_runs(world: World) -> None:
     """New ids arrive in the running query, whose reader schema stays that of its start."""
     world.send(avro(world.flight, FLIGHT, {"carrier": "AA", "delay": 5}))
@@ -128,6 +129,7 @@ def test_writers_schemas_may_change_while_the_query_runs(world: World) -> None:
     assert f"schema id {unfit} does not fit the reader schema".encode() in message
 
 
+@needs_arrow_udfs
 @pytest.mark.fault("T128", "the schema registry is killed, and comes back", "while batches run")
 def test_an_outage_of_the_registry_stops_new_ids_and_makes_no_record_bad(world: World) -> None:
     """Cached ids go on; a new id fails the query by name, and is read when the registry is back."""
@@ -167,6 +169,7 @@ def test_an_outage_of_the_registry_stops_new_ids_and_makes_no_record_bad(world: 
     assert read_back(world.broker, world.dead) == []
 
 
+@pytest.mark.core
 def test_map_in_read_decodes_and_encodes_inside_the_read(world: World) -> None:
     def late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -192,6 +195,7 @@ def test_map_in_read_decodes_and_encodes_inside_the_read(world: World) -> None:
     assert dict(letter.headers or [])[dead_letters.ORIGIN_OFFSET] == b"100"
 
 
+@needs_arrow_udfs
 def test_by_default_a_bad_record_fails_the_query_and_is_named(world: World) -> None:
     world.send(avro(world.flight, FLIGHT, {"carrier": "AA", "delay": 5}), b"\0\0\0")
     value = from_registry("value", world.spec["registry"], topic=world.query.source)
@@ -203,6 +207,7 @@ def test_by_default_a_bad_record_fails_the_query_and_is_named(world: World) -> N
     assert read_back(world.broker, world.query.sink) == []
 
 
+@needs_arrow_udfs
 @pytest.mark.fault(
     "T127", "the driver is killed while undecodable records become dead letters", "produce, commit"
 )
@@ -251,6 +256,7 @@ spark.stop()
 """
 
 
+@needs_arrow_udfs
 @pytest.mark.long
 def test_the_columns_work_over_spark_connect(
     broker: str, topic: Callable[..., str], checkpoint: str, schema_registry: Registry

@@ -266,6 +266,8 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
         "avro.c",
         "kernel.abi3.so",
         "kernel.c",
+        "protobuf.abi3.so",
+        "protobuf.c",
     ]
     (tmp_path / "broken.c").write_text("not C")
     with pytest.raises(Exception, match="failed"):
@@ -273,7 +275,7 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
     assert not list(tmp_path.glob("*broken.so*"))
 
 
-def test_a_kernel_without_its_avro_library_is_repaired(
+def test_a_kernel_without_the_libraries_of_codecs_is_repaired(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     paths = {name: tmp_path / f"{name}.abi3.so" for name in loader.LIBRARIES}
@@ -282,8 +284,9 @@ def test_a_kernel_without_its_avro_library_is_repaired(
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(object(), ""))  # type: ignore[arg-type]
     found = machine.check_kernel()
     complete(found)
-    assert "the library of the Avro codec was not built" in found.what
+    assert "native/avro.c and native/protobuf.c was not built" in found.what
     paths["avro"].touch()
+    paths["protobuf"].touch()
     assert machine.check_kernel().severity is OK
 
 

@@ -350,6 +350,37 @@ def test_an_id_that_another_node_registered_a_moment_ago_is_awaited(
     assert texts(decoder(server).decode(pa.array([message(1, b"a")]))) == ["one:a"]
 
 
+def test_an_id_that_was_awaited_in_vain_is_asked_for_again_without_waiting(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.array([message(1, b"a")])
+    assert texts(decoder(server).decode(rows)) == [None]
+    asked = len(server.requests)
+    assert texts(decoder(server).decode(rows)) == [None]
+    assert len(server.requests) == asked, "not asked for again at once"
+    monkeypatch.setattr(catalogs, "_ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 3600.0)
+    assert texts(decoder(server).decode(rows)) == [None]
+    assert len(server.requests) == asked + 1
+    server.add("s", "one")
+    assert texts(decoder(server).decode(rows)) == ["one:a"]
+
+
+def test_a_batch_full_of_unknown_ids_is_not_awaited(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 3600.0)
+    monkeypatch.setattr(catalogs, "_MOST_AWAITED", 5)
+    found = decoder(server).decode(pa.array([message(each, b"a") for each in range(6)]))
+    assert len(found.errors) == len(server.requests) == 6
+
+
+def test_a_missing_import_of_a_known_schema_is_no_bad_record(server: Server, text_codec: None) -> None:
+    number = server.add("s", "one", references=[{"name": "n", "subject": "gone", "version": 1}])
+    with pytest.raises(SchemaNotFoundError, match="subject 'gone', imported as 'n'"):
+        decoder(server).decode(pa.array([message(number, b"a")]))
+
+
 def test_values_are_encoded_with_the_frame_of_their_schema(text_codec: None) -> None:
     values = pa.array(["a", None])
     assert Encoding(7, Schema("AVRO", "s")).encode(values).values.to_pylist() == [b"\0\0\0\0\7a", None]
@@ -419,7 +450,7 @@ def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: 
         from_registry("value", chosen, version=1)
 
 
-@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])
 def test_a_schema_is_derived_registered_and_used_for_a_round_trip(server: Server, kind: str) -> None:
     """With the real codecs, through the registry."""
     type_ = StructType([StructField("carrier", StringType()), StructField("minutes", LongType())])

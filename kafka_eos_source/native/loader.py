@@ -15,8 +15,8 @@ VERSION = 3
 #: The version that the library of the Avro codec must report.
 AVRO_VERSION = 1
 
-#: The libraries that the kernel consists of: that of records of Kafka, and that of the Avro codec.
-LIBRARIES = ("kernel", "avro")
+#: The libraries that the kernel consists of: that of records of Kafka, and those of the codecs.
+LIBRARIES = ("kernel", "avro", "protobuf")
 
 #: The environment variable that turns off the kernel when it is set to 0.
 VARIABLE = "KAFKA_EOS_NATIVE"

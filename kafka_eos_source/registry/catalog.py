@@ -17,11 +17,13 @@ from kafka_eos_source.registry.formats import schema_format
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
-#: Another node of the registry may know a new id some moments later than the node that registered it. The ids
+#: Another node of the registry may know a new id some moments later than the node that registered it. New ids
 #: of a batch that are unknown are asked for again for this long before their records are bad.
 _KNOWN_AFTER_SECONDS = 3.0
-#: How long an id that the registry did not know is not asked for again.
-_UNKNOWN_SECONDS = 60.0
+#: If a batch has more unknown ids than this, it is full of records of another format, and nothing is awaited.
+_MOST_AWAITED = 100
+#: How long an id that was awaited in vain is not asked for again.
+_ASK_AGAIN_SECONDS = 5.0
 _MOST_UNKNOWN = 10_000
 _DEEPEST = 50
 
@@ -37,6 +39,7 @@ class Catalog:
         self._options = dict(options)
         self._client: SchemaRegistry | None = None
         self._schemas: dict[int, Schema] = {}
+        #: When each unknown id was asked for, and the registry's answer.
         self._unknown: dict[int, tuple[float, str]] = {}
 
     @property
@@ -57,26 +60,47 @@ class Catalog:
             RegistryUnavailableError: if the registry does not answer for an id that is not cached.
             AuthorizationError, OperatorError: if it refuses the request.
         """
-        wanted = list(ids)
-        found: dict[int, Schema | str] = {}
-        deadline: Deadline | None = None
-        pauses: Pauses | None = None
-        while True:
-            unknown = False
-            for each in wanted:
-                if each in found:
-                    continue
-                answer = self._of_id(each, final=deadline is not None and deadline.expired)
-                if answer is None:
-                    unknown = True
-                else:
-                    found[each] = answer
-            if not unknown:
-                return found
-            if pauses is None:
-                deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
-                pauses = Pauses(deadline, 0.1, 1.0)
-            pauses.wait()
+        found: dict[int, Schema] = {}
+        unknown: dict[int, str] = {}
+        for each in ids:
+            cached = self._schemas.get(each)
+            asked, why = self._unknown.get(each, (-_ASK_AGAIN_SECONDS, ""))
+            if cached is not None:
+                found[each] = cached
+            elif time.monotonic() - asked < _ASK_AGAIN_SECONDS:
+                unknown[each] = why
+            else:
+                self._ask(each, found, unknown)
+        awaited = [each for each in unknown if each not in self._unknown]
+        if len(awaited) <= _MOST_AWAITED:
+            pauses = Pauses(Deadline.after_seconds(_KNOWN_AFTER_SECONDS), 0.1, 1.0)
+            while not pauses.expired and any(each in unknown for each in awaited):
+                pauses.wait()
+                for each in awaited:
+                    if each in unknown:
+                        self._ask(each, found, unknown)
+        for each in awaited:
+            if each in unknown:
+                self._remember(each, unknown[each])
+        return {**found, **unknown}
+
+    def _ask(self, schema_id: int, found: dict[int, Schema], unknown: dict[int, str]) -> None:
+        """Asks the registry for an id, and puts the answer into one of the two."""
+        try:
+            stored = self.registry.by_id(schema_id)
+        except SchemaNotFoundError as error:
+            unknown[schema_id] = error.message
+            if schema_id in self._unknown:
+                self._remember(schema_id, error.message)
+            return
+        found[schema_id] = self._schemas[schema_id] = self.schema(stored)
+        unknown.pop(schema_id, None)
+        self._unknown.pop(schema_id, None)
+
+    def _remember(self, schema_id: int, why: str) -> None:
+        if len(self._unknown) >= _MOST_UNKNOWN:
+            self._unknown.clear()
+        self._unknown[schema_id] = (time.monotonic(), why)
 
     def of_id(self, schema_id: int) -> Schema:
         """Returns the schema of an id, and keeps it. Raises the errors of `SchemaRegistry.by_id`."""
@@ -100,27 +124,6 @@ class Catalog:
         """
         stored = StoredSchema(-1, schema.format, schema.text)
         return (self.registry.register if register else self.registry.find)(subject, stored)
-
-    def _of_id(self, schema_id: int, *, final: bool) -> Schema | str | None:
-        """Returns the schema of an id, or why there is none; None if it may become known in a moment."""
-        cached = self._schemas.get(schema_id)
-        if cached is not None:
-            return cached
-        until, why = self._unknown.get(schema_id, (0.0, ""))
-        if time.monotonic() < until:
-            return why
-        try:
-            stored = self.registry.by_id(schema_id)
-        except SchemaNotFoundError as error:
-            if not final:
-                return None
-            if len(self._unknown) >= _MOST_UNKNOWN:
-                self._unknown.clear()
-            self._unknown[schema_id] = (time.monotonic() + _UNKNOWN_SECONDS, error.message)
-            return error.message
-        schema = self.schema(stored)
-        self._schemas[schema_id] = schema
-        return schema
 
     def schema(self, stored: StoredSchema) -> Schema:
         """Returns a stored schema with the schemas that it imports, and those that they import.

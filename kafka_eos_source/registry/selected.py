@@ -58,7 +58,7 @@ class RegistrySchema:
         from pyspark.sql.pandas.types import from_arrow_type
 
         try:
-            return from_arrow_type(self.arrow_type)
+            return from_arrow_type(self.arrow_type, prefer_timestamp_ntz=True)
         except PySparkTypeError as error:
             raise InvalidSchemaError(
                 f"Spark has no type for values of the schema, {self.arrow_type}: {error}.",

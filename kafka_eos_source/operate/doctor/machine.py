@@ -69,14 +69,17 @@ def check_kernel() -> Finding:
     return Finding(
         "kernel",
         Severity.NOTE if off else Severity.WARNING,
-        f"not in use; the slower Python code is used instead: "
-        f"{chosen.why_not or 'the library of the Avro codec was not built'}",
+        f"not in use; the slower Python code is used instead: {chosen.why_not or _not_built(missing)}",
         "reading and writing records takes more CPU time (docs/performance.md)",
         f"unset {loader.VARIABLE}."
         if off
         else "install a wheel, or a C compiler and then the package again.",
         repair,
     )
+
+
+def _not_built(missing: list[str]) -> str:
+    return f"native/{' and native/'.join(f'{each}.c' for each in missing)} was not built"
 
 
 def _compile_all(compiler: str, sources: Sequence[Path], libraries: Sequence[Path]) -> None:
