@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kafka_eos_source.commit import machine, ownership, session, transaction
+from kafka_eos_source.commit import machine, ownership, session, transaction, verdict
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.kafka.transactional import TransactionalProducer
@@ -81,6 +82,16 @@ def _no_plan_check() -> None:
     session._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_mark_check() -> None:
+    """Takes every committed offset for the query's own, whoever committed it."""
+    Held.is_marked = lambda self, tp: tp in self.offsets  # type: ignore[method-assign]
+
+
+def _no_promise() -> None:
+    """Takes a missing token for a query that has never committed."""
+    verdict._without_token = lambda *_: Verdict.WRITE  # type: ignore[assignment]
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -100,6 +111,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "count check": _no_count_check,
     "init before token": _token_before_init,
     "plan check": _no_plan_check,
+    "mark check": _no_mark_check,
+    "promised token": _no_promise,
 }
 
 

@@ -114,10 +114,17 @@ class Scenario:
         """Returns the path of a file that a failpoint creates when it fires."""
         return self.folder / f"once-{name}"
 
-    def stopped_at(self, failpoint: str, at_time: int = 1, **spec: Any) -> Driver:
-        """Starts the query; returns once SIGSTOP has stopped it at its ``at_time``-th pass of a failpoint."""
+    def stopped_at(self, failpoint: str, at_time: int = 1, *, then: str = "", **spec: Any) -> Driver:
+        """Starts the query; returns once SIGSTOP has stopped it at its ``at_time``-th pass of a failpoint.
+
+        Args:
+            failpoint: name of the failpoint.
+            at_time: how often the query passes it until it stops.
+            then: further failpoints to arm.
+            spec: as `start`.
+        """
         once = self.once(uuid.uuid4().hex[:6])
-        process = self.start(f"{failpoint}=stop*{at_time}@{once}", **spec)
+        process = self.start(f"{failpoint}=stop*{at_time}@{once},{then}", **spec)
         await_condition(once.exists, _SECONDS, f"{failpoint} is reached")
         process.await_stopped()
         return process
