@@ -162,7 +162,7 @@ def test_t54_without_the_promised_token_a_batch_whose_group_was_deleted_is_writt
 
 
 def _killed_after_intervention(scenario: Scenario, name: str) -> None:
-    """Intervenes when the offsets of a batch are in its open transaction, and kills the driver after commit."""
+    """Intervenes when a batch has its offsets in the open transaction; kills the driver after the commit."""
     scenario.feed(50)
     scenario.run()
     scenario.feed(50)

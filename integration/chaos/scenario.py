@@ -76,9 +76,19 @@ class Scenario:
         source: Mapping[str, str] | None = None,
         sink: Mapping[str, str] | None = None,
         checkpoint: Path | None = None,
+        program: Mapping[str, Path] | None = None,
         **spec: Any,
     ) -> Driver:
-        """Starts a process that runs the query; ``spec`` adds keys to the spec of `loop`."""
+        """Starts a process that runs the query.
+
+        Args:
+            failpoints: failpoints to arm in it.
+            mutations: rules to switch off in it, see `mutations`.
+            source, sink: further options.
+            checkpoint: another checkpoint than the scenario's own.
+            program: another version of the code, as ``root`` and ``python`` of `Driver`.
+            spec: further keys of the spec of `loop`.
+        """
         self.starts += 1
         servers = {"kafka.bootstrap.servers": self.bootstrap}
         return self._start(
@@ -104,6 +114,7 @@ class Scenario:
             },
             failpoints,
             module="integration.chaos.loop",
+            **(program or {}),
         )
 
     def run(self, **spec: Any) -> None:
