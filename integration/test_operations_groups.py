@@ -10,12 +10,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.chaos.conftest import scenario as scenario
 from integration.chaos.scenario import Scenario
+from integration.chaos.stateful import STORE
+from integration.chaos.stateful_case import Case
 from integration.support import tools
+from integration.support.driver import START_AND_RUN_SECONDS, Driver
+from integration.support.processes import await_condition
 
 _TO = ("--reset-offsets", "--execute")
 _LONG = pytest.mark.long
@@ -220,3 +226,52 @@ def test_a_group_that_was_reset_to_match_a_restored_checkpoint_is_refused(
     )
     found = scenario.outcome()
     assert found.exactly_once, found
+
+
+#: What an operator does to the offsets of a changelog topic, and whether the commit too has lost its token.
+CHANGELOG_INTERVENTIONS: Mapping[str, tuple[Callable[[str], tuple[str, ...]], bool]] = {
+    "reset one shard": (lambda changelog: (*_TO, "--topic", f"{changelog}:0", "--to-earliest"), False),
+    "reset everything": (lambda _: (*_TO, "--all-topics", "--to-earliest"), True),
+    "delete the changelog's offsets": (lambda changelog: ("--delete-offsets", "--topic", changelog), False),
+    "delete the group": (lambda _: ("--delete",), True),
+}
+
+
+@_LONG
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=_DELETED if name.startswith("delete") else _RESET)
+        for name in CHANGELOG_INTERVENTIONS
+    ],
+)
+def test_state_stays_exact_although_a_changelogs_offsets_change_within_a_transaction(
+    broker: str, topic: Callable[..., str], tmp_path: Path, driver: Callable[..., Driver], name: str
+) -> None:
+    """The driver is killed after the commit; the changelog itself tells which batch it ends with."""
+    case = Case(broker, topic, tmp_path)
+    arguments, is_token_lost = CHANGELOG_INTERVENTIONS[name]
+
+    def start(failpoints: str = "", **spec: Any) -> Driver:
+        return driver(case.spec(**spec), failpoints, module="integration.chaos.loop")
+
+    start().finish()
+    case.feed(100)
+    stopped, killed = tmp_path / "stopped", tmp_path / "killed"
+    running = start(f"commit.before_commit=stop@{stopped},commit.after_commit=kill-worker@{killed}")
+    await_condition(stopped.exists, START_AND_RUN_SECONDS, "the offsets are in the transaction")
+    running.await_stopped()
+    changelog = f"{case.application}-{STORE}-changelog"
+    tools.consumer_groups(broker, case.application, *arguments(changelog))
+    running.resume()
+    assert running.wait() == -9, running.tail()
+    case.feed(100)
+    refused = start()
+    assert refused.wait() == 1, refused.tail()
+    assert f"[{MISSING}]" in refused.log.read_text(), refused.tail()
+    fixed = {"onMissingToken": "assume_committed"} if is_token_lost else {}
+    start(operator={"onMissingState": "changelog"}, sink=fixed).finish()
+    case.check()
+    case.feed(100)
+    start().finish()
+    case.check()
