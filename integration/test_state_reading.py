@@ -335,6 +335,32 @@ _STEPS = [
 ]
 
 
+@pytest.mark.fault("T135b", "the changelog topic grows, and the state is moved", "between two runs")
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [SHARDS, 5])
+def test_the_state_of_a_changelog_that_grew_is_found_and_moved(
+    pages: Pages, admin: Admin, shards: int
+) -> None:
+    """The tokens name the number of shards: lookups find their keys, and a rescale moves the old shards."""
+    names = [f"page-{n}" for n in range(100)]
+    pages.feed(names + names[:30])
+    pages.run()
+    admin.grow(f"{pages.application}-{STORE}-changelog", 5)
+    for name in names[:10]:
+        shown = json.loads(command(pages, "get", name, "--json").output)
+        assert shown["value"] == {"views": pages.wanted[name]}, name
+    assert views(pages.frame("changelog")) == dict(pages.wanted)
+    for wrong in (SHARDS, 5):
+        with pytest.raises(StreamingQueryException, match="STATE_MISMATCH"):
+            pages.run(wrong)
+    moved = command(pages, "rescale", "--shards", shards, "--yes")
+    assert moved.exit_code == 0, moved.output
+    assert f"copying {SHARDS} shards to {shards}" in moved.output
+    pages.feed(names)
+    pages.run(shards)
+    assert views(pages.frame("changelog")) == dict(pages.wanted)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S09", "`kafka-eos state rescale` is killed", "between every two steps")
 @pytest.mark.long

@@ -28,6 +28,7 @@
         ├── AuthorizationError      the cluster refuses the principal
         ├── DataLossError           records that the query has not read are gone
         ├── TokenMissingError       Kafka lost the token, so it does not show which batch was committed last
+        ├── NewerVersionError       a newer version of kafka-eos has committed batches of this query
         ├── ForeignQueryError       the application.id belongs to another checkpoint
         ├── OffsetsMovedError       another program moved the offsets of the query's consumer group
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
@@ -183,6 +184,12 @@ class TokenMissingError(OperatorError):
     """The checkpoint shows that batches were committed, but Kafka holds no token of them."""
 
     condition = "KAFKA_EOS.TOKEN_MISSING"
+
+
+class NewerVersionError(OperatorError):
+    """A newer version of kafka-eos wrote the token, the token topic or the checkpoint."""
+
+    condition = "KAFKA_EOS.NEWER_VERSION"
 
 
 class ForeignQueryError(OperatorError):

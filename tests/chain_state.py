@@ -192,12 +192,17 @@ class _Committed:
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
         self._world.process().reach("shard_offset")
+        return self.offsets((), deadline).get(self._tp)
+
+    def offsets(
+        self, others: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
         if self._world.cluster.is_unstable(self._group) is not None:
             self._end_transaction(deadline)
         if self._world.cluster.is_unstable(self._group) is not None:
             raise UnavailableError("an open transaction of another query holds the offset")
-        process = self._world.process()
-        return self._world.cluster.offsets(self._group, process).get(self._tp)
+        found = self._world.cluster.offsets(self._group, self._world.process())
+        return {tp: found[tp] for tp in (self._tp, *others) if tp in found}
 
 
 def count_rows(

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_eos_source.commit import first_batch
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, read_first_batch
-from kafka_eos_source.errors import InvalidOptionError, OperatorError
+from kafka_eos_source.errors import InvalidOptionError, NewerVersionError, OperatorError
 from kafka_eos_source.runtime.file_systems import file_system
 
 OURS = FirstBatch("app", "query", 3)
@@ -42,6 +42,16 @@ def test_a_file_of_format_1_does_not_promise_a_token_for_its_first_batch(tmp_pat
     assert file.promises_token(4)
     file.write()
     assert read_first_batch(str(tmp_path)) == WRITTEN
+
+
+def test_a_file_with_keys_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    path = tmp_path / "kafka-eos/identity.json"
+    newer = json.dumps({**json.loads(path.read_text()), "later": 1})
+    path.write_text(newer)
+    with pytest.raises(NewerVersionError, match="does not know: later"):
+        FirstBatchFile(str(tmp_path), OURS)
+    assert path.read_text() == newer
 
 
 def test_a_changed_application_id_is_refused(tmp_path: Path) -> None:

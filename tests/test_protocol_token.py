@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.errors import NewerVersionError, OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Token, digest, newest
+from kafka_eos_source.protocol.token import (
+    FORMAT,
+    READABLE,
+    ShardProgress,
+    Token,
+    digest,
+    newest,
+    number_of_shards,
+)
+from kafka_eos_source.protocol.writer_version import package_version
 
 TOKEN = Token("app", "query", "run", 7, 7, "aa", "bb", 100)
 
@@ -44,9 +54,31 @@ def test_a_damaged_token_is_an_error_and_never_read_as_missing(metadata: str) ->
         Token.decode(metadata)
 
 
-def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(OperatorError, match="format 3"):
-        Token.decode('{"kafka-eos":3,"batch":1}')
+def test_a_newer_format_is_refused_with_the_version_that_wrote_it() -> None:
+    with pytest.raises(
+        NewerVersionError, match=r"format 3, written by kafka-eos 9\.1;.* reads format 1 and 2"
+    ):
+        Token.decode('{"kafka-eos":3,"by":"9.1","batch":1}')
+    with pytest.raises(NewerVersionError, match="written by a newer version"):
+        Token.decode('{"kafka-eos":3,"by":[7]}')
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "null", "true", '"2"', "2.5", "[]"])
+def test_a_format_that_no_version_wrote_is_damage(version: str) -> None:
+    fields = {**json.loads(TOKEN.encode()), "kafka-eos": json.loads(version)}
+    with pytest.raises(OperatorError, match="damaged"):
+        Token.decode(json.dumps(fields, separators=(",", ":")))
+
+
+def test_a_token_names_the_version_that_wrote_it_and_its_own_format_is_readable() -> None:
+    assert json.loads(TOKEN.encode())["by"] == package_version()
+    assert max(READABLE) == FORMAT
+    assert min(READABLE) == 1, "a version that ends the support of a format says so in docs/upgrading.md"
+
+
+def test_a_key_that_the_format_does_not_have_is_ignored() -> None:
+    text = json.dumps({**json.loads(TOKEN.encode()), "later": {"key": 1}}, separators=(",", ":"))
+    assert Token.decode(text) == TOKEN
 
 
 def test_the_longest_legal_token_is_under_one_kilobyte() -> None:
@@ -61,6 +93,15 @@ def test_the_newest_token_wins() -> None:
     older = Token("app", "query", "run", 6, 6, "aa", "bb", 100)
     assert newest([at(0, older.encode()), at(1, TOKEN.encode()), at(2, "")]) == TOKEN
     assert newest([at(0, "")]) is None
+
+
+def test_the_newest_token_of_a_changelog_names_the_number_of_shards() -> None:
+    older = replace(TOKEN, sequence=6, shard=ShardProgress("a", 1, None), shards=5)
+    newer = replace(TOKEN, shard=ShardProgress("b", 1, None), shards=3)
+    assert Token.decode(newer.encode()) == newer
+    assert number_of_shards([older, None, newer]) == 3
+    assert number_of_shards([TOKEN, None]) is None, "an older version wrote the tokens"
+    assert number_of_shards([]) is None
 
 
 def test_different_lines_have_different_digests() -> None:

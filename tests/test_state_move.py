@@ -110,6 +110,9 @@ def test_metadata_without_a_move_record() -> None:
         (MoveState(shape(5), shape(5), MOVE), Stage.FILL),
         (MoveState(shape(5), shape(5), None), Stage.CLEAN),
         (MoveState(shape(5), None, None), Stage.DONE),
+        (MoveState(shape(5), None, None, shards=5), Stage.DONE),
+        (MoveState(shape(5), None, None, shards=3), Stage.COPY),  # somebody added two partitions
+        (MoveState(shape(7), None, None, shards=5), Stage.COPY),
     ],
 )
 def test_the_next_stage_follows_from_the_state_of_the_move(seen: MoveState, expected: Stage) -> None:

@@ -9,14 +9,18 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from kafka_eos_source.commit import direct, machine, ownership, session, transaction
+from kafka_eos_source.commit import direct, machine, ownership, session, transaction, verdict
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import writer
+from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.state.operator import shard
 
 
 def _no_token_check() -> None:
@@ -126,6 +130,33 @@ def _replay_offsets_afterwards() -> None:
     TransactionalProducer.commit = commit_then_offsets  # type: ignore[method-assign]
 
 
+def _no_mark_check() -> None:
+    """Takes every committed offset for the query's own, whoever committed it."""
+    Held.is_marked = lambda self, tp: tp in self.offsets  # type: ignore[method-assign]
+
+
+def _no_promise() -> None:
+    """Takes a missing token for a query that has never committed."""
+    verdict._without_token = lambda *_: Verdict.WRITE  # type: ignore[assignment]
+
+
+def _new_partitions_from_their_end() -> None:
+    """Starts partitions that were added to a topic at their end instead of their beginning."""
+    SourceAdmin.earliest = SourceAdmin.latest  # type: ignore[method-assign]
+
+
+def _no_shard_check() -> None:
+    """Trusts that the state in the changelog has as many shards as the changelog has partitions."""
+    shard._check_shards = lambda *_: None  # type: ignore[assignment]
+
+
+def _next_format() -> None:
+    """Writes tokens as a later version of this package may: with the next format, and another version."""
+    token.FORMAT += 1
+    token.READABLE = (*token.READABLE, token.FORMAT)
+    token.package_version = lambda: "99.0.0"  # type: ignore[assignment]
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -148,6 +179,11 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "commit dead letters": _no_dead_letters,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,
+    "mark check": _no_mark_check,
+    "promised token": _no_promise,
+    "next format": _next_format,
+    "new partitions": _new_partitions_from_their_end,
+    "shard check": _no_shard_check,
 }
 
 

@@ -76,9 +76,19 @@ class Scenario:
         source: Mapping[str, str] | None = None,
         sink: Mapping[str, str] | None = None,
         checkpoint: Path | None = None,
+        program: Mapping[str, Path] | None = None,
         **spec: Any,
     ) -> Driver:
-        """Starts a process that runs the query; ``spec`` adds keys to the spec of `loop`."""
+        """Starts a process that runs the query.
+
+        Args:
+            failpoints: failpoints to arm in it.
+            mutations: rules to switch off in it, see `mutations`.
+            source, sink: further options.
+            checkpoint: another checkpoint than the scenario's own.
+            program: another version of the code, as ``root`` and ``python`` of `Driver`.
+            spec: further keys of the spec of `loop`.
+        """
         self.starts += 1
         servers = {"kafka.bootstrap.servers": self.bootstrap}
         return self._start(
@@ -104,6 +114,7 @@ class Scenario:
             },
             failpoints,
             module="integration.chaos.loop",
+            **(program or {}),
         )
 
     def run(self, **spec: Any) -> None:
@@ -114,10 +125,17 @@ class Scenario:
         """Returns the path of a file that a failpoint creates when it fires."""
         return self.folder / f"once-{name}"
 
-    def stopped_at(self, failpoint: str, at_time: int = 1, **spec: Any) -> Driver:
-        """Starts the query; returns once SIGSTOP has stopped it at its ``at_time``-th pass of a failpoint."""
+    def stopped_at(self, failpoint: str, at_time: int = 1, *, then: str = "", **spec: Any) -> Driver:
+        """Starts the query; returns once SIGSTOP has stopped it at its ``at_time``-th pass of a failpoint.
+
+        Args:
+            failpoint: name of the failpoint.
+            at_time: how often the query passes it until it stops.
+            then: further failpoints to arm.
+            spec: as `start`.
+        """
         once = self.once(uuid.uuid4().hex[:6])
-        process = self.start(f"{failpoint}=stop*{at_time}@{once}", **spec)
+        process = self.start(f"{failpoint}=stop*{at_time}@{once},{then}", **spec)
         await_condition(once.exists, _SECONDS, f"{failpoint} is reached")
         process.await_stopped()
         return process

@@ -27,20 +27,22 @@ class StatefulRun(Run):
 
     Args:
         spec: a spec of `Run`. ``state`` holds the operator's options. With ``drops_state``, a filter behind
-            the operator drops the rows without a value, which carry the state.
+            the operator drops the rows without a value, which carry the state. ``shards`` is the number of
+            shards.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
         super().__init__(spec, stop)
         self._drops_state = spec.get("drops_state", False)
-        self._operator = Operator(RunningCounts(), STORE, SHARDS, parse_state(spec["state"]))
+        self._shards = spec.get("shards", SHARDS)
+        self._operator = Operator(RunningCounts(), STORE, self._shards, parse_state(spec["state"]))
         self._written: StructType = from_arrow_schema(self._operator.output)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
         found = [batch.column("value") for rows in super()._tasks(start, end, read) for batch in rows]
         keys = pa.concat_arrays([pa.array([], pa.binary()), *found])
-        placed = shards_of([keys], SHARDS)
-        for shard in range(SHARDS):
+        placed = shards_of([keys], self._shards)
+        for shard in range(self._shards):
             yield self._counted(keys.filter(pa.array(placed == shard)), shard)
 
     def _counted(self, keys: pa.BinaryArray, shard: int) -> Iterator[pa.RecordBatch]:

@@ -6,74 +6,20 @@ The tests run the operator in the chaos loop, without Spark.
 from __future__ import annotations
 
 import shutil
-import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark import TaskContext
 
-from integration.chaos.stateful import STORE, StatefulRun
+from integration.chaos.stateful import STORE
+from integration.chaos.stateful_case import Case
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, produce, read_back
-from integration.support.stateful import check_running_counts
-from kafka_eos_source.commit import session
+from integration.support.kafka import Admin, read_back
 from kafka_eos_source.errors import RestartQueryError, StateLostError, TokenMissingError
-from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.runtime import failpoints
 
-ROWS, PER_BATCH, KEYS = 800, 200, 17
 DIES_IN_BATCH = 2
-
-
-class Case:
-    """A query that counts rows by value, from one topic to another."""
-
-    def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
-        self.broker = broker
-        self.source, self.sink = topic(2), topic(2)
-        self.application = f"app-{self.sink}"
-        self.checkpoint = folder / "checkpoint"
-        self.state = folder / "state"
-        rows = [f"k{row % KEYS:02d}" for row in range(ROWS)]
-        produce(broker, self.source, rows)
-        self.wanted = Counter(rows)
-
-    def spec(
-        self, sink: dict[str, str] | None = None, operator: dict[str, str] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        servers = {"kafka.bootstrap.servers": self.broker}
-        reading = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(PER_BATCH)}
-        ours = {**servers, "application.id": self.application}
-        writing = {"topic": self.sink, "checkpointLocation": str(self.checkpoint)}
-        return {
-            "source": {**servers, **reading, "subscribe": self.source},
-            "sink": {**ours, **writing, **(sink or {})},
-            "state": {**ours, "state.dir": str(self.state), **(operator or {})},
-            "checkpoint": str(self.checkpoint),
-            **more,
-        }
-
-    def run(self, **spec: Any) -> None:
-        """Runs the query in the test's own process."""
-        try:
-            StatefulRun(self.spec(**spec), threading.Event()).to_the_end()
-        finally:
-            clear_process_caches()
-
-    def check(self) -> None:
-        check_running_counts(self.wanted, read_back(self.broker, self.sink))
-
-
-def clear_process_caches() -> None:
-    """Drops everything that the process caches, as if it had ended."""
-    TaskContext._taskContext = None
-    while session._sessions:
-        session._sessions.popitem()[1].drop()
-    POOL.close()
 
 
 @pytest.fixture

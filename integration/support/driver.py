@@ -51,10 +51,18 @@ class Driver:
         directory: folder for the driver's files.
         failpoints: failpoints to arm in it, see `kafka_eos_source.runtime.failpoints`.
         module: the module to run with the path of the spec as its argument.
+        root: the folder with the code to run; another one holds another version of this package.
+        python: the Python to run it with; another one has other versions of the dependencies.
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], directory: Path, failpoints: str = "", module: str = __name__
+        self,
+        spec: Mapping[str, Any],
+        directory: Path,
+        failpoints: str = "",
+        module: str = __name__,
+        root: Path = ROOT,
+        python: Path = Path(sys.executable),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         number = len(list(directory.glob("driver-*.log")))
@@ -67,11 +75,14 @@ class Driver:
             points.ENVIRONMENT_VARIABLE: failpoints,
             processes.DRIVER: self._mark,
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(root),
+            "PYSPARK_PYTHON": str(python),
+            "PYSPARK_DRIVER_PYTHON": str(python),
         }
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(self._spec)],
-                cwd=ROOT,
+                [str(python), "-m", module, str(self._spec)],
+                cwd=root,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=out,

@@ -41,6 +41,18 @@ def console_consumer(bootstrap: str, topic: str, at_most: int, idle_ms: int = 15
     return said.splitlines()
 
 
+def consumer_groups(bootstrap: str, group_id: str, *arguments: str) -> str:
+    """Runs ``kafka-consumer-groups.sh`` for one group; fails the test if the tool reports an error."""
+    said = run(
+        "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+        *("--bootstrap-server", bootstrap, "--group", group_id),
+        *arguments,
+    )
+    # the tool ends with 0 although it has refused to change a group
+    assert "Error" not in said, said
+    return said
+
+
 def transactions(bootstrap: str) -> dict[str, str]:
     """Returns the state of every transactional id that the brokers know."""
     return {row["TransactionalId"]: row["TransactionState"] for row in _transactions(bootstrap, "list")}

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
-from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    NewerVersionError,
+    OperatorError,
+    UnavailableError,
+)
 from kafka_eos_source.runtime.file_systems import file_system
 
 _FILE = "kafka-eos/identity.json"
@@ -51,7 +56,7 @@ class FirstBatchFile:
 
     Raises:
         InvalidOptionError: if the batches of the checkpoint were committed with another ``application.id``.
-        OperatorError: if the file is damaged.
+        NewerVersionError, OperatorError: see `read_first_batch`.
         UnavailableError: if the file cannot be read.
     """
 
@@ -122,6 +127,8 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
         None if this package has never committed a batch of this checkpoint.
 
     Raises:
+        NewerVersionError: if the file has keys that this version does not know. They may forbid what this
+            version would do next.
         OperatorError: if the file is damaged.
         OSError: if the file cannot be read.
     """
@@ -132,7 +139,10 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
     except FileNotFoundError:
         return None
     try:
-        return FirstBatch(**json.loads(text))
+        found = json.loads(text)
+        unknown = sorted(set(found) - {each.name for each in fields(FirstBatch)})
+        if not unknown:
+            return FirstBatch(**found)
     except (ValueError, TypeError) as error:
         raise OperatorError(
             f"{checkpoint}/{_FILE} is damaged ({error}); expected application_id, query_id and first_batch.",
@@ -140,6 +150,10 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
             "query's application.id, query_id is the id in the checkpoint's file 'metadata', and first_batch "
             "is 0.",
         ) from error
+    raise NewerVersionError(
+        f"{checkpoint}/{_FILE} has keys that this version of kafka-eos does not know: {', '.join(unknown)}.",
+        fix="run the query with the newer version of kafka-eos that wrote the file (docs/upgrading.md).",
+    )
 
 
 def _check_application(found: FirstBatch, wanted: FirstBatch) -> None:

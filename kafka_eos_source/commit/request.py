@@ -109,7 +109,7 @@ class CommitRequest:
             for tp, offset in sorted({**existing, self.anchor: anchor_offset}.items())
         ]
         return committed + [
-            replace(each, metadata=replace(token, shard=shard_progress(each)).encode())
+            replace(each, metadata=_inherited(token, each).encode())
             for each in inherited
             if cluster.has(each.tp)
         ]
@@ -134,10 +134,11 @@ def inherited_shards(held: Held, query_id: str) -> list[GroupOffset]:
     return inherited
 
 
-def shard_progress(offset: GroupOffset) -> ShardProgress | None:
-    """Returns the progress stored on a changelog offset; None if this is not a changelog offset."""
-    token = Token.decode(offset.metadata)
-    return None if token is None else token.shard
+def _inherited(token: Token, offset: GroupOffset) -> Token:
+    """Returns the token of a transaction for a changelog offset whose state it takes over."""
+    former = Token.decode(offset.metadata)
+    assert former is not None, "`inherited_shards` chose the offset by its token"
+    return replace(token, shard=former.shard, shards=former.shards)
 
 
 def progress_of(report: ShardReport) -> ShardProgress:

@@ -231,7 +231,7 @@ class Transaction:
             GroupOffset(
                 shard.tp,
                 ends.get(shard.tp, shard.next_offset),
-                replace(self._token, shard=progress_of(shard)).encode(),
+                replace(self._token, shard=progress_of(shard), shards=shard.shards).encode(),
             )
             for shard in self._shards
         ]

@@ -57,7 +57,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_records import RecordSender, copy_back, copy_to_new_shards
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
@@ -157,7 +157,14 @@ class Rescale:
             offsets, _ = group.now(self._group_id, certainly, self._deadline())
         moves = [Move.decode(each.metadata) for each in offsets.values()]
         own = (move for move in moves if move is not None and move.store == self._store)
-        return MoveState(changelog, copy, next(own, None)), offsets
+        move = next(own, None)
+        shards = None if move is not None else self._shards(offsets)
+        return MoveState(changelog, copy, move, shards), offsets
+
+    def _shards(self, offsets: Mapping[TopicPartition, GroupOffset]) -> int | None:
+        """Returns the number of shards by the tokens on the changelog's offsets."""
+        own = (each for tp, each in offsets.items() if tp.topic == self._changelog)
+        return number_of_shards(Token.decode(each.metadata) for each in own)
 
     def run(self) -> None:
         """Runs all remaining stages. After a failure, call it again; it continues where it stopped.
@@ -276,7 +283,7 @@ class Rescale:
     def _plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
         """Returns the committed state of the old changelog, and the move record."""
         assert seen.changelog is not None
-        shards = range(seen.changelog.partitions)
+        shards = range(seen.was)
         found = {k: offsets.get(TopicPartition(self._changelog, k)) for k in shards}
         tokens = {k: None if each is None else Token.decode(each.metadata) for k, each in found.items()}
         topic_id = seen.changelog.topic_id

@@ -23,10 +23,13 @@ from functools import lru_cache
 
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
+from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
 
-#: Format of the tokens that this version writes. Format 1 has no sequence number; it is still read.
+#: Format of the tokens that this version writes.
 FORMAT = 2
-_READABLE = (1, FORMAT)
+#: Formats of tokens that this version reads. Format 1 has no sequence number. A token that lacks a key of its
+#: format is damaged; keys that its format does not have are ignored.
+READABLE = (1, 2)
 _TOKEN_START = '{"kafka-eos":'
 _MARK = re.compile(r"kafka-eos:([0-9a-f]{12}):([0-9]{1,19})")
 
@@ -88,6 +91,8 @@ class Token:
             known. Fewer marks with the token's sequence number in the group mean that offsets were deleted.
         transaction_number: how many transactions this commit call began for the batch, this one included.
         shard: on a changelog partition only.
+        shards: on a changelog partition only: number of shards of the operator; -1 = not known, because an
+            older version wrote the token. Partitions that somebody adds to the changelog do not change it.
         sinks: None if no sink outside Kafka took part.
         format: format of the token as it was read; tokens are always written in `FORMAT`.
     """
@@ -103,6 +108,7 @@ class Token:
     transaction_number: int = 1
     partitions: int = -1
     shard: ShardProgress | None = None
+    shards: int = -1
     sinks: PreparedSinks | None = None
     format: int = FORMAT
 
@@ -127,6 +133,8 @@ class Token:
                     else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}
                 ),
                 **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
+                **({} if self.shards < 0 else {"shards": self.shards}),
+                BY: package_version(),
             },
             separators=(",", ":"),
         )
@@ -141,7 +149,8 @@ class Token:
             None if the metadata holds no full token: a mark, or another program's text.
 
         Raises:
-            OperatorError: if the token has a newer format or is damaged. It never counts as "no token".
+            NewerVersionError: if the token has a newer format. It never counts as "no token".
+            OperatorError: if the token is damaged.
             StateError: if the state of an operator is being moved to other shards (`state.changelog.move`).
         """
         text = metadata.rstrip("\0")
@@ -156,13 +165,7 @@ class Token:
                     fix="run that command again with the same number of shards; it continues where it "
                     "stopped.",
                 )
-            version = found["kafka-eos"]
-            if version not in _READABLE:
-                raise OperatorError(
-                    f"the token in Kafka has format {version}; this version of kafka-eos reads formats "
-                    f"{', '.join(map(str, _READABLE))}: {text}",
-                    fix="run the query with the newer version of kafka-eos that wrote it.",
-                )
+            version = _readable_format(found)
             return cls(
                 application_id=found["app"],
                 query_id=found["query"],
@@ -175,6 +178,7 @@ class Token:
                 transaction_number=int(found["attempt" if version == 1 else "txn"]),
                 partitions=int(found.get("parts", -1)),
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
+                shards=int(found.get("shards", -1)),
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
                 format=version,
             )
@@ -246,9 +250,37 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
     return max(own, key=lambda token: (token.sequence, token.format), default=None)
 
 
+def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
+    """Returns the number of shards that the newest token of a changelog names.
+
+    Args:
+        tokens: the tokens of all partitions of the changelog; None for a partition without one.
+
+    Returns:
+        None if no token names the number.
+    """
+    known = [token for token in tokens if token is not None and token.shards > 0]
+    return max(known, key=lambda token: token.sequence).shards if known else None
+
+
 def digest(parts: Iterable[str]) -> str:
     """Returns 64 bits of SHA-256 over these texts, in hex: enough to distinguish two plans of one batch."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _readable_format(found: Mapping[str, object]) -> int:
+    """Returns the format of a token's JSON.
+
+    Raises:
+        NewerVersionError: if a newer version of this package wrote it.
+        ValueError: if no version did.
+    """
+    version = found["kafka-eos"]
+    if type(version) is int and version > FORMAT:
+        raise newer_version("the token in Kafka", found, version, READABLE)
+    if type(version) is not int or version not in READABLE:
+        raise ValueError(f"format {version!r}")
+    return version
 
 
 def _sinks(found: list[str]) -> PreparedSinks:

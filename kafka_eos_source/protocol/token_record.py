@@ -36,9 +36,13 @@ import pyarrow as pa
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
+from kafka_eos_source.protocol.writer_version import newer_version
 
-#: Format of the records that this version writes, and the only one that it reads.
+#: Format of the records that this version writes.
 FORMAT = 1
+#: Formats of records that this version reads. A record must have exactly the keys of its format, so whoever
+#: adds a key raises the format. The token inside has a format of its own.
+READABLE = (1,)
 
 _FORMAT_KEY = "kafka-eos-record"
 _REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
@@ -134,7 +138,8 @@ class TokenRecord:
         """Reads a record. A record that is not exactly as `encode` writes it is refused, never guessed at.
 
         Raises:
-            OperatorError: if the record is damaged or has a newer format.
+            NewerVersionError: if the record, or the token in it, has a newer format.
+            OperatorError: if the record is damaged.
         """
         try:
             found = json.loads(value)
@@ -147,11 +152,7 @@ class TokenRecord:
                 f"{value[:200].decode(errors='replace')}",
                 fix="find out which program writes to the token topic, and let only kafka-eos do so.",
             ) from error
-        raise OperatorError(
-            f"the record of {_shown(key)} in the token topic has format {version}; this version of kafka-eos "
-            f"reads format {FORMAT}.",
-            fix="run the query with the newer version of kafka-eos that wrote the record.",
-        )
+        raise newer_version(f"the record of {_shown(key)} in the token topic", found, version, READABLE)
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
         """Returns the offsets of the group after the transaction, each with its token or mark."""
@@ -192,7 +193,7 @@ def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
 
 def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
     """Builds the record from its JSON. Any exception means that the record is damaged."""
-    if found[_FORMAT_KEY] != FORMAT or not _REQUIRED <= found.keys() <= _KNOWN:
+    if found[_FORMAT_KEY] not in READABLE or not _REQUIRED <= found.keys() <= _KNOWN:
         raise ValueError(f"format {found[_FORMAT_KEY]} with the keys {sorted(found)}")
     token = Token.decode(_text(found["token"]))
     if token is None:

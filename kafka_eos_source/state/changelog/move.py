@@ -9,6 +9,7 @@ For a move from n to m shards::
     changelog   copy      record    next stage
     ──────────  ────────  ────────  ──────────────────────────────────────────────────────────────
     n shards    any       none      COPY    one transaction copies all records, writes the move record
+    m, n shards any       none      COPY    the same: somebody added partitions to a topic of n shards
     old         complete  present   REMAKE  delete the changelog topic, create it with m partitions
     none        complete  present   REMAKE
     not m       complete  present   REMAKE  a task of the query created the topic; it is empty
@@ -135,9 +136,8 @@ class Move:
     def shard_token(self, shard: int) -> Token:
         """Returns the token of a new shard."""
         counts = self.counts if shard == 0 else {}
-        return replace(
-            self.token, shard=ShardProgress(self.task_attempt_id, self.time_ms, self.event_time_ms, counts)
-        )
+        progress = ShardProgress(self.task_attempt_id, self.time_ms, self.event_time_ms, counts)
+        return replace(self.token, shard=progress, shards=self.to)
 
 
 class Stage(Enum):
@@ -157,11 +157,20 @@ class MoveState:
     Attributes:
         changelog, copy: the topics; None = it does not exist.
         move: the move record; None = no move has begun, or it is finished.
+        shards: number of shards that the tokens name; None = they name none. It is smaller than the number of
+            partitions if somebody added partitions to the changelog.
     """
 
     changelog: TopicShape | None
     copy: TopicShape | None
     move: Move | None
+    shards: int | None = None
+
+    @property
+    def was(self) -> int:
+        """Number of shards before the move."""
+        partitions = 0 if self.changelog is None else self.changelog.partitions
+        return partitions if self.shards is None else min(self.shards, partitions)
 
 
 def next_stage(state: MoveState, to: int) -> Stage:
@@ -176,7 +185,7 @@ def next_stage(state: MoveState, to: int) -> Stage:
             raise ChangelogError(
                 "the store has no changelog topic.", fix="correct --application-id or --store."
             )
-        if state.changelog.partitions != to:
+        if state.changelog.partitions != to or state.was != to:
             return Stage.COPY
         return Stage.CLEAN if state.copy is not None else Stage.DONE
     if state.move.to != to:
@@ -239,7 +248,7 @@ def begin_move(
         was=len(tokens),
         to=to,
         topic_id=topic_id,
-        token=replace(present[0], shard=None),
+        token=replace(present[0], shard=None, shards=-1),
         task_attempt_id=task_attempt_id,
         time_ms=max(each.time_ms for each in progress),
         event_time_ms=max((p.event_time_ms for p in progress if p.event_time_ms is not None), default=None),

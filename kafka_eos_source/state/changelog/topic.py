@@ -128,8 +128,9 @@ def check(
         raise StateMismatchError(
             f"the changelog topic {name!r} has {shape.partitions} partitions; the operator has {shards} "
             "shards, and each shard needs one partition.",
-            fix=f"set the number of shards to {shape.partitions}, or move the state to {shards} shards with "
-            "`kafka-eos state rescale` while the query is stopped.",
+            fix=f"stop the query and run `kafka-eos state rescale --shards {shards}`, which moves the state "
+            f"to {shards} shards, also if somebody added partitions to the topic. If the number of "
+            f"shards in the query was changed by mistake, set it to {shape.partitions} again.",
         )
     policy = frozenset(each.strip() for each in config["cleanup.policy"].split(",") if each.strip())
     if policy != {"compact"} and not (windowed and policy == {"compact", "delete"}):

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import TokenMissingError
+from kafka_eos_source.errors import StateMismatchError, TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
@@ -195,6 +195,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
     Raises:
         StateLockedError: if another process has the database open for longer than ``state.lock.timeout.ms``.
         StateError: if the state belongs to another query, is lost, or has a newer format.
+        StateMismatchError: if the changelog holds the state of another number of shards.
         ForeignQueryError, TokenMissingError: see `shard_action.check_owner`.
         UnavailableError: if Kafka does not answer within ``state.timeout.ms``.
     """
@@ -210,6 +211,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         committed = shard.offset(deadline)
         while True:
             token = None if committed is None else Token.decode(committed.metadata)
+            _check_shards(task, shard, token, deadline)
             try:
                 check_owner(
                     requested, token, missing_state=options.missing_state, foreign_query=options.foreign_query
@@ -238,6 +240,30 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored)
     finally:
         store.close()
+
+
+def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, deadline: Deadline) -> None:
+    """Raises unless the state in the changelog has as many shards as the operator.
+
+    The number of partitions alone does not show that. Somebody may add partitions to the changelog and set
+    the operator's number of shards to match; keys would then meet shards that never held their state.
+
+    Raises:
+        StateMismatchError: if the tokens of the changelog name another number of shards.
+    """
+    shards = task.identity.shards
+    told = number_of_shards([token])
+    if token is None and shards > 1:
+        all_shards = [TopicPartition(task.tp.topic, number) for number in range(shards)]
+        offsets = shard.offsets(all_shards, deadline)
+        told = number_of_shards(Token.decode(each.metadata) for each in offsets.values())
+    if told is not None and told != shards:
+        raise StateMismatchError(
+            f"the changelog topic {task.tp.topic!r} holds the state of {told} shards, but it has {shards} "
+            "partitions, and so has the operator: somebody added partitions to the topic.",
+            fix=f"stop the query and run `kafka-eos state rescale --shards {shards}`, which moves the state "
+            f"to {shards} shards; or --shards {told}, and set the operator's number of shards to {told}.",
+        )
 
 
 def _open_at_token(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from kafka_eos_source.errors import ChangelogError, NotUpToBoundError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
@@ -34,7 +34,7 @@ class Cut:
         store: name of the store.
         topic: name of the changelog topic.
         topic_id: id of the changelog topic.
-        shards: number of shards, which is the number of partitions of the changelog.
+        shards: number of shards, as the tokens name it; else the number of partitions of the changelog.
         ends: for each shard the committed end of its partition (exclusive); 0 = nothing is committed yet.
         batches: for each shard the micro-batch that its end belongs to; None = no batch is committed yet.
         inputs: committed offsets of the requested input partitions: the next offset to read.
@@ -128,12 +128,15 @@ class Changelog:
         with changelog_client(self.kafka, self.group_id) as consumer:
             shards = CommittedShard(consumer, self.group_id, tps[0])
             committed = shards.offsets([*tps[1:], *inputs], deadline)
+        # partitions that somebody added to the topic hold no state, and change the shard of no key
+        told = number_of_shards(Token.decode(committed[tp].metadata) for tp in tps if tp in committed)
+        tps = tps[:told]
         return Cut(
             application_id=self.application_id,
             store=self.store,
             topic=topic,
             topic_id=shape.topic_id,
-            shards=shape.partitions,
+            shards=len(tps),
             ends={tp.partition: committed[tp].offset if tp in committed else 0 for tp in tps},
             batches={tp.partition: _batch(committed.get(tp)) for tp in tps},
             inputs={tp: committed[tp].offset for tp in inputs if tp in committed},

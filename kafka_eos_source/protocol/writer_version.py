@@ -1,0 +1,47 @@
+"""Which version of this package wrote something that outlives it, so that a refusal can name that version.
+
+Tokens carry the version under the key ``by``. Every later format of tokens, token records and first-batch
+files keeps this key, so that an older version can read it although it can read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from importlib import metadata
+
+from kafka_eos_source.errors import NewerVersionError
+
+#: Key of the version in JSON that this package writes.
+BY = "by"
+
+_PACKAGE = "kafka-eos-source"
+
+
+@lru_cache(maxsize=1)
+def package_version() -> str:
+    """Returns the version of this package; "" if it runs from a folder that is not installed."""
+    try:
+        return metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def newer_version(what: str, found: object, version: object, readable: Collection[int]) -> NewerVersionError:
+    """Returns the error for something that a newer version of this package wrote.
+
+    Args:
+        what: what was found, for the message.
+        found: the JSON that was read.
+        version: its format.
+        readable: the formats that this version reads.
+    """
+    by = found.get(BY) if isinstance(found, dict) else None
+    writer = f"kafka-eos {by}" if isinstance(by, str) and by else "a newer version of kafka-eos"
+    formats = " and ".join(map(str, sorted(readable)))
+    return NewerVersionError(
+        f"{what} has format {version}, written by {writer}; this is kafka-eos {package_version()}, "
+        f"which reads format {formats}.",
+        fix=f"run the query with {writer}, which has committed batches that this version cannot continue "
+        "(docs/upgrading.md).",
+    )
