@@ -283,9 +283,9 @@ class Conductor:
         self._tell(f"chunk {self._chunk} begins, {'all faults' if fatal else 'no driver is killed'}")
         for host in self._hosts.values():
             host.armed = fatal and self._settings.fault_seconds > 0
+        began = time.monotonic()
         self._feeder.go()
         self._await_first_commits()
-        began = time.monotonic()
         self._disturb(seconds, fatal)
         self._feeder.rest()
         self._watch.end_input()
