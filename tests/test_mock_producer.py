@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient
 from mock_cluster import Api, MockCluster
 from mock_log import committed, read
 
@@ -29,6 +30,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 BATCHED_ROWS = {"value": pa.array([b"a", b"b"])}
@@ -70,9 +72,9 @@ def send(producer: RecordProducer, rows: dict[str, pa.Array]) -> None:
     producer.send(pa.record_batch(rows), "out", twenty_seconds())
 
 
-def is_alive(client: int) -> bool:
+def is_alive(client: int, kind: type[object] = Producer) -> bool:
     """Returns whether the client with this ``id()`` still exists."""
-    return any(type(each) is Producer and id(each) == client for each in gc.get_objects())
+    return any(type(each) is kind and id(each) == client for each in gc.get_objects())
 
 
 def stop_polling(producer: TransactionalProducer) -> None:
@@ -195,6 +197,20 @@ def test_closing_the_producer_does_not_end_its_transaction(
     producer.close()
     assert not is_alive(client)
     assert mock.requests()[Api.END_TXN] == 0
+
+
+def test_t149_closing_the_producer_ends_the_client_with_which_it_asks_for_offsets(mock: MockCluster) -> None:
+    """It does not wait for the garbage collector, which may find the producer hours later."""
+    gc.disable()
+    try:
+        producer = producer_in_transaction(mock)
+        assert producer.ends([TopicPartition("out", 0)]) == {TopicPartition("out", 0): 0}
+        client = id(producer._source_admin()._client)
+        assert is_alive(client, AdminClient)
+        producer.close()
+        assert not is_alive(client, AdminClient)
+    finally:
+        gc.enable()
 
 
 def test_closing_after_a_commit_of_unknown_outcome_does_not_end_the_transaction(mock: MockCluster) -> None:

@@ -347,7 +347,8 @@ def test_t148_the_watch_collects_each_batch_once_and_continues_after_the_last_ch
     for number in range(6):
         entry(tmp_path, "offsets", number, 10 * number)
     carry = Carry(next_batch=2, position={0: 10})
-    watch = Watch({"copy": tmp_path}, {"copy": carry}, JsonLines(tmp_path / "faults.jsonl"))
+    files = [JsonLines(tmp_path / name) for name in ("faults.jsonl", "batches.jsonl")]
+    watch = Watch({"copy": tmp_path}, {"copy": carry}, *files)
     assert watch.unfinished({0: 50}) == ["copy"], "batch 5 is planned, and not committed"
     entry(tmp_path, "commits", 5)
     assert watch.unfinished({0: 50}) == []
@@ -358,10 +359,28 @@ def test_t148_the_watch_collects_each_batch_once_and_continues_after_the_last_ch
     assert watch.take_batches("copy") == [Batch(6, {0: 60})]
 
 
+def test_t148_a_resumed_run_knows_batches_that_spark_has_deleted(tmp_path: Path) -> None:
+    files = [JsonLines(tmp_path / name) for name in ("faults.jsonl", "batches.jsonl")]
+    carry = Carry(next_batch=2, position={0: 10})
+    for number in range(5):
+        entry(tmp_path, "offsets", number, 10 * number)
+    Watch({"copy": tmp_path}, {"copy": carry}, *files).look()  # this session is killed
+    for number in range(4):
+        (tmp_path / "offsets" / str(number)).unlink()
+    entry(tmp_path, "offsets", 5, 50)
+    watch = Watch({"copy": tmp_path}, {"copy": carry}, *files)
+    watch.look()
+    assert [each.batch_id for each in watch.take_batches("copy")] == [2, 3, 4, 5]
+    later = Watch({"copy": tmp_path}, {"copy": Carry(6, {0: 50})}, *files)
+    later.look()
+    assert later.take_batches("copy") == [], "they were judged before"
+
+
 def test_a_query_has_recovered_when_it_has_committed_twice_after_the_fault(tmp_path: Path) -> None:
     clock, faults = Clock(), JsonLines(tmp_path / "faults.jsonl")
     paths = {name: tmp_path / name for name in ("copy", "fast")}
-    watch = Watch(paths, {name: Carry() for name in paths}, faults, clock)
+    carries = {name: Carry() for name in paths}
+    watch = Watch(paths, carries, faults, JsonLines(tmp_path / "batches.jsonl"), clock)
     watch.begin_input()
     for path in paths.values():
         entry(path, "commits", 0)

@@ -167,7 +167,15 @@ def test_t146_a_stateful_task_reads_its_token_after_the_group_coordinator_left(
     `Admin.commit` stands for a query that has committed a token.
     """
     group, tp = f"group-{on_three.sink}", TopicPartition(on_three.sink, 0)
-    on_three.admin.commit(group, {(tp.topic, tp.partition): (0, "token")})
+
+    def has_token() -> bool:
+        try:
+            on_three.admin.commit(group, {(tp.topic, tp.partition): (0, "token")})
+        except KafkaException:  # the coordinator of a new cluster is loading
+            return False
+        return True
+
+    await_condition(has_token, _SECONDS, "the group has a token")
     with changelog_client({"bootstrap.servers": three.bootstrap_servers}, group) as consumer:
         shard = CommittedShard(consumer, group, tp)
         before = shard.offset(Deadline.after_seconds(_SECONDS))

@@ -282,6 +282,12 @@ class TransactionalProducer(RecordProducer):
         except (KafkaException, RetriableError) as error:
             _log.info("cannot abort the transaction of %s: %s", self.transactional_id, error)
 
+    def _destroy(self) -> None:
+        # not left to the garbage collector, which may take very long to find a producer that was dropped
+        if self._admin is not None:
+            self._admin.close()
+        super()._destroy()
+
     def _source_admin(self) -> SourceAdmin:
         if self._admin is None:
             self._admin = SourceAdmin(self._connection, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)

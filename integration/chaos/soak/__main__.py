@@ -106,7 +106,8 @@ def _stop_at_signals(conductor: Conductor, tell: object) -> None:
     """Makes Ctrl-C and SIGTERM end the run in order; the second one ends it at once."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        click.echo("ending: the chunk under way is judged first; once more to give it up")
+        name = signal.Signals(number).name
+        click.echo(f"{name}: the chunk under way is judged first; once more to give it up")
         conductor.stop()
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.default_int_handler)

@@ -41,6 +41,7 @@ from integration.support.kafka import Admin
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.testing.history import read_history
 
 _VISIBLE_SECONDS = 120.0
@@ -149,7 +150,7 @@ class Conductor:
         stack.callback(self._feeder.close)
         self._hosts = {name: self._host(name) for name in dict.fromkeys(query.host for query in QUERIES)}
         checkpoints = {query.name: self._checkpoint(query) for query in QUERIES}
-        self._watch = Watch(checkpoints, self._carries, self._run.faults)
+        self._watch = Watch(checkpoints, self._carries, self._run.faults, self._run.batches)
         databases = [sink.database for sink in self._sinks.values()]
         self._faults = Faults(self._cluster, self._hosts, self._admin, path / "state", databases, self._over)
         self._run.events.append(kind="session", chunk=self._chunk, first_row=first)
@@ -283,9 +284,9 @@ class Conductor:
         self._tell(f"chunk {self._chunk} begins, {'all faults' if fatal else 'no driver is killed'}")
         for host in self._hosts.values():
             host.armed = fatal and self._settings.fault_seconds > 0
+        began = time.monotonic()
         self._feeder.go()
         self._await_first_commits()
-        began = time.monotonic()
         self._disturb(seconds, fatal)
         self._feeder.rest()
         self._watch.end_input()
@@ -498,7 +499,11 @@ class Conductor:
         return readers.states(query.name, self._run.path / "state", self._cluster.direct)
 
     def _sequence(self, query: Query) -> int:
-        group = self._admin.group(query.name)
+        def read() -> dict[tuple[str, int], tuple[int, str]]:
+            # a client that is older than the coordinator might wait for the last one (librdkafka issue 5511)
+            return Admin(self._cluster.direct, log_level=0).group(query.name)
+
+        group = retry(read, KafkaException, Pauses(Deadline.after_seconds(_VISIBLE_SECONDS), 0.2))
         tokens = [token for _, text in group.values() if (token := Token.decode(text)) is not None]
         return max((token.sequence for token in tokens), default=0)
 
@@ -507,6 +512,7 @@ class Conductor:
         await_condition(self._records_are_deleted, _VISIBLE_SECONDS, "what was judged is deleted from Kafka")
         if java is not None:
             java.forget()
+            self._run.batches.clear()
         for name, sinks in self._sinks.items():
             if self._last_row >= 0:
                 sinks.forget(f"{name}:{value_of(self._last_row)}")

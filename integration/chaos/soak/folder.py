@@ -6,6 +6,7 @@
 ``faults.jsonl``        faults and recoveries
 ``events.jsonl``        starts of drivers, failed queries, sessions, help that a query needed
 ``samples.jsonl``       samples of processes
+``batches.jsonl``       micro-batches of the chunk under way, from the offset logs
 ``history/``            what the loops recorded in the chunk under way (`kafka_eos_source.testing.history`)
 ``kafka/``              data of the brokers
 ``checkpoints/`` …      checkpoints, state and sinks of the queries; logs of the drivers
@@ -51,6 +52,11 @@ class JsonLines:
                 if line.endswith(b"\n"):
                     yield json.loads(line)
 
+    def clear(self) -> None:
+        """Deletes all lines."""
+        with self._lock:
+            self._path.unlink(missing_ok=True)
+
     def last(self) -> dict[str, Any] | None:
         """Returns the last complete line; None if there is none."""
         return next(iter(deque(self, maxlen=1)), None)
@@ -71,13 +77,14 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        chunks, faults, events, samples: the files that grow.
+        chunks, faults, events, samples, batches: the files that grow.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.chunks, self.faults, self.events, self.samples = (
-            JsonLines(self.path / f"{name}.jsonl") for name in ("chunks", "faults", "events", "samples")
+        self.chunks, self.faults, self.events, self.samples, self.batches = (
+            JsonLines(self.path / f"{name}.jsonl")
+            for name in ("chunks", "faults", "events", "samples", "batches")
         )
 
     @property

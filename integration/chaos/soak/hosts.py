@@ -50,6 +50,8 @@ POINTS_OF = {
     "fastarchive": POINTS + _SINK_POINTS,
 }
 _ACTIONS = ("kill", "kill-worker", "stop")
+#: How many of the processes start with a failpoint.
+_ARMED = 0.35
 
 
 class Host:
@@ -178,7 +180,7 @@ class Host:
 
     def _launch(self) -> None:
         self.starts += 1
-        failpoints = self._choose_failpoint() if self.armed and self._chance.random() < 0.5 else ""
+        failpoints = self._choose_failpoint() if self.armed and self._chance.random() < _ARMED else ""
         self._driver = self._start(failpoints)
         self._run.events.append(
             kind="start", host=self.name, log=self._driver.log.name, failpoints=failpoints.partition("@")[0]

@@ -57,6 +57,7 @@ class Watch:
         checkpoints: folder of each query's checkpoint.
         carries: what the last chunk left.
         faults: file to which recoveries are written.
+        log: file that keeps the batches of the chunk under way, because Spark deletes old ones.
         clock: returns monotonic time in seconds.
     """
 
@@ -65,6 +66,7 @@ class Watch:
         checkpoints: Mapping[str, Path],
         carries: Mapping[str, Carry],
         faults: JsonLines,
+        log: JsonLines,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queries = {
@@ -76,6 +78,12 @@ class Watch:
             for name, path in checkpoints.items()
         }
         self._file = faults
+        self._log = log
+        for each in log:
+            query = self._queries[each["query"]]
+            if each["batch"] > query.planned.batch_id:
+                ends = {int(partition): offset for partition, offset in each["ends"].items()}
+                query.planned = query.batches[each["batch"]] = Batch(each["batch"], ends)
         self._clock = clock
         self._lock = threading.RLock()
         self._faults: list[_Fault] = []
@@ -89,7 +97,7 @@ class Watch:
         with self._lock:
             committed = 0
             for name, query in self._queries.items():
-                self._collect(query)
+                self._collect(name, query)
                 newest = max(batch_ids(query.checkpoint / "commits"), default=-1)
                 if newest > query.committed:
                     committed += newest - query.committed
@@ -102,10 +110,12 @@ class Watch:
             self._looked = now
             self._check_faults()
 
-    def _collect(self, query: _Followed) -> None:
+    def _collect(self, name: str, query: _Followed) -> None:
         for batch_id in batch_ids(query.checkpoint / "offsets"):
             if batch_id > query.planned.batch_id:
-                query.planned = query.batches[batch_id] = read_batch(query.checkpoint, batch_id)
+                batch = read_batch(query.checkpoint, batch_id)
+                self._log.append(query=name, batch=batch_id, ends=batch.ends)
+                query.planned = query.batches[batch_id] = batch
 
     def _moved(self, name: str, query: _Followed) -> None:
         now = self._clock()
