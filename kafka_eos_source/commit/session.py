@@ -284,7 +284,8 @@ def commit_batch_write(
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(tracing.observers(Journal(who.application_id) if who.versioned else None))
     with traced(trace, concealed):
-        trace.begin(Subject(who.application_id, who.query_id, _run_id(parts), options.txn_version or 0))
+        # no run: each write may have a job group of its own, and would look like a restart
+        trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
         staged = StagedRows(folder, name, parts)
         result = _commit(options, who, _request_of_write(options, who, parts), staged, trace=trace)
         trace.enter(TracedStep.TIDY)
