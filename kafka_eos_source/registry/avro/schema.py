@@ -257,7 +257,7 @@ class _Parser:
             precision, scale = found.get("precision"), found.get("scale", 0)
             if not isinstance(precision, int) or not isinstance(scale, int):
                 return made
-            if not 0 < precision or not 0 <= scale <= precision:
+            if not precision > 0 or not 0 <= scale <= precision:
                 return made
             if made.kind == "fixed" and not _fits(precision, made.size):
                 return made
