@@ -1,7 +1,7 @@
 """``python -m integration.support.avro_in_spark N``: compares the Avro codec with Spark's on N schemas.
 
-Types, values, and which truncated records become null, must be the same. Prints how many were equal; fails
-at the first difference. It is a program of its own, because Spark needs the jar when it starts.
+Types and values must be the same, also after they were encoded again. Prints how many were equal; fails at
+the first difference. It is a program of its own, because Spark needs the jar when it starts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main(count: int) -> None:
 
 def _compare(spark: SparkSession, schema: Any, payloads: list[bytes]) -> str:
     text = json.dumps(schema)
-    messages = pa.array([*payloads, *(payload[:-1] for payload in payloads if payload)], pa.binary())
+    if '["null"]' in text:
+        return "a union of null alone, of which Spark makes an empty struct"
+    messages = pa.array(payloads, pa.binary())
     made = decoder(schema_of(schema)).decode(messages, 0)
     frame = spark.createDataFrame(pa.table({"v": messages}))
     theirs = frame.select(from_avro("v", text, {"mode": "PERMISSIVE"}).alias("v"))

@@ -107,8 +107,11 @@ def parse(schema: Schema) -> Type:
             fix="name the schema of an Avro subject",
         )
     names: dict[str, Type] = {}
-    _add_references(schema, names)
-    return _Parser(names).parse(_json(schema.text, "the schema"))
+    try:
+        _add_references(schema, names)
+        return _Parser(names).parse(_json(schema.text, "the schema"))
+    except RecursionError:
+        raise InvalidSchemaError("the Avro schema is nested too deeply", fix="flatten the schema") from None
 
 
 def _add_references(schema: Schema, names: dict[str, Type]) -> None:
@@ -189,11 +192,14 @@ class _Parser:
         name = found.get("name")
         if not isinstance(name, str) or not name:
             raise self._refusal(f"a type of kind {kind} has no name")
-        full = _full_name(name, found.get("namespace", namespace) or "")
+        space = found.get("namespace", namespace) or ""
+        if not isinstance(space, str):
+            raise self._refusal(f"type {name!r} has namespace {space!r}: expected a string")
+        full = _full_name(name, space)
         if full in self.names:
             raise self._refusal(f"type {full!r} is defined twice")
         space = full.rpartition(".")[0]
-        aliases = tuple(_full_name(alias, space) for alias in found.get("aliases") or ())
+        aliases = tuple(_full_name(alias, space) for alias in self._aliases(found))
         made = Type("record" if kind == "error" else kind, name=full, aliases=aliases)
         self.names[full] = made
         if made.kind == "record":
@@ -234,9 +240,14 @@ class _Parser:
             if any(other.name == name for other in made):
                 raise self._refusal(f"record {record!r} has two fields {name!r}")
             kind = self._within(f".{name}", one["type"], namespace)
-            aliases = tuple(one.get("aliases") or ())
-            made.append(Field(name, kind, aliases, "default" in one, one.get("default")))
+            made.append(Field(name, kind, self._aliases(one), "default" in one, one.get("default")))
         return tuple(made)
+
+    def _aliases(self, found: dict[str, Any]) -> tuple[str, ...]:
+        aliases = found.get("aliases") or []
+        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+            raise self._refusal(f"{found['name']!r} has aliases {aliases!r}: expected a list of names")
+        return tuple(aliases)
 
     def _with_logical(self, made: Type, found: dict[str, Any]) -> Type:
         logical = found.get("logicalType")
@@ -246,8 +257,9 @@ class _Parser:
             precision, scale = found.get("precision"), found.get("scale", 0)
             if not isinstance(precision, int) or not isinstance(scale, int):
                 return made
-            most = len(str((1 << max(8 * made.size - 1, 0)) - 1)) - 1 if made.kind == "fixed" else precision
-            if not 0 < precision <= most or not 0 <= scale <= precision:
+            if not precision > 0 or not 0 <= scale <= precision:
+                return made
+            if made.kind == "fixed" and not _fits(precision, made.size):
                 return made
             made.precision, made.scale = precision, scale
         made.logical = logical
@@ -260,3 +272,12 @@ class _Parser:
 
 def _full_name(name: str, namespace: str) -> str:
     return name.lstrip(".") if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _fits(precision: int, size: int) -> bool:
+    """Returns whether a number of bytes holds all decimals of a precision."""
+    if (
+        precision > 3 * size
+    ):  # 8 bits are less than 3 digits; without this, a hostile schema asks for huge powers
+        return False
+    return size > 64 or 10**precision <= 1 << (8 * size - 1)
