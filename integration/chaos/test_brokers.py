@@ -188,7 +188,15 @@ def test_t146_a_stateful_task_reads_its_token_after_the_group_coordinator_left(
             _SECONDS,
             "the client has forgotten the coordinator",
         )
-        consumer.client.committed([KafkaTopicPartition(tp.topic, tp.partition)], timeout=_SECONDS)
+
+        def group_has_another_coordinator() -> bool:
+            try:
+                consumer.client.committed([KafkaTopicPartition(tp.topic, tp.partition)], timeout=_SECONDS)
+            except KafkaException:  # the group is moving
+                return False
+            return True
+
+        await_condition(group_has_another_coordinator, _SECONDS, "the group has another coordinator")
         assert shard.offset(Deadline.after_seconds(_SECONDS)) == before
 
 
