@@ -6,20 +6,25 @@ arrive meanwhile are judged by the comparison of input and output, and by the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from integration.chaos.brokers import QUICK, await_in_sync
-from integration.chaos.conftest import report_measures
+from integration.chaos.brokers import NEW, OLD, QUICK, await_in_sync, undisturbed_end
+from integration.chaos.conftest import behind_a_proxy, report_measures
 from integration.chaos.load import Load
 from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
+from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort
 from integration.support import broker as brokers
 from integration.support import features
+from integration.support.disk import SmallDisk, small_disk
 from integration.support.driver import Driver
+from integration.support.processes import await_condition
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
 
@@ -51,14 +56,6 @@ def set_transaction_version(scenario: Scenario, level: int) -> None:
     assert features.levels(scenario.bootstrap)[TRANSACTION_VERSION].finalized == str(level)
 
 
-def judge(scenario: Scenario, load: Load, driver: Driver) -> None:
-    """Ends the load, and checks the records, their order and the history of all readers."""
-    findings = load.finish(driver)
-    found = scenario.outcome()
-    assert found.exactly_once, found
-    assert findings.ok, findings
-
-
 T138 = pytest.mark.fault(
     "T138", "transaction.version is raised from 0 to 2", "under load; in a transaction; a driver is killed"
 )
@@ -77,7 +74,7 @@ def test_t138_the_transaction_version_is_raised_while_a_query_runs(on_old_protoc
             running.kill()
         running = load.start()
         load.await_progress(running)
-        judge(scenario, load, running)
+        load.judge(running)
 
 
 #: Points at which a query has an open transaction, first with records, then with offsets too. At the last
@@ -89,21 +86,22 @@ def change_within_transactions(
     kafka: EmbeddedKafka,
     folder: Path,
     start: Callable[..., Driver],
-    change: Callable[[Scenario], None],
+    change: Callable[[Scenario], object],
     mutations: Sequence[str] = (),
 ) -> dict[tuple[str, str], Outcome]:
     """Makes a change while queries are in a transaction; then kills and restarts half of the drivers."""
+    patient = {"kafka.transaction.timeout.ms": "600000"}  # the change may take minutes
     queries = {}
     for each in product(POINTS, ("goes on", "is killed")):
         scenario = Scenario(kafka.bootstrap_servers, folder, start)
         scenario.feed(150)
-        queries[each] = scenario, scenario.stopped_at(each[0], 2, mutations=mutations)
+        queries[each] = scenario, scenario.stopped_at(each[0], 2, mutations=mutations, sink=patient)
     change(scenario)
     found = {}
     for (point, fate), (scenario, driver) in queries.items():
         if fate == "is killed":
             driver.kill()
-            driver = scenario.start(mutations=mutations)
+            driver = scenario.start(mutations=mutations, sink=patient)
         else:
             driver.resume()
         driver.finish()
@@ -135,9 +133,62 @@ def test_t54_without_the_token_check_a_batch_is_doubled_when_the_transaction_ver
     assert doubled == {each: 50 if each == ("commit.after_commit", "is killed") else 0 for each in found}
 
 
+@pytest.mark.long
+@pytest.mark.fault(
+    "T143", "transaction.version is lowered from 2 to 0", "in a transaction; a driver is killed"
+)
+def test_t143_the_transaction_version_is_lowered_within_open_transactions(
+    old_protocol: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    set_transaction_version(Scenario(old_protocol.bootstrap_servers, tmp_path, driver), 2)
+    found = change_within_transactions(
+        old_protocol, tmp_path, driver, lambda scenario: set_transaction_version(scenario, 0)
+    )
+    assert all(each.exactly_once for each in found.values()), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mutations", "expected"),
+    [
+        pytest.param(
+            (),
+            INVALID_PRODUCER_EPOCH,
+            marks=pytest.mark.fault(
+                "T144", "EndTxn(abort) from before transaction.version was raised comes late", "after flush"
+            ),
+        ),
+        pytest.param(
+            ("epoch rule",),
+            NONE,
+            marks=pytest.mark.fault(
+                "T54", "a rule is switched off; the others' tests must then fail", "its own"
+            ),
+        ),
+    ],
+    ids=["T144", "T54-without-the-epoch-rule"],
+)
+def test_t144_a_late_endtxn_from_before_the_change_is_refused(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    driver: Callable[..., Driver],
+    mutations: Sequence[str],
+    expected: int,
+) -> None:
+    """The brokers' new protocol does not protect this client from such a request; the epoch rule does."""
+    with behind_a_proxy(features={TRANSACTION_VERSION: 0}) as proxied:
+        scenario = Scenario(proxied.bootstrap, tmp_path, driver)
+        answer, found = late_abort(
+            scenario, proxied, *mutations, meanwhile=lambda: set_transaction_version(scenario, 2)
+        )
+        assert answer == expected
+        assert found.exactly_once == (not mutations), found
+        if not mutations:
+            report_measures(request.node, scenario)
+
+
 # -- another version of Kafka
 
-OLD, NEW = "3.9.2", "4.4.0"
 #: The newest release whose levels Kafka's tool of `jars.KAFKA_VERSION` knows.
 RELEASE = "4.3"
 
@@ -178,10 +229,127 @@ def test_t139_the_brokers_are_upgraded_one_by_one_while_a_query_runs(
             running.kill()
             running = load.start()
             load.await_progress(running)
-            judge(scenario, load, running)
+            load.judge(running)
         levels = features.levels(scenario.bootstrap)
         assert levels["metadata.version"].finalized == levels["metadata.version"].highest
         assert levels[TRANSACTION_VERSION].finalized == "2"
         read = console_consumer(scenario.bootstrap, scenario.sink, len(scenario.sent) + 1, idle_ms=5000)
         assert sorted(read) == sorted(value for _, value in scenario.sent), "Kafka's own consumer agrees"
+        report_measures(request.node, scenario)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.fault(
+    "T145", f"every broker is upgraded from {OLD} to {NEW}, and with it each coordinator", "in a transaction"
+)
+def test_t145_the_brokers_are_upgraded_within_open_transactions(
+    tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    with EmbeddedKafka(3, config=QUICK, java_options=brokers.JAVA_OPTIONS, version=OLD) as kafka:
+        found = change_within_transactions(
+            kafka, tmp_path, driver, lambda scenario: [*roll(kafka, scenario, NEW)]
+        )
+    assert all(each.exactly_once for each in found.values()), found
+
+
+# -- full disks
+
+_DISK_MEBIBYTES = 48
+
+
+@dataclass(frozen=True)
+class SmallCluster:
+    """Brokers whose data folders are on small disks of their own."""
+
+    kafka: EmbeddedKafka
+    disks: Mapping[int, SmallDisk]
+
+    def fill(self, nodes: Iterable[int]) -> None:
+        """Fills the disks of some brokers."""
+        for node in nodes:
+            self.disks[node].fill()
+
+    def await_stopped(self, nodes: Iterable[int]) -> None:
+        """Waits until these brokers have ended, because they could not write."""
+        for node in nodes:
+            await_condition(
+                lambda node=node: not self.kafka.is_running(node), 120, f"broker {node} has ended"
+            )  # type: ignore[misc]
+            log = (self.kafka.directory / f"node-{node}" / "broker.log").read_text()
+            assert "No space left on device" in log
+
+    def repair(self, nodes: Iterable[int]) -> None:
+        """Frees space, and starts the brokers that have ended."""
+        for node in nodes:
+            self.disks[node].free()
+        for node in nodes:
+            self.kafka.kill_node(node)
+            self.kafka.start_node(node)
+
+
+@contextmanager
+def on_small_disks(folder: Path, number: int) -> Iterator[SmallCluster]:
+    with ExitStack() as disks:
+        found = {
+            node: disks.enter_context(small_disk(folder / f"node-{node}" / "data", _DISK_MEBIBYTES))
+            for node in range(1, number + 1)
+        }
+        with EmbeddedKafka(
+            number, directory=folder, config=QUICK, version=NEW, java_options=brokers.JAVA_OPTIONS
+        ) as kafka:
+            yield SmallCluster(kafka, found)
+
+
+T142 = pytest.mark.fault("T142", "a broker's disk is full: 1 of 1, 1 of 3, 2 of 3 brokers", "while it runs")
+
+
+@pytest.mark.long
+@T142
+@pytest.mark.parametrize(
+    ("number", "full"), [(1, [1]), (3, [2]), (3, [1, 2])], ids=["1-of-1", "1-of-3", "2-of-3"]
+)
+def test_t142_a_query_continues_after_the_disks_of_brokers_were_full(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    driver: Callable[..., Driver],
+    number: int,
+    full: list[int],
+) -> None:
+    with on_small_disks(tmp_path / "kafka", number) as cluster:
+        scenario = Scenario(cluster.kafka.bootstrap_servers, tmp_path, driver, batch=50)
+        scenario.feed(3000)
+        running = scenario.start(available_now=False, sink={"commitTimeoutMs": "240000"})
+        running.await_text("BATCH 2")
+        cluster.fill(full)
+        cluster.await_stopped(full)
+        if len(full) < 2 and number == 3:
+            undisturbed_end(scenario, running)
+            cluster.repair(full)
+            await_in_sync(scenario)
+        else:
+            cluster.repair(full)
+            undisturbed_end(scenario, running)
+        report_measures(request.node, scenario)
+
+
+@pytest.mark.long
+@T142
+def test_t142_a_query_says_that_no_broker_answers_and_continues_after_a_restart(
+    request: pytest.FixtureRequest, tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    """The patience of the query ends before there is space again."""
+    with on_small_disks(tmp_path / "kafka", 1) as cluster:
+        scenario = Scenario(cluster.kafka.bootstrap_servers, tmp_path, driver, batch=50)
+        scenario.feed(3000)
+        running = scenario.start(available_now=False, sink={"commitTimeoutMs": "5000"})
+        running.await_text("BATCH 2")
+        cluster.fill([1])
+        assert running.wait() == 1
+        assert "KAFKA_EOS.UNAVAILABLE" in running.tail(3)
+        cluster.await_stopped([1])
+        cluster.repair([1])
+        scenario.run()
+        found = scenario.outcome()
+        assert found.exactly_once, found
         report_measures(request.node, scenario)

@@ -10,6 +10,9 @@ from integration.support.processes import await_condition
 
 _SECONDS = 120.0
 
+#: Versions of Kafka before and after an upgrade: the last of Kafka 3, and the newest.
+OLD, NEW = "3.9.2", "4.4.0"
+
 #: Kafka's cluster then notices a dead broker within two seconds instead of nine.
 QUICK = {
     "broker.session.timeout.ms": "2000",

@@ -14,7 +14,7 @@ from integration.chaos.scenario import Scenario
 from integration.support.driver import Driver
 from integration.support.kafka import end_offsets
 from integration.support.processes import await_condition
-from kafka_eos_source.testing.checker import Findings, check
+from kafka_eos_source.testing.checker import check
 from kafka_eos_source.testing.history import Record, Recorder, read_history
 
 _ROWS, _EVERY_SECONDS = 20, 0.2
@@ -77,8 +77,11 @@ class Load:
             if thread.done():
                 thread.result()
 
-    def finish(self, driver: Driver) -> Findings:
-        """Ends the load, lets this driver commit everything without a restart, and judges the history."""
+    def judge(self, driver: Driver) -> None:
+        """Ends the load, lets this driver commit everything without a restart, and checks the result.
+
+        The check compares output and input, and looks for contradictions in what all readers saw.
+        """
         self._fed.set()
         self._feeder.result(_SECONDS)
         await_complete(self._scenario, driver)
@@ -86,7 +89,10 @@ class Load:
         driver.finish()
         self._read.set()
         self._reader.result(_SECONDS)
-        return check(read_history(sorted(self._folder.glob("*.jsonl"))))
+        found = self._scenario.outcome()
+        assert found.exactly_once, found
+        findings = check(read_history(sorted(self._folder.glob("*.jsonl"))))
+        assert findings.ok, findings
 
     def _feed(self) -> None:
         while not self._fed.wait(_EVERY_SECONDS):

@@ -181,6 +181,10 @@ class EmbeddedKafka:
         node.version = version or node.version
         self._start([node], java.find())
 
+    def is_running(self, node_id: int) -> bool:
+        """Returns whether the process of a broker exists. A broker ends by itself if its disk fails."""
+        return self._nodes[node_id].running
+
     def version(self, node_id: int) -> str:
         """Returns Kafka's version with which a broker runs, or ran last."""
         return self._nodes[node_id].version

@@ -194,7 +194,13 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
 
 
 def refused_login(
-    refusal: KafkaError, doing: str, bootstrap_servers: str, protocol: str, mechanism: str | None
+    refusal: KafkaError,
+    doing: str,
+    bootstrap_servers: str,
+    protocol: str,
+    mechanism: str | None,
+    *,
+    worked_before: bool,
 ) -> AuthorizationError:
     """Returns the error for a login that brokers refused.
 
@@ -204,6 +210,8 @@ def refused_login(
         bootstrap_servers: of the cluster.
         protocol: ``kafka.security.protocol``.
         mechanism: ``kafka.sasl.mechanism``; None = the client does not use SASL.
+        worked_before: whether brokers accepted the same login before. It was changed since then, and clients
+            read options and files only when they are made.
     """
     of_mechanism = "" if mechanism is None else f", kafka.sasl.mechanism={mechanism}"
     message = (
@@ -217,6 +225,12 @@ def refused_login(
         )
         options = prefix or "kafka.sasl.username and kafka.sasl.password"
         fix = f"correct the credentials: {options}; or kafka.sasl.mechanism, if the brokers expect another."
+    if worked_before:
+        what = "the brokers' certificates" if refusal.code() == KafkaError._SSL else "the credentials"
+        fix = (
+            f"the same login worked before. If {what} were changed, restart the query with options and files "
+            f"that match. Otherwise {fix}"
+        )
     return AuthorizationError(concealed(message), fix=fix)
 
 
