@@ -238,21 +238,6 @@ def test_t139_the_brokers_are_upgraded_one_by_one_while_a_query_runs(
         report_measures(request.node, scenario)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.fault(
-    "T145", f"every broker is upgraded from {OLD} to {NEW}, and with it each coordinator", "in a transaction"
-)
-def test_t145_the_brokers_are_upgraded_within_open_transactions(
-    tmp_path: Path, driver: Callable[..., Driver]
-) -> None:
-    with EmbeddedKafka(3, config=QUICK, java_options=brokers.JAVA_OPTIONS, version=OLD) as kafka:
-        found = change_within_transactions(
-            kafka, tmp_path, driver, lambda scenario: [*roll(kafka, scenario, NEW)]
-        )
-    assert all(each.exactly_once for each in found.values()), found
-
-
 # -- full disks
 
 _DISK_MEBIBYTES = 48
@@ -301,7 +286,9 @@ def on_small_disks(folder: Path, number: int) -> Iterator[SmallCluster]:
             yield SmallCluster(kafka, found)
 
 
-T142 = pytest.mark.fault("T142", "a broker's disk is full: 1 of 1, 1 of 3, 2 of 3 brokers", "while it runs")
+T142 = pytest.mark.fault(
+    "T142", "a disk is full: of 1 of 1, 1 of 3, 2 of 3 brokers; 1 of 2 disks of a broker", "while it runs"
+)
 
 
 @pytest.mark.long
@@ -352,4 +339,32 @@ def test_t142_a_query_says_that_no_broker_answers_and_continues_after_a_restart(
         scenario.run()
         found = scenario.outcome()
         assert found.exactly_once, found
+        report_measures(request.node, scenario)
+
+
+@pytest.mark.long
+@T142
+def test_t142_a_query_continues_after_one_of_two_disks_of_the_only_broker_was_full(
+    request: pytest.FixtureRequest, tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    """The broker runs on without the partitions that are on that disk, until it is restarted."""
+    small = tmp_path / "small"
+    whole = tmp_path / "whole"
+    folders = {"log.dirs": f"{whole},{small}", "metadata.log.dir": str(whole)}
+    with (
+        small_disk(small, _DISK_MEBIBYTES) as disk,
+        EmbeddedKafka(config=QUICK | folders, version=NEW, java_options=brokers.JAVA_OPTIONS) as kafka,
+    ):
+        scenario = Scenario(kafka.bootstrap_servers, tmp_path, driver, batch=50, partitions=4)
+        scenario.feed(3000)
+        running = scenario.start(available_now=False, sink={"commitTimeoutMs": "240000"})
+        running.await_text("BATCH 2")
+        disk.fill()
+        log = kafka.directory / "node-1" / "broker.log"
+        await_condition(lambda: "Stopping serving logs in dir" in log.read_text(), 120, "the disk is offline")
+        assert kafka.is_running(1)
+        disk.free()
+        kafka.stop_node(1)
+        kafka.start_node(1)
+        undisturbed_end(scenario, running)
         report_measures(request.node, scenario)
