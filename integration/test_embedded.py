@@ -30,7 +30,7 @@ from integration.support.tools import (
 )
 from integration.test_sink_stream import LOOP, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka, jars
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -197,6 +197,14 @@ def test_three_brokers_serve_while_one_is_down(fresh_cluster: Callable[..., Embe
     assert sorted(int(value) for value in values(found)) == list(range(18))
     kafka.start_node(2)
     assert set(admin.client.list_topics(timeout=30).brokers) == {1, 2, 3}
+
+    kafka.stop_node(3)
+    kafka.check()
+    assert "shut down completed" in (kafka.directory / "node-3" / "broker.log").read_text()
+    with pytest.raises(InvalidOptionError, match=r"version='3\.9\.2', but broker 1 already runs with"):
+        kafka.start_node(1, "3.9.2")
+    kafka.start_node(3, kafka.version(1))
+    assert values(read_back(kafka.bootstrap_servers, "replicated")) == values(found)
 
 
 def test_a_paused_broker_answers_again(fresh_cluster: Callable[..., EmbeddedKafka]) -> None:

@@ -78,6 +78,13 @@ def test_errors_of_a_moving_leader_are_retriable(code: int) -> None:
     )
 
 
+def test_a_request_to_a_broker_that_shut_down_is_retriable() -> None:
+    """librdkafka removes a broker that left the metadata; confluent-kafka names the code since 2.10."""
+    code = getattr(KafkaError, "_DESTROY_BROKER", -137)
+    assert is_transient(error(code))
+    assert type(classify(error(code), "test")) is RetriableError
+
+
 def test_the_error_of_unreachable_brokers_names_the_option_its_value_and_the_wait() -> None:
     got = unreachable("nowhere:9092", 15_000, "Connection refused")
     assert "kafka.bootstrap.servers='nowhere:9092'" in str(got)

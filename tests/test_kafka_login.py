@@ -67,8 +67,9 @@ def test_credentials_that_worked_are_tried_until_the_deadline() -> None:
     send = Asked(complaints := Complaints(CONFIG), TIMED_OUT, REFUSED, TIMED_OUT, "answer")
     assert ask(complaints, send) == "answer"
     assert send.tries == 4
-    with pytest.raises(AuthorizationError, match="Authentication failed"):
+    with pytest.raises(AuthorizationError, match="Authentication failed") as caught:
         ask(complaints, Asked(complaints, TIMED_OUT), seconds=0.05)
+    assert "If the credentials were changed, restart the query" in caught.value.fix
 
 
 def test_other_credentials_have_not_worked() -> None:

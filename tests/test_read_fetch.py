@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    DataLossError,
+    KafkaEosError,
+    RetriableError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
@@ -59,6 +65,7 @@ class ModelConsumer:
     logs: dict[TopicPartition, Log]
     sizes: Sequence[int] = (3,)
     last_complaint: str = ""
+    refused: KafkaEosError | None = None
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     told: set[tuple[TopicPartition, str, int]] = field(default_factory=set)
     looks: int = 0
@@ -107,6 +114,9 @@ class ModelConsumer:
         if (tp, what, at) not in self.told:
             self.told.add((tp, what, at))
             where.append(tp)
+
+    def login_error(self, _doing: str) -> KafkaEosError | None:
+        return self.refused
 
     def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
         if self.bounds_fail:
@@ -290,6 +300,9 @@ def test_the_error_when_no_record_arrives_names_the_position() -> None:
         r"no records of t-0 arrived within 20 ms .* at offset 2 .* ends before offset 5.*broker 1 is down"
     )
     with pytest.raises(UnavailableError, match=expected):
+        read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
+    consumer.refused = AuthorizationError("the login failed", fix="restart the query")
+    with pytest.raises(AuthorizationError, match="the login failed"):
         read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,12 @@ class Proxied:
 
 
 @contextmanager
-def behind_a_proxy() -> Iterator[Proxied]:
-    """Runs a single-broker cluster that advertises the proxy's address."""
+def behind_a_proxy(**arguments: Any) -> Iterator[Proxied]:
+    """Runs a single-broker cluster that advertises the proxy's address.
+
+    Args:
+        arguments: those of `EmbeddedKafka` that differ from the other tests'.
+    """
     proxy = Proxy()
     (proxy.upstream_port,) = free_ports([0])
     config = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
@@ -42,7 +47,7 @@ def behind_a_proxy() -> Iterator[Proxied]:
             port=proxy.upstream_port,
             config=config,
             java_options=brokers.JAVA_OPTIONS,
-            **brokers.version(os.environ),
+            **{**brokers.version(os.environ), **arguments},
         ) as kafka:
             yield Proxied(kafka, proxy)
     finally:

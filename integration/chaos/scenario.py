@@ -28,6 +28,7 @@ class Scenario:
 
     Attributes:
         sent: key and value of every record sent to the source, in order.
+        partitions: number of partitions of each topic.
         starts: number of processes started.
         last_outcome: the result of the last call of `outcome`.
     """
@@ -50,6 +51,7 @@ class Scenario:
         self.checkpoint = folder / f"checkpoint-{name}"
         self.folder = folder
         self.sent: list[tuple[str, str]] = []
+        self.partitions = partitions
         self.starts = 0
         self.last_outcome: Outcome | None = None
         self._start = start

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from integration.chaos.brokers import QUICK, coordinator, leader, undisturbed_end
 from integration.chaos.conftest import Proxied, report_measures
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
@@ -22,19 +23,11 @@ from kafka_eos_source.state.changelog.committed import CommittedShard, changelog
 
 _SECONDS = 120.0
 
-#: Kafka's cluster then notices a dead broker within two seconds instead of nine.
-_QUICK = {
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "300",
-    "controller.quorum.election.timeout.ms": "500",
-    "controller.quorum.fetch.timeout.ms": "1000",
-}
-
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[EmbeddedKafka]:
     version = brokers.version(os.environ)
-    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS, **version) as kafka:
+    with EmbeddedKafka(3, config=QUICK, java_options=brokers.JAVA_OPTIONS, **version) as kafka:
         yield kafka
 
 
@@ -47,45 +40,6 @@ def on_three(
     report_measures(request.node, made)
     for node in three.nodes:
         three.start_node(node)
-
-
-def leader(scenario: Scenario, topic: str, partition: int) -> int:
-    """Returns the id of the broker that leads a partition."""
-    metadata = scenario.admin.client.list_topics(timeout=_SECONDS)
-    return int(metadata.topics[topic].partitions[partition].leader)
-
-
-def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
-    """Returns the coordinator of a group or transactional id.
-
-    It is the leader of the partition of ``internal_topic`` that Java's hash of the name selects.
-    """
-    hashed = 0
-    for character in name:
-        hashed = (31 * hashed + ord(character)) & 0xFFFFFFFF
-    signed = hashed - (1 << 32) if hashed >= 1 << 31 else hashed
-    count = len(scenario.admin.client.list_topics(timeout=_SECONDS).topics[internal_topic].partitions)
-    return leader(scenario, internal_topic, abs(signed) % count)
-
-
-def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
-    """Checks that this driver commits everything by itself, without a restart; then stops it."""
-    await_condition(
-        lambda: driver.process.poll() is not None or _is_complete(scenario),
-        _SECONDS,
-        "everything is committed",
-    )
-    driver.tell("stop")
-    driver.finish()
-    found = scenario.outcome()
-    assert found.exactly_once, found
-
-
-def _is_complete(scenario: Scenario) -> bool:
-    try:
-        return scenario.outcome().exactly_once
-    except KafkaException:  # the check's own clients can fail while a partition's leader changes
-        return False
 
 
 @pytest.mark.fault("T29", "the leader of an output partition is killed", "while it runs")

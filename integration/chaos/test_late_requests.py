@@ -39,12 +39,15 @@ def test_t06_a_commit_request_that_outlives_its_driver_takes_effect_at_most_once
     assert found.exactly_once, found
 
 
-def late_abort(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[int, Outcome]:
+def late_abort(
+    scenario: Scenario, proxied: Proxied, *mutations: str, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[int, Outcome]:
     """T16: batch 0's first EndTxn arrives late, as an abort, after batch 1's rows are flushed."""
     scenario.feed(100)
     held = proxied.proxy.catch(END_TXN, Action.HOLD)
     driver = scenario.stopped_at("commit.after_flush", at_time=2, mutations=mutations)
     (late,) = held.await_caught()
+    meanwhile()
     answer = late.deliver(commit=False)
     driver.resume()
     driver.wait()

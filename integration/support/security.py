@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -81,19 +82,31 @@ class TlsCluster(Acls):
     Attributes:
         bootstrap_servers: address of that listener, whose certificate names only 127.0.0.1.
         by_host_name: the same listener under the name ``localhost``.
+        without_login: a third listener without TLS and login, for helpers of tests; it may do everything.
+        kafka: the cluster.
         ca, other_ca: PEM files of the authority that signed the certificate, and of one that did not.
     """
 
-    def __init__(self, plain: SecuredCluster, port: int, ca: Path, other_ca: Path) -> None:
-        self._plain = plain
-        self.bootstrap_servers, self.by_host_name = f"{HOST}:{port}", f"localhost:{port}"
-        self.ca, self.other_ca = ca, other_ca
-        super().__init__(plain.admin)
+    def __init__(self, kafka: EmbeddedKafka, keys: Keys, secure: int, open_port: int) -> None:
+        self._plain = SecuredCluster(kafka)
+        self._keys = keys
+        self.kafka = kafka
+        self.bootstrap_servers, self.by_host_name = f"{HOST}:{secure}", f"localhost:{secure}"
+        self.without_login = f"{HOST}:{open_port}"
+        self.ca, self.other_ca = keys.pem("ca"), keys.pem("other")
+        super().__init__(self._plain.admin)
         self._set_passwords(SCRAM_PASSWORDS)
 
     def set_password(self, user: str, password: str) -> None:
         """Creates a user, or changes the password."""
         self._set_passwords({user: password})
+
+    def replace_certificate(self, authority: str) -> None:
+        """Restarts the broker with a new certificate of an authority, ``ca`` or ``other``."""
+        self._keys.sign(authority)
+        for node in self.kafka.nodes:
+            self.kafka.kill_node(node)
+            self.kafka.start_node(node)
 
     def _set_passwords(self, passwords: Mapping[str, str]) -> None:
         scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
@@ -123,43 +136,87 @@ class TlsCluster(Acls):
 
 
 @contextmanager
-def tls_cluster(folder: Path, **arguments: Any) -> Iterator[TlsCluster]:
-    """Runs a TLS cluster of one broker; ``arguments`` are those of `EmbeddedKafka`."""
-    keys = folder / "keys.p12"
-    ca, other_ca = folder / "ca.pem", folder / "other-ca.pem"
-    _keytool(keys, "-genkeypair", "-alias", "ca", "-dname", "CN=test CA", "-ext", "bc:c=ca:true", *_KEYS)
-    _keytool(
-        keys, "-genkeypair", "-alias", "broker", "-dname", "CN=broker", "-signer", "ca",
-        "-ext", f"san=ip:{HOST}", *_KEYS,
-    )  # fmt: skip
-    _keytool(keys, "-genkeypair", "-alias", "other", "-dname", "CN=other CA", "-ext", "bc:c=ca:true", *_KEYS)
-    _keytool(keys, "-exportcert", "-rfc", "-alias", "ca", "-file", str(ca))
-    _keytool(keys, "-exportcert", "-rfc", "-alias", "other", "-file", str(other_ca))
-    # the broker needs no private keys of the authorities
-    for alias in ("ca", "other"):
-        _keytool(keys, "-delete", "-alias", alias)
-    plain, secure, controller = free_ports([0, 0, 0])
+def tls_cluster(
+    folder: Path, config: Mapping[str, str] | None = None, **arguments: Any
+) -> Iterator[TlsCluster]:
+    """Runs a TLS cluster of one broker; the arguments are those of `EmbeddedKafka`."""
+    keys = Keys(folder)
+    plain, secure, open_port, controller = free_ports([0, 0, 0, 0])
     config = {
-        "listeners": f"SASL_PLAINTEXT://{HOST}:{plain},SECURE://{HOST}:{secure},CONTROLLER://{HOST}:{controller}",
+        "listeners": ",".join(
+            f"{name}://{HOST}:{port}"
+            for name, port in {
+                "SASL_PLAINTEXT": plain,
+                "SECURE": secure,
+                "OPEN": open_port,
+                "CONTROLLER": controller,
+            }.items()
+        ),
         "controller.quorum.voters": f"1@{HOST}:{controller}",
         "listener.security.protocol.map": (
-            "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SECURE:SASL_SSL"
+            "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SECURE:SASL_SSL,OPEN:PLAINTEXT"
         ),
         "listener.name.secure.sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "listener.name.secure.scram-sha-512.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         ),
         "listener.name.secure.ssl.keystore.type": "PKCS12",
-        "listener.name.secure.ssl.keystore.location": str(keys),
+        "listener.name.secure.ssl.keystore.location": str(keys.store),
         "listener.name.secure.ssl.keystore.password": _STORE_PASSWORD,
+        **(config or {}),
     }
     with EmbeddedKafka(port=plain, config=config, users=PASSWORDS, **arguments) as kafka:
-        yield TlsCluster(SecuredCluster(kafka), secure, ca, other_ca)
+        yield TlsCluster(kafka, keys, secure, open_port)
 
 
 _STORE_PASSWORD = "store-pass-1e"
 _STORE = ("-storetype", "PKCS12", "-storepass", _STORE_PASSWORD, "-noprompt")
 _KEYS = ("-keyalg", "EC", "-groupname", "secp256r1", "-validity", "2")
+
+
+class Keys:
+    """Two certificate authorities, and the broker's key store with a certificate of one of them.
+
+    Attributes:
+        store: the broker's key store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._authorities = folder / "authorities.p12"
+        self.store = folder / "keys.p12"
+        for alias in ("ca", "other"):
+            name = f"CN=test authority {alias}"
+            _keytool(
+                self._authorities,
+                "-genkeypair",
+                "-alias",
+                alias,
+                "-dname",
+                name,
+                "-ext",
+                "bc:c=ca:true",
+                *_KEYS,
+            )
+            _keytool(self._authorities, "-exportcert", "-rfc", "-alias", alias, "-file", str(self.pem(alias)))
+        self.sign("ca")
+
+    def pem(self, authority: str) -> Path:
+        """Returns the file with an authority's certificate."""
+        return self._folder / f"{authority}.pem"
+
+    def sign(self, authority: str) -> None:
+        """Replaces the broker's key and certificate by new ones, signed by an authority."""
+        new = self._folder / "new.p12"
+        shutil.copy(self._authorities, new)
+        _keytool(
+            new, "-genkeypair", "-alias", "broker", "-dname", "CN=broker", "-signer", authority,
+            "-ext", f"san=ip:{HOST}", *_KEYS,
+        )  # fmt: skip
+        # the broker needs no private keys of the authorities
+        for alias in ("ca", "other"):
+            _keytool(new, "-delete", "-alias", alias)
+        new.replace(self.store)
 
 
 def _keytool(store: Path, *command: str) -> None:

@@ -15,6 +15,7 @@ def run(main: str, *arguments: str) -> str:
     finished = subprocess.run(
         [
             java.find(),
+            "-XX:TieredStopAtLevel=1",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
             "-cp",
             f"{folder}/*",
@@ -26,7 +27,7 @@ def run(main: str, *arguments: str) -> str:
         timeout=TIMEOUT_SECONDS,
         check=False,
     )
-    assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 
 

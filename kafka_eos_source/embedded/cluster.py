@@ -49,6 +49,7 @@ class EmbeddedKafka:
             ``SASL_PLAINTEXT``). The first user is a super user; ACLs apply to the others.
         java_options: options for each broker's JVM, after those of this class (512 MiB of heap).
         version: Kafka's version, 3.7.0 or newer. A directory that has data must not go back to an older one.
+            `start_node` can start a single broker with another version.
         features: finalized levels by feature name, such as ``{"transaction.version": 1}``, when a data
             directory is formatted; the others are those of the version. Needs Kafka 4.0 or newer.
 
@@ -83,7 +84,7 @@ class EmbeddedKafka:
         self._config = {"auto.create.topics.enable": str(auto_create_topics).lower(), **(config or {})}
         self._users = dict(users or {})
         self._java_options = tuple(java_options)
-        self._jars = jar_cache.broker_jars(version)
+        self._version = version
         self._features = dict(features or {})
         self._nodes: dict[int, Node] = {}
         self._lock = -1
@@ -100,7 +101,8 @@ class EmbeddedKafka:
 
     def start(self) -> EmbeddedKafka:
         """Starts every broker; returns when all of them answer and know each other."""
-        executable, jars = java.find(), jar_cache.jars(self._jars)
+        executable = java.find()
+        jars = jar_cache.jars(jar_cache.broker_jars(self._version))
         try:
             self._open_directory()
             self._nodes = self._make_nodes()
@@ -108,7 +110,7 @@ class EmbeddedKafka:
             for node in self._nodes.values():
                 _write_private(node.properties, render(self._properties(node, ports)))
             self._format(executable, jars, self._cluster_id())
-            self._start(self._nodes.values(), executable, jars)
+            self._start(self._nodes.values(), executable)
         except BaseException:
             self.stop()
             raise
@@ -159,10 +161,40 @@ class EmbeddedKafka:
         """Resumes a broker after `pause_node`."""
         self._nodes[node_id].signal(signal.SIGCONT)
 
-    def start_node(self, node_id: int) -> None:
-        """Starts a broker that has ended, with its data and its port. Does nothing if the broker runs."""
-        if not self._nodes[node_id].running:
-            self._start([self._nodes[node_id]], java.find(), jar_cache.jars(self._jars))
+    def stop_node(self, node_id: int) -> None:
+        """Shuts a broker down with SIGTERM: it hands its partitions over first, unlike after `kill_node`."""
+        self._nodes[node_id].stop()
+
+    def start_node(self, node_id: int, version: str | None = None) -> None:
+        """Starts a broker that has ended, with its data and its port. Does nothing if the broker runs.
+
+        Args:
+            node_id: the broker.
+            version: Kafka's version from now on; None = the same as before. Kafka supports newer versions,
+                and older ones only until ``metadata.version`` is finalized at a level that they do not know.
+
+        Raises:
+            UnavailableError: if the broker does not start, or the jars of the version cannot be downloaded.
+            InvalidOptionError: if the broker runs with another version.
+        """
+        node = self._nodes[node_id]
+        if node.running:
+            if version not in (None, node.version):
+                raise InvalidOptionError(
+                    f"version={version!r}, but broker {node_id} already runs with {node.version}.",
+                    fix="call stop_node or kill_node first.",
+                )
+            return
+        node.version = version or node.version
+        self._start([node], java.find())
+
+    def is_running(self, node_id: int) -> bool:
+        """Returns whether the process of a broker exists. A broker ends by itself if its disk fails."""
+        return self._nodes[node_id].running
+
+    def version(self, node_id: int) -> str:
+        """Returns Kafka's version with which a broker runs, or ran last."""
+        return self._nodes[node_id].version
 
     def __enter__(self) -> EmbeddedKafka:
         return self.start()
@@ -200,7 +232,7 @@ class EmbeddedKafka:
         ):
             directory = self.directory / f"node-{index + 1}"
             directory.mkdir(exist_ok=True)
-            nodes[index + 1] = Node(index + 1, directory, Ports(client, controller))
+            nodes[index + 1] = Node(index + 1, directory, Ports(client, controller), self._version)
         return nodes
 
     def _cluster_id(self) -> str:
@@ -242,12 +274,14 @@ class EmbeddedKafka:
                 if process.returncode:
                     raise UnavailableError(f"cannot format the data directory:\n{last_lines(output)}")
 
-    def _start(self, nodes: Iterable[Node], executable: str, jars: Path) -> None:
+    def _start(self, nodes: Iterable[Node], executable: str) -> None:
         started = list(nodes)
-        options = [*_BROKER_JVM, *self._java_options, _LOGGING, "-cp", f"{jars}/*", "kafka.Kafka"]
+        versions = {node.version for node in started}
+        jars = {version: jar_cache.jars(jar_cache.broker_jars(version)) for version in versions}
+        options = [*_BROKER_JVM, *self._java_options, _LOGGING]
         for node in started:
             node.launch(
-                [executable, *options, str(node.properties)],
+                [executable, *options, "-cp", f"{jars[node.version]}/*", "kafka.Kafka", str(node.properties)],
                 None if self._kept else self.directory,
                 [self._lock] if self._lock >= 0 else [],
             )

@@ -27,11 +27,13 @@ class Node:
 
     Attributes:
         pid: process id of the JVM; 0 = not running.
+        version: Kafka's version at the next `launch`.
     """
 
-    def __init__(self, node_id: int, directory: Path, ports: Ports) -> None:
+    def __init__(self, node_id: int, directory: Path, ports: Ports, version: str) -> None:
         self.node_id = node_id
         self.ports = ports
+        self.version = version
         self.data = directory / "data"
         self.log = directory / "broker.log"
         self.properties = directory / "server.properties"
@@ -113,6 +115,15 @@ class Node:
     def kill(self) -> None:
         """Kills the broker with SIGKILL and waits for its end."""
         self._await_end(kill=True)
+
+    def stop(self) -> None:
+        """Shuts the broker down in an orderly way and waits for its end.
+
+        The signal goes to the JVM, because the supervisor kills a broker whose data is temporary.
+        """
+        self.signal(signal.SIGCONT)  # it may have been paused
+        self.signal(signal.SIGTERM)
+        self._await_end(kill=False)
 
     def begin_stop(self) -> None:
         """Sends SIGTERM; `await_stop` waits for the end."""

@@ -35,7 +35,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import TopicPartition
@@ -187,7 +187,7 @@ class AssignedConsumer:
                 taken.out_of_range.append(tp)
             elif code in _GONE:
                 taken.gone.append(tp)
-            elif error.retriable() or code == KafkaError._TRANSPORT:
+            elif is_transient(error):
                 self.last_complaint = concealed(f"{tp}: {error.str()}")
             else:
                 raise classify(error, f"reading {tp}")

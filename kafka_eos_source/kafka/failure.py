@@ -80,11 +80,16 @@ _GONE = frozenset(
     }
 )
 
+#: librdkafka removed a broker that left the metadata, as a broker does that shuts down, while a request to it
+#: was under way. confluent-kafka names the code since 2.10: ``KafkaError._DESTROY_BROKER``.
+_BROKER_LEFT = -137
+
 #: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
+        _BROKER_LEFT,
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._WAIT_COORD,
@@ -189,7 +194,13 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
 
 
 def refused_login(
-    refusal: KafkaError, doing: str, bootstrap_servers: str, protocol: str, mechanism: str | None
+    refusal: KafkaError,
+    doing: str,
+    bootstrap_servers: str,
+    protocol: str,
+    mechanism: str | None,
+    *,
+    worked_before: bool,
 ) -> AuthorizationError:
     """Returns the error for a login that brokers refused.
 
@@ -199,6 +210,8 @@ def refused_login(
         bootstrap_servers: of the cluster.
         protocol: ``kafka.security.protocol``.
         mechanism: ``kafka.sasl.mechanism``; None = the client does not use SASL.
+        worked_before: whether brokers accepted the same login before. It was changed since then, and clients
+            read options and files only when they are made.
     """
     of_mechanism = "" if mechanism is None else f", kafka.sasl.mechanism={mechanism}"
     message = (
@@ -212,6 +225,12 @@ def refused_login(
         )
         options = prefix or "kafka.sasl.username and kafka.sasl.password"
         fix = f"correct the credentials: {options}; or kafka.sasl.mechanism, if the brokers expect another."
+    if worked_before:
+        what = "the brokers' certificates" if refusal.code() == KafkaError._SSL else "the credentials"
+        fix = (
+            f"the same login worked before. If {what} were changed, restart the query with options and files "
+            f"that match. Otherwise {fix}"
+        )
     return AuthorizationError(concealed(message), fix=fix)
 
 

@@ -59,4 +59,6 @@ class Login:
             doing: what was attempted.
         """
         mechanism = self._mechanism if self._protocol.startswith("SASL_") else None
-        return refused_login(refusal, doing, self._brokers, self._protocol, mechanism)
+        return refused_login(
+            refusal, doing, self._brokers, self._protocol, mechanism, worked_before=self.has_worked
+        )

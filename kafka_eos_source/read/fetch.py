@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
+from kafka_eos_source.errors import DataLossError, KafkaEosError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
@@ -85,6 +85,7 @@ class RangeConsumer(Protocol):
     def drop(self, tps: Sequence[TopicPartition]) -> None: ...
     def take(self, at_most: int, wait_seconds: float) -> Taken: ...
     def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]: ...
+    def login_error(self, doing: str) -> KafkaEosError | None: ...
 
 
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
@@ -233,7 +234,9 @@ class Reading:
 
         Raises:
             DataLossError: if a log is too short for its range.
-            UnavailableError: if nothing has arrived for ``poll_timeout_ms``.
+            AuthorizationError: if nothing has arrived for ``poll_timeout_ms`` because brokers refuse the
+                login, which they accepted before.
+            UnavailableError: if nothing has arrived for ``poll_timeout_ms`` for another reason.
         """
         before = time.monotonic() - SHORT_LOG_GRACE_SECONDS
         for tp, since in list(self._short_since.items()):
@@ -242,6 +245,9 @@ class Reading:
         if self._progress.done or not self._deadline.expired:
             return
         tp = min(self._progress.open)
+        refused = self._consumer.login_error(f"reading {tp} from offset {self._progress.position(tp)}")
+        if refused is not None:
+            raise refused
         reason = self._consumer.last_complaint or "the broker does not answer fetch requests"
         if tp in self._short_since:
             reason = f"the log ends at {self._progress.position(tp)}"
