@@ -68,7 +68,7 @@ def _compare(spark: SparkSession, schema: Any, payloads: list[bytes]) -> str:
     try:
         expected = [_plain(row.v) for row in theirs.collect()]
         ours = [_plain(row.v) for row in spark.createDataFrame(pa.table({"v": made.values})).collect()]
-    except (Py4JJavaError, PySparkException):
+    except (Py4JJavaError, PySparkException, pa.ArrowException):
         return "not comparable"  # Spark's or Arrow's conversion lacks a type, such as that of null
     assert ours == expected, text
     encoded = encoder(schema_of(schema), made.values.type).encode(made.values, b"").values
