@@ -1,28 +1,24 @@
-"""``python -m benchmarks.registry_formats``: decodes Protobuf and JSON values with several libraries in turn.
+"""``python -m benchmarks.registry_formats``: compares codecs of Protobuf and JSON, each in turn.
 
-The contenders are this package's decoders, the deserializers of confluent-kafka (row by row, without the cost
-of a registry or of making columns), and Spark's own ``from_protobuf`` and ``from_json`` with one task on one
-core. From Spark's times, those of the same query without decoding are subtracted. The program prints medians
-of microseconds of wall time and, where all work happens in this process, of CPU time per row.
+The contenders are this package's codecs, which fill columns, and the deserializers of confluent-kafka, row by
+row, without the cost of a registry or of making columns. The program prints medians of microseconds per row.
+On a busy machine, CPU time is more reliable than wall time.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 import pyarrow as pa
-import pyarrow.parquet
 
 from kafka_eos_source.registry import json_schema, protobuf
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.protobuf.files import compile_schema, message_at
+from kafka_eos_source.registry.protobuf.files import message_at
 
 FRAME = b"\0\0\0\0\1"
 FRAME_PROTOBUF = FRAME + b"\0"  # the path of the first message in the file is one byte
@@ -66,10 +62,6 @@ ORDER_JSON = {
     },
     "required": ["id"],
 }
-_SPARK_JSON = (
-    "struct<id: bigint, customer: string, state: string, at: timestamp, items: array<struct<sku: string, "
-    "count: bigint, price: double>>, note: string, scores: array<bigint>, gift: boolean, total: double>"
-)
 
 
 def order(number: int) -> dict[str, Any]:
@@ -112,64 +104,6 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-class SparkContender:
-    """Spark with one core, and orders in its memory."""
-
-    def __init__(self, folder: Path, payloads: dict[str, list[bytes]]) -> None:
-        import pyspark
-        from google.protobuf import descriptor_pb2
-        from pyspark.sql import SparkSession
-
-        self._spark = (
-            SparkSession.builder.master("local[1]")
-            .appName("benchmarks.registry_formats")
-            .config("spark.jars.packages", f"org.apache.spark:spark-protobuf_2.13:{pyspark.__version__}")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.session.timeZone", "UTC")
-            .config("spark.driver.memory", "3g")
-            .getOrCreate()
-        )
-        self._descriptors = folder / "order.bin"
-        files = descriptor_pb2.FileDescriptorSet()
-        _add_files(compile_schema(Schema("PROTOBUF", ORDER_PROTO)), files)
-        self._descriptors.write_bytes(files.SerializeToString())
-        self._frames = {}
-        for name, values in payloads.items():
-            path = str(folder / name)
-            pa.parquet.write_table(pa.table({"value": pa.array(values, pa.binary())}), path)
-            self._frames[name] = self._spark.read.parquet(path).cache()
-            self._frames[name].count()
-
-    def run(self, name: str) -> Callable[[], object]:
-        """Returns the work of decoding the values of a format; "copy" is the query without decoding."""
-        from pyspark.sql import functions
-        from pyspark.sql.protobuf.functions import from_protobuf
-
-        kind, _, what = name.partition(" ")
-        value = functions.expr(
-            f"substring(value, {1 + len(FRAME_PROTOBUF if kind == 'protobuf' else FRAME)})"
-        )
-        if what == "copy":
-            column = value
-        elif kind == "protobuf":
-            column = from_protobuf(value, "bench.Order", descFilePath=str(self._descriptors))
-        else:
-            column = functions.from_json(value.cast("string"), _SPARK_JSON)
-        frame = self._frames[kind].select(column.alias("value"))
-        return lambda: frame.write.format("noop").mode("overwrite").save()
-
-    def stop(self) -> None:
-        """Stops Spark."""
-        self._spark.stop()
-
-
-def _add_files(file: Any, files: Any) -> None:
-    for each in file.dependencies:
-        _add_files(each, files)
-    if file.name not in {each.name for each in files.file}:
-        file.CopyToProto(files.file.add())
-
-
 def contenders(payloads: dict[str, list[bytes]]) -> dict[str, Callable[[], object]]:
     """Returns the work of each contender that runs in this process."""
     from confluent_kafka.schema_registry.json_schema import JSONDeserializer
@@ -203,39 +137,21 @@ def contenders(payloads: dict[str, list[bytes]]) -> dict[str, Callable[[], objec
 @click.option(
     "--repeat", default=5, show_default=True, help="Rounds, in each of which every contender runs once."
 )
-@click.option(
-    "--spark/--no-spark", default=True, show_default=True, help="Whether Spark's functions take part."
-)
-def main(rows: int, repeat: int, spark: bool) -> None:
-    """Compares decoders of Protobuf and JSON values."""
+def main(rows: int, repeat: int) -> None:
+    """Compares codecs of Protobuf and JSON values."""
     payloads = {"protobuf": protobuf_values(Schema("PROTOBUF", ORDER_PROTO), rows), "json": json_values(rows)}
     work = contenders(payloads)
-    with tempfile.TemporaryDirectory() as folder:
-        session = SparkContender(Path(folder), payloads) if spark else None
-        if session is not None:
-            for kind in payloads:
-                work |= {
-                    f"{kind}, Spark {what}": session.run(f"{kind} {what}") for what in ("copy", "decodes")
-                }
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
-        for number in range(repeat + 1):
-            for name, each in work.items():
-                result = timed(each)
-                if number:  # the first round warms up
-                    found[name].append(result)
-        if session is not None:
-            session.stop()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
+    for number in range(repeat + 1):
+        for name, each in work.items():
+            result = timed(each)
+            if number:  # the first round warms up
+                found[name].append(result)
     click.echo("| format, contender | wall, µs/row | CPU, µs/row |")
     click.echo("|---|---|---|")
     for name, results in found.items():
         wall, cpu = (statistics.median(each[index] for each in results) / rows * 1e6 for index in (0, 1))
-        click.echo(f"| {name} | {wall:.2f} | {'' if 'Spark' in name else f'{cpu:.2f}'} |")
-    for kind in payloads if spark else ():
-        copy, decodes = (
-            statistics.median(each[0] for each in found[f"{kind}, Spark {what}"])
-            for what in ("copy", "decodes")
-        )
-        click.echo(f"| {kind}, Spark, without the copy | {(decodes - copy) / rows * 1e6:.2f} | |")
+        click.echo(f"| {name} | {wall:.2f} | {cpu:.2f} |")
 
 
 if __name__ == "__main__":

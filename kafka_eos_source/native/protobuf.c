@@ -235,14 +235,19 @@ typedef struct {
 
 #define OFFSETS(part) ((int32_t *)(void *)(part).at)
 
-RARE int fail(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
+RARE void set_error(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
         d->code   = code;
         d->field  = field;
         d->detail = detail;
+}
+
+/* Returns 0, which the compiler can see at each call. */
+INLINE int fail(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
+        set_error(d, code, field, detail);
         return 0;
 }
 
-RARE int no_memory(decoded_t *d) {
+INLINE int no_memory(decoded_t *d) {
         d->no_memory = 1;
         return fail(d, E_MEMORY, -1, 0);
 }
@@ -1213,7 +1218,7 @@ static int put_tag(encoded_t *e, int32_t number, uint32_t wire_type) {
 }
 
 static uint64_t stored_number(const field_t *field, const input_t *input, int64_t index) {
-        uint64_t bits = 0;
+        uint64_t bits;
         int32_t word;
 
         switch (widths[field->kind]) {
