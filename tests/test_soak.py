@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from integration.chaos.soak.workload import (
     partition_of,
     value_of,
 )
-from kafka_eos_source.testing.history import History, Operation, Phase, Record, SourceRange, Txn
+from kafka_eos_source.testing.history import History, Operation, Phase, Record, Send, SourceRange, Txn
 
 ROWS, BATCHES = 60, 4
 COUNTS = next(query for query in QUERIES if isinstance(query, Counts))
@@ -177,7 +177,7 @@ def test_a_record_that_an_open_transaction_hides_is_invisible() -> None:
     assert not found.good
 
 
-def recorded(change: Callable[[Txn], Txn], outcome: Phase = Phase.OK) -> Judgement:
+def recorded(change: Callable[[Txn], Txn], outcome: Phase = Phase.OK, older: Sequence[Txn] = ()) -> Judgement:
     """Judges a chunk of a query whose process recorded its attempts, after a change to the second one."""
     query, records = BY_NAME["fast"], source()
     planned = batches(records, Carry())
@@ -195,6 +195,7 @@ def recorded(change: Callable[[Txn], Txn], outcome: Phase = Phase.OK) -> Judgeme
     txns[1] = change(txns[1])
     outcomes = [Phase.OK, outcome, *[Phase.OK] * (len(txns) - 2)]
     operations = tuple(Operation("loop", phase, 1, 2, txn) for phase, txn in zip(outcomes, txns, strict=True))
+    operations += tuple(Operation("loop", Phase.OK, 1, 2, txn) for txn in older)
     seen = replace(written(query, Carry(), planned, records), history=History(txns=operations), now_ns=9)
     return judge(query, Carry(), planned, records, seen)[0]
 
@@ -204,6 +205,8 @@ def test_what_a_process_recorded_is_judged_too() -> None:
     assert recorded(lambda txn: txn, Phase.INFO).good, (
         "the outcome is unknown to the process, and all is there"
     )
+    with_older = Txn("fast", -1, (), (), (Send("fast", None, "k00", "fast:judged"),), "run")
+    assert recorded(lambda txn: txn, older=[with_older]).good, "a resumed run may find judged attempts"
     assert recorded(lambda txn: txn, Phase.FAIL).anomalies["aborted reads"]
     assert recorded(lambda txn: replace(txn, reads=txn.reads[1:])).anomalies["poll skips"]  # type: ignore[index]
     assert recorded(lambda txn: replace(txn, sends=txn.sends[1:])).anomalies["foreign reads"]
@@ -404,10 +407,10 @@ def test_a_query_has_recovered_when_it_has_committed_twice_after_the_fault(tmp_p
     assert watch.longest_stall == (42, "fast")
 
 
-def test_pruning_keeps_the_newest_entries(tmp_path: Path) -> None:
+def test_pruning_keeps_the_entries_of_the_chunk_under_way(tmp_path: Path) -> None:
     for number in range(8, 13):
         entry(tmp_path, "offsets", number)
-    prune(tmp_path, keep=3)
+    prune(tmp_path, before=10)
     assert sorted(int(each.name) for each in (tmp_path / "offsets").iterdir()) == [10, 11, 12]
 
 

@@ -46,6 +46,8 @@ from kafka_eos_source.testing.history import read_history
 
 _VISIBLE_SECONDS = 120.0
 _KEEP_SECONDS = 0.25
+#: How many entries the logs of a loop keep, as many as those of Spark.
+_KEPT_BATCHES = 100
 _SAMPLE_SECONDS = 10.0
 #: So many chunks with fatal faults take turns with as many without, in which processes grow old.
 _CHUNKS_OF_A_PHASE = 3
@@ -508,19 +510,24 @@ class Conductor:
         return max((token.sequence for token in tokens), default=0)
 
     def _delete_judged(self, java: JavaConsumer | None) -> None:
-        """Deletes what was judged. Repeating this does nothing, so a resumed run begins with it."""
+        """Deletes what was judged. Repeating this does nothing, so a resumed run begins with it.
+
+        Args:
+            java: None at the beginning of a session, when the chunk under way may have begun already. Its
+                batches and histories then stay; the judge ignores those of earlier chunks.
+        """
         await_condition(self._records_are_deleted, _VISIBLE_SECONDS, "what was judged is deleted from Kafka")
         if java is not None:
             java.forget()
             self._run.batches.clear()
+            for path in self._histories():
+                os.truncate(path, 0)  # a process that runs goes on at the beginning
         for name, sinks in self._sinks.items():
             if self._last_row >= 0:
                 sinks.forget(f"{name}:{value_of(self._last_row)}")
-        for path in self._histories():
-            os.truncate(path, 0)  # a process that runs goes on at the beginning
         for query in QUERIES:
             if query.host != SPARK:
-                prune(self._checkpoint(query))
+                prune(self._checkpoint(query), self._carries[query.name].next_batch - _KEPT_BATCHES)
 
     def _records_are_deleted(self) -> bool:
         try:

@@ -128,7 +128,8 @@ def judge(
     _check_history(txns, read, result)
     if seen.history is not None:
         polls = (_poll([*read, *records], seen.now_ns),)
-        _add_findings(check(replace(seen.history, polls=polls)), result)
+        own = tuple(each for each in seen.history.txns if each.what.batch_id >= carry.next_batch)
+        _add_findings(check(replace(seen.history, txns=own, polls=polls)), result)
     _compare_sinks(query, sends, seen, result)
     for reader, state in seen.states.items():
         _compare_state(reader, totals, state, result)

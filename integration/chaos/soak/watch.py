@@ -207,8 +207,9 @@ class Watch:
             return [query.batches.pop(batch_id) for batch_id in sorted(query.batches)]
 
 
-def prune(checkpoint: Path, keep: int = 100) -> None:
-    """Deletes old entries of both logs, as Spark does by itself."""
+def prune(checkpoint: Path, before: int) -> None:
+    """Deletes entries of both logs before a batch, as Spark does by itself."""
     for log in ("offsets", "commits"):
-        for batch_id in batch_ids(checkpoint / log)[:-keep]:
-            (checkpoint / log / str(batch_id)).unlink()
+        for batch_id in batch_ids(checkpoint / log):
+            if batch_id < before:
+                (checkpoint / log / str(batch_id)).unlink()
