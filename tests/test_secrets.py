@@ -27,7 +27,7 @@ from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.secrets import MASK
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.offset_log import PlannedBatch
@@ -149,8 +149,11 @@ def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
     message = _Message(part, planned=PlannedBatch(7, "digest"))
-    assert set(vars(message)) == {"part", "dead_letters", "sinks", "planned"}, (
+    assert set(vars(message)) == {"part", "dead_letters", "sinks", "planned", "written"}, (
         "of sinks, only names, rows and receipts"
     )
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
+    measured = {"seconds", "staging_seconds", "topics", "traceparent"}
+    assert set(TaskFigures.__dataclass_fields__) == measured, "of records, only the header that names a trace"
+    assert set(WrittenPart.__dataclass_fields__) == {"records", "query_id", "run_id", "measured"}
     assert pickle.loads(pickle.dumps(message)) == message
