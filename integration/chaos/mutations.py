@@ -17,10 +17,13 @@ from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import writer
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
+
+_CLIENTS = (TransactionalProducer, WireProducer)
 
 
 def _no_token_check() -> None:
@@ -33,25 +36,39 @@ def _no_epoch_rule() -> None:
     TransactionalProducer.is_clean = lambda self: self._committed_at_us is not None  # type: ignore[method-assign]
 
 
+def _no_epoch_of_its_own() -> None:
+    """Begins each transaction of the native client with the epoch of the one before."""
+    begin = WireProducer.begin
+
+    def begin_as_before(self: WireProducer) -> None:
+        self._epoch_is_used = False
+        begin(self)
+
+    WireProducer.begin = begin_as_before  # type: ignore[method-assign]
+
+
 def _lose_a_record() -> None:
     """Drops one record silently. This is not a rule, but the fault that the count check detects."""
-    send = TransactionalProducer.send
 
-    def lossy(self: TransactionalProducer, rows: Any, topic: Any, deadline: Any) -> None:
-        send(self, rows.slice(1), topic, deadline)
+    def lossy(send: Any) -> Any:
+        return lambda self, rows, topic, deadline: send(self, rows.slice(1), topic, deadline)
 
-    TransactionalProducer.send = lossy  # type: ignore[method-assign]
+    for client in _CLIENTS:
+        client.send = lossy(client.send)  # type: ignore[method-assign]
 
 
 def _no_count_check() -> None:
     """Disables the comparison of the number of records produced with the number staged."""
-    flush = TransactionalProducer.flush
 
-    def flush_and_lie(self: TransactionalProducer, deadline: Any) -> None:
-        flush(self, deadline)
-        self.enqueued = _AnyNumber()
+    def lying(flush: Any) -> Any:
+        def flush_and_lie(self: Any, deadline: Any) -> None:
+            flush(self, deadline)
+            self.enqueued = _AnyNumber()
 
-    TransactionalProducer.flush = flush_and_lie  # type: ignore[method-assign]
+        return flush_and_lie
+
+    for client in _CLIENTS:
+        client.flush = lying(client.flush)  # type: ignore[method-assign]
 
 
 class _AnyNumber(int):
@@ -172,6 +189,7 @@ class _Prepared:
 SWITCHES: Mapping[str, Callable[[], None]] = {
     "token check": _no_token_check,
     "epoch rule": _no_epoch_rule,
+    "own epoch": _no_epoch_of_its_own,
     "lose a record": _lose_a_record,
     "count check": _no_count_check,
     "init before token": _token_before_init,

@@ -20,6 +20,7 @@ from integration.support.processes import await_condition
 #: API keys (``ApiKeys`` in Kafka).
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 0, 22, 24, 25, 26, 28
 
+_FIRST_FLEXIBLE_END_TXN = 3
 _WAIT_SECONDS = 60.0
 
 
@@ -55,12 +56,17 @@ class Caught:
         Returns:
             The error code in the EndTxn response.
         """
-        frame = self.frame if commit is None else self.frame[:-1] + (b"\x01" if commit else b"\x00")
+        (version,) = struct.unpack_from(">h", self.frame, 6)
+        # then header and body end with a number of tags, which is 0
+        is_flexible = version >= _FIRST_FLEXIBLE_END_TXN
+        frame = bytearray(self.frame)
+        if commit is not None:
+            frame[-2 if is_flexible else -1] = int(commit)
         with self.upstream() as connection:
             connection.sendall(frame)
             answer = _frame(connection)
-        # length, correlation id, throttle time, error code (EndTxn up to version 2)
-        return int(struct.unpack_from(">h", answer, 12)[0])
+        # length, correlation id, tags, throttle time, error code
+        return int(struct.unpack_from(">h", answer, 13 if is_flexible else 12)[0])
 
 
 @dataclass

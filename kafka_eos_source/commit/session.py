@@ -17,7 +17,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.commit import sink_session, tracing
 from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
-from kafka_eos_source.commit.interfaces import ProducerSession, Sinks
+from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
@@ -27,7 +27,7 @@ from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQu
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.transaction_client import transactional_producer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
@@ -55,12 +55,19 @@ _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 
 @dataclass(frozen=True)
 class KafkaClients:
-    """The `interfaces.Clients` for a real cluster."""
+    """The `interfaces.Clients` for a real cluster.
+
+    Attributes:
+        kafka: librdkafka properties of the sink.
+        client: the option ``transaction.client``; "" = the default.
+    """
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
+    client: str = ""
 
-    def producer(self, transactional_id: str) -> TransactionalProducer:
-        return TransactionalProducer(producer_config(self.kafka, transactional_id=transactional_id))
+    def producer(self, transactional_id: str) -> Producer:
+        config = producer_config(self.kafka, transactional_id=transactional_id)
+        return transactional_producer(config, self.client)
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -329,7 +336,7 @@ def _commit(
     first_batch: FirstBatchFile | None = None,
     trace: Trace | None = None,
 ) -> Result:
-    key = who.application_id, repr(sorted(options.kafka.items()))
+    key = who.application_id, repr((options.transaction_client, sorted(options.kafka.items())))
     session = _sessions.setdefault(key, ProducerSession())
     _sessions.move_to_end(key)
     while len(_sessions) > _MOST_SESSIONS:
@@ -339,7 +346,7 @@ def _commit(
     result = Commit(
         request,
         staged,
-        KafkaClients(options.kafka),
+        KafkaClients(options.kafka, options.transaction_client),
         session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,

@@ -38,13 +38,14 @@ def finalized_features(
     with socket.create_connection((host, port), timeout_seconds) as plain:
         if not kafka.get("security.protocol", "plaintext").lower().endswith("ssl"):
             return _ask(plain)
-        context = _tls_context(kafka)
+        context = tls_context(kafka)
         name = host if context.check_hostname else None
         with context.wrap_socket(plain, server_hostname=name) as encrypted:
             return _ask(encrypted)
 
 
-def _tls_context(kafka: Mapping[str, str]) -> ssl.SSLContext:
+def tls_context(kafka: Mapping[str, str]) -> ssl.SSLContext:
+    """Returns the TLS settings of librdkafka properties."""
     context = ssl.create_default_context(
         cafile=kafka.get("ssl.ca.location"), cadata=kafka.get("ssl.ca.pem") or None
     )

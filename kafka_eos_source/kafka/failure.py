@@ -30,6 +30,11 @@ from kafka_eos_source.model import TopicPartition
 #: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
 
+FENCED_FIX = (
+    "another driver of this query took over and continues, or the transaction timed out; make sure that only "
+    "one driver runs the query."
+)
+
 _FENCED = frozenset(
     {
         KafkaError._FENCED,
@@ -154,8 +159,7 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     if code in _FENCED:
         return FencedError(
             text,
-            fix="another driver of this query took over and continues, or the transaction timed out; make "
-            "sure that only one driver runs the query.",
+            fix=FENCED_FIX,
         )
     if code in _AUTHORIZATION:
         return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}.")

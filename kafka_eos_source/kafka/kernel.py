@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_int32, c_int64, c_uint32, c_void_p
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -82,6 +82,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (POINTER(Block),)),
     "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
     "place": (None, (c_void_p, c_int64, c_int32)),
+    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
+    "encode": (
+        c_int64,
+        (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, POINTER(c_int64)),
+    ),
+    "stamp": (None, (c_void_p, c_int64, c_int32, c_int64, c_int32, c_int32)),
+    "crc32c": (c_uint32, (c_void_p, c_int64)),
     "deliveries": (c_void_p, (c_void_p,)),
     "failed": (c_int64, (c_void_p, POINTER(c_int32))),
     "reset": (None, (c_void_p,)),
@@ -95,6 +102,10 @@ class Kernel:
     free: Any
     produce: Any
     place: Any
+    place_rows: Any
+    encode: Any
+    stamp: Any
+    crc32c: Any
     deliveries: Any
     failed: Any
     reset: Any

@@ -125,7 +125,7 @@ class RecordProducer:
             AbortableError: if the transaction has failed.
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
-        for each_topic, part in _by_topic(columns, topic):
+        for each_topic, part in by_topic(columns, topic):
             self._topics.add(each_topic)
             extra = _needs_produceva(part)
             if (
@@ -368,7 +368,7 @@ class RecordProducer:
             self._delivery_error = error
 
 
-def _by_topic(
+def by_topic(
     columns: Mapping[str, pa.Array], topic: str | None
 ) -> Iterable[tuple[str, Mapping[str, pa.Array]]]:
     """Returns the rows of each topic, in order. Copies nothing if there is only one topic."""

@@ -25,7 +25,6 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from kafka_eos_source.errors import (
     AbortableError,
     KafkaEosError,
-    OperatorError,
     OutcomeUnknownError,
     RetriableError,
 )
@@ -34,15 +33,12 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.offset_refusals import explain_too_large
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 STATISTICS_INTERVAL_MS = 100
-
-#: Kafka's default of ``max.message.bytes``.
-_OFFSETS_TOPIC_BYTES = 1_048_588
 
 #: Time limit of one request with offsets. It is longer than a group takes to move to another coordinator
 #: after a broker is lost. If the coordinator does not accept the request in this time, the transaction is
@@ -203,7 +199,8 @@ class TransactionalProducer(RecordProducer):
             try:
                 self._send_offsets(request, group_id, deadline)
             except AbortableError as error:
-                too_large = self._explain_too_large(request, group_id, deadline, error)
+                soon = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
+                too_large = explain_too_large(self._connection, request, group_id, soon, error)
                 if too_large is None:
                     raise
                 raise too_large from error
@@ -220,38 +217,6 @@ class TransactionalProducer(RecordProducer):
                 wanted, self._group_metadata[group_id], seconds
             ),
             _OFFSETS_SECONDS,
-        )
-
-    def _explain_too_large(
-        self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline, error: AbortableError
-    ) -> OperatorError | None:
-        """Explains an "unknown server error" of a coordinator whose log accepts only small record batches.
-
-        A coordinator that cannot write a request because it is too large answers with that error and gives no
-        reason. No retry mends it.
-
-        Returns:
-            The error to raise; None if the cause is another one, or the log's limit cannot be read.
-        """
-        cause = error.__cause__
-        if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
-            return None
-        size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
-        name = offset_requests.OFFSETS_TOPIC
-        try:
-            with TopicAdmin(self._connection) as admin:
-                soon = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
-                limit = int(admin.config(name, soon)["max.message.bytes"])
-        except (KafkaEosError, KeyError, ValueError) as unknown:
-            _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
-            return None
-        if size <= limit:
-            return None
-        return OperatorError(
-            f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets (up to {size:,} bytes) "
-            f"because topic {name!r} has max.message.bytes={limit}. {error.message}",
-            fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default), then "
-            "restart the query. Nothing of this transaction was committed.",
         )
 
     def commit(self, deadline: Deadline) -> None:

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_KERNEL_VERSION 3
+#define KAFKA_EOS_KERNEL_VERSION 4
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -101,10 +101,13 @@ static struct {
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
 
 /* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
+static void make_crc_tables(void);
+
 EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
         if ((size_t)count * sizeof(*functions) != sizeof(kafka))
                 return -1;
         memcpy(&kafka, functions, sizeof(kafka));
+        make_crc_tables();
         return 0;
 }
 
@@ -317,26 +320,96 @@ static void on_message(message_t *message, void *opaque) {
                 kafka.yield(NULL); /* librdkafka puts the rest back into the queue */
 }
 
-/* Frees a block. */
-EXPORT void kafka_eos_free(block_t *block) {
-        part_t *parts[] = {&block->offsets,
-                           &block->partitions,
-                           &block->topics,
-                           &block->timestamps_ms,
-                           &block->timestamp_types,
-                           &block->header_counts,
-                           &block->broken_names,
-                           &block->events};
+/*
+ * Blocks that were freed, whose buffers the next blocks use again. A buffer of megabytes that grows from nothing
+ * costs more than copying messages into it: the system maps and clears each of its pages, and unmaps them when it
+ * is freed. The pool keeps POOLED_BYTES at most. `is_locked` is held for a few instructions.
+ */
+enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 20 };
+
+static struct {
+        atomic_flag is_locked;
+        int32_t count;
+        int64_t bytes;
+        block_t *blocks[POOLED_BLOCKS];
+} pool = {.is_locked = ATOMIC_FLAG_INIT};
+
+static void lock_pool(void) {
+        while (atomic_flag_test_and_set_explicit(&pool.is_locked, memory_order_acquire))
+                ;
+}
+
+static void unlock_pool(void) { atomic_flag_clear_explicit(&pool.is_locked, memory_order_release); }
+
+/* Lists the buffers of a block. */
+static void list_parts(block_t *block, part_t *parts[PARTS]) {
         column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
+        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,       &block->timestamps_ms,
+                               &block->timestamp_types, &block->header_counts, &block->broken_names, &block->events};
         size_t i;
 
-        for (i = 0; i < sizeof(parts) / sizeof(*parts); i++)
-                free(parts[i]->at);
-        for (i = 0; i < sizeof(columns) / sizeof(*columns); i++) {
-                free(columns[i]->validity.at);
-                free(columns[i]->offsets.at);
-                free(columns[i]->data.at);
+        for (i = 0; i < 4; i++) {
+                *parts++ = &columns[i]->validity;
+                *parts++ = &columns[i]->offsets;
+                *parts++ = &columns[i]->data;
         }
+        memcpy(parts, plain, sizeof(plain));
+}
+
+static int64_t allocated_bytes(block_t *block) {
+        part_t *parts[PARTS];
+        int64_t bytes = 0;
+        int i;
+
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++)
+                bytes += parts[i]->capacity;
+        return bytes;
+}
+
+/* Returns an empty block, with buffers of an older one if there is one. Returns NULL if there is no memory. */
+static block_t *new_block(void) {
+        block_t *block = NULL;
+        part_t *parts[PARTS], kept[PARTS];
+        int i;
+
+        lock_pool();
+        if (pool.count) {
+                block = pool.blocks[--pool.count];
+                pool.bytes -= allocated_bytes(block);
+        }
+        unlock_pool();
+        if (!block)
+                return calloc(1, sizeof(*block));
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++) {
+                kept[i]       = *parts[i];
+                kept[i].bytes = 0;
+        }
+        memset(block, 0, sizeof(*block));
+        for (i = 0; i < PARTS; i++)
+                *parts[i] = kept[i];
+        return block;
+}
+
+/* Frees a block, or keeps it for the next one. */
+EXPORT void kafka_eos_free(block_t *block) {
+        int64_t bytes = allocated_bytes(block);
+        part_t *parts[PARTS];
+        int i, is_kept = 0;
+
+        lock_pool();
+        if (pool.count < POOLED_BLOCKS && pool.bytes + bytes <= POOLED_BYTES) {
+                pool.blocks[pool.count++] = block;
+                pool.bytes += bytes;
+                is_kept = 1;
+        }
+        unlock_pool();
+        if (is_kept)
+                return;
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++)
+                free(parts[i]->at);
         free(block);
 }
 
@@ -352,7 +425,7 @@ EXPORT void kafka_eos_free(block_t *block) {
  */
 EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
                                int32_t wanted) {
-        block_t *block = calloc(1, sizeof(*block));
+        block_t *block = new_block();
 
         if (!block)
                 return NULL;
@@ -463,6 +536,239 @@ EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitio
                 if (messages[i].key && messages[i].partition < 0)
                         messages[i].partition =
                             (int32_t)((murmur2(messages[i].key, messages[i].key_bytes) & 0x7fffffff) % partitions);
+}
+
+/* ---- record batches ------------------------------------------------------------------------------------ */
+
+/* CRC-32C (Castagnoli), as RFC 3720 defines it: with the CPU's instruction, or from tables, eight bytes a step. */
+static uint32_t crc_tables[8][256];
+
+static void make_crc_tables(void) {
+        uint32_t i, j;
+
+        for (i = 0; i < 256; i++) {
+                uint32_t crc = i;
+                for (j = 0; j < 8; j++)
+                        crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
+                crc_tables[0][i] = crc;
+        }
+        for (i = 0; i < 256; i++)
+                for (j = 1; j < 8; j++)
+                        crc_tables[j][i] = crc_tables[j - 1][i] >> 8 ^ crc_tables[0][crc_tables[j - 1][i] & 0xFF];
+}
+
+static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
+        for (; bytes >= 8; at += 8, bytes -= 8) {
+                uint32_t low = crc ^ ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 |
+                                      (uint32_t)at[3] << 24);
+                crc = crc_tables[7][low & 0xFF] ^ crc_tables[6][low >> 8 & 0xFF] ^
+                      crc_tables[5][low >> 16 & 0xFF] ^ crc_tables[4][low >> 24] ^ crc_tables[3][at[4]] ^
+                      crc_tables[2][at[5]] ^ crc_tables[1][at[6]] ^ crc_tables[0][at[7]];
+        }
+        for (; bytes > 0; at++, bytes--)
+                crc = crc >> 8 ^ crc_tables[0][(crc ^ *at) & 0xFF];
+        return crc;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
+        uint64_t wide = crc, word;
+
+        for (; bytes >= 8; at += 8, bytes -= 8) {
+                memcpy(&word, at, 8);
+                wide = __builtin_ia32_crc32di(wide, word);
+        }
+        crc = (uint32_t)wide;
+        for (; bytes > 0; at++, bytes--)
+                crc = __builtin_ia32_crc32qi(crc, *at);
+        return crc;
+}
+#endif
+
+EXPORT uint32_t kafka_eos_crc32c(const uint8_t *at, int64_t bytes) {
+#if defined(__x86_64__) && defined(__GNUC__)
+        if (__builtin_cpu_supports("sse4.2"))
+                return ~crc32c_sse(~0u, at, (size_t)bytes);
+#endif
+        return ~crc32c_tables(~0u, at, (size_t)bytes);
+}
+
+static uint8_t *put_number(uint8_t *at, uint64_t number, int bytes) {
+        while (bytes-- > 0)
+                *at++ = (uint8_t)(number >> 8 * bytes);
+        return at;
+}
+
+static uint64_t zigzag(int64_t number) { return (uint64_t)number << 1 ^ (uint64_t)(number >> 63); }
+
+static int64_t varint_bytes(int64_t number) {
+        uint64_t left = zigzag(number);
+        int64_t bytes = 1;
+
+        while (left >>= 7)
+                bytes++;
+        return bytes;
+}
+
+static uint8_t *put_varint(uint8_t *at, int64_t number) {
+        uint64_t left = zigzag(number);
+
+        for (; left >= 0x80; left >>= 7)
+                *at++ = (uint8_t)(left | 0x80);
+        *at++ = (uint8_t)left;
+        return at;
+}
+
+/* Puts the length of some bytes, -1 if they are NULL, and the bytes. */
+static uint8_t *put_bytes(uint8_t *at, const void *from, int64_t bytes) {
+        at = put_varint(at, from ? bytes : -1);
+        if (from && bytes > 0) {
+                memcpy(at, from, (size_t)bytes);
+                at += bytes;
+        }
+        return at;
+}
+
+static int64_t bytes_of(const void *from, int64_t bytes) {
+        return varint_bytes(from ? bytes : -1) + (from ? bytes : 0);
+}
+
+/* A name ends at its first NUL, as in confluent-kafka. */
+static int64_t name_bytes(const header_t *header) {
+        const void *nul = memchr(header->name, 0, (size_t)header->name_bytes);
+        return nul ? (const char *)nul - header->name : header->name_bytes;
+}
+
+/* The fields of a record batch, version 2 (org.apache.kafka.common.record.DefaultRecordBatch). */
+enum {
+        AT_LENGTH     = 8,
+        AT_EPOCH      = 12, /* of the partition's leader */
+        AT_MAGIC      = 16,
+        AT_CRC        = 17,
+        AT_ATTRIBUTES = 21,
+        AT_LAST       = 23,
+        AT_FIRST_MS   = 27,
+        AT_MAX_MS     = 35,
+        AT_PRODUCER   = 43,
+        AT_COUNT      = 57,
+        BATCH_HEADER  = 61
+};
+
+/*
+ * Sets what the sender of a record batch knows, its length and its checksum. `at` points to `bytes` bytes; the
+ * records may have been compressed as `attributes` says.
+ */
+EXPORT void kafka_eos_stamp(uint8_t *at, int64_t bytes, int32_t attributes, int64_t producer_id, int32_t epoch,
+                            int32_t sequence) {
+        uint8_t *producer = at + AT_PRODUCER;
+
+        put_number(at + AT_LENGTH, (uint64_t)(bytes - AT_EPOCH), 4);
+        put_number(at + AT_ATTRIBUTES, (uint64_t)attributes, 2);
+        producer = put_number(producer, (uint64_t)producer_id, 8);
+        producer = put_number(producer, (uint64_t)epoch, 2);
+        put_number(producer, (uint64_t)sequence, 4);
+        put_number(at + AT_CRC, kafka_eos_crc32c(at + AT_ATTRIBUTES, bytes - AT_ATTRIBUTES), 4);
+}
+
+/* An Arrow array of binary values, as kafka.wire.rows.Values describes it. `validity` NULL: no value is null. */
+typedef struct {
+        const uint8_t *validity;
+        const int32_t *offsets;
+        const uint8_t *data;
+        int64_t first; /* bit of the first value in `validity` */
+} values_t;
+
+/* Rows to encode, as kafka.wire.rows.Rows describes them. */
+typedef struct {
+        values_t keys, values;
+        const int64_t *timestamps_ms; /* NULL or 0 = the time of sending */
+        const int64_t *header_starts; /* NULL = no row has headers */
+        const int64_t *header_counts;
+        const header_t *headers;
+} rows_t;
+
+/* Returns a value and its length; NULL if it is null. */
+static const uint8_t *value_at(const values_t *values, int64_t row, int64_t *bytes) {
+        static const uint8_t empty = 0;
+        int64_t bit                = values->first + row;
+
+        *bytes = 0;
+        if (!values->offsets || (values->validity && !(values->validity[bit >> 3] >> (bit & 7) & 1)))
+                return NULL;
+        *bytes = values->offsets[row + 1] - values->offsets[row];
+        return *bytes ? values->data + values->offsets[row] : &empty;
+}
+
+/* Sets the partition of each row that has a key and no partition yet. */
+EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count) {
+        int64_t row, bytes;
+
+        for (row = 0; row < count; row++) {
+                const uint8_t *key = partitions[row] < 0 ? value_at(&rows->keys, row, &bytes) : NULL;
+                if (key)
+                        partitions[row] = (int32_t)((murmur2(key, (size_t)bytes) & 0x7fffffff) % partition_count);
+        }
+}
+
+/*
+ * Encodes the first of the rows that `order` lists as one record batch of up to `limit` bytes, but at least one
+ * row, without compression. Call kafka_eos_stamp after it. `now_ms` is the time of sending.
+ *
+ * Returns the batch's bytes, and in `taken` the number of rows. If not even one row fits into `capacity`, `taken`
+ * is 0, and the result is the capacity that the first row needs.
+ */
+EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_t count, int64_t now_ms,
+                                int64_t limit, uint8_t *out, int64_t capacity, int64_t *taken) {
+        int64_t first_ms = 0, max_ms = 0, index, j;
+        uint8_t *at      = out + BATCH_HEADER;
+
+        *taken = 0;
+        for (index = 0; index < count; index++) {
+                int64_t row    = order[index], key_bytes, value_bytes, bytes, total;
+                int64_t ms     = rows->timestamps_ms && rows->timestamps_ms[row] ? rows->timestamps_ms[row] : now_ms;
+                int64_t number = rows->header_starts ? rows->header_counts[row] : 0;
+                const header_t *header = number > 0 ? rows->headers + rows->header_starts[row] : NULL;
+                const uint8_t *key     = value_at(&rows->keys, row, &key_bytes);
+                const uint8_t *value   = value_at(&rows->values, row, &value_bytes);
+
+                if (index == 0)
+                        first_ms = max_ms = ms;
+                bytes = 1 + varint_bytes(ms - first_ms) + varint_bytes(index) + bytes_of(key, key_bytes) +
+                        bytes_of(value, value_bytes) + varint_bytes(number);
+                for (j = 0; j < number; j++)
+                        bytes += bytes_of(header[j].name, name_bytes(&header[j])) +
+                                 bytes_of(header[j].value, header[j].value_bytes);
+                total = varint_bytes(bytes) + bytes;
+                if (index > 0 && at - out + total > limit)
+                        break;
+                if (at - out + total > capacity) {
+                        if (index == 0)
+                                return BATCH_HEADER + total;
+                        break;
+                }
+                at    = put_varint(at, bytes);
+                *at++ = 0; /* attributes */
+                at    = put_varint(at, ms - first_ms);
+                at    = put_varint(at, index);
+                at    = put_bytes(at, key, key_bytes);
+                at    = put_bytes(at, value, value_bytes);
+                at    = put_varint(at, number);
+                for (j = 0; j < number; j++) {
+                        at = put_bytes(at, header[j].name, name_bytes(&header[j]));
+                        at = put_bytes(at, header[j].value, header[j].value_bytes);
+                }
+                if (ms > max_ms)
+                        max_ms = ms;
+        }
+        *taken = index;
+        memset(out, 0, BATCH_HEADER);
+        put_number(out + AT_EPOCH, (uint64_t)-1, 4);
+        out[AT_MAGIC] = 2;
+        put_number(out + AT_LAST, (uint64_t)(index - 1), 4);
+        put_number(out + AT_FIRST_MS, (uint64_t)first_ms, 8);
+        put_number(out + AT_MAX_MS, (uint64_t)max_ms, 8);
+        put_number(out + AT_COUNT, (uint64_t)index, 4);
+        return at - out;
 }
 
 /*

@@ -43,6 +43,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import (
     AbortableError,
@@ -54,7 +55,6 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_records import RecordSender, copy_back, copy_to_new_shards
 from kafka_eos_source.protocol.token import Token, number_of_shards
@@ -346,7 +346,7 @@ class Rescale:
     # ------------------------------------------------------------------ a transaction
 
     @contextmanager
-    def _transaction(self) -> Iterator[TransactionalProducer]:
+    def _transaction(self) -> Iterator[Producer]:
         """Yields a producer that owns the transactional id.
 
         If the body fails, aborts the transaction that it left open.
@@ -366,23 +366,23 @@ class Rescale:
         finally:
             producer.close()
 
-    def _begin_transaction(self, producer: TransactionalProducer, topic: str) -> None:
+    def _begin_transaction(self, producer: Producer, topic: str) -> None:
         """Begins a transaction once the client knows the topic; it refuses records of unknown topics."""
         producer.check_partitions({topic: self._to - 1}, self._deadline())
         producer.begin()
 
-    def _flush(self, producer: TransactionalProducer, records: int) -> None:
+    def _flush(self, producer: Producer, records: int) -> None:
         producer.flush(Deadline.after_ms(TRANSACTION_MS))
         if producer.enqueued != records:
             raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {records}")
 
-    def _ends(self, producer: TransactionalProducer, topic: str) -> Mapping[TopicPartition, int]:
+    def _ends(self, producer: Producer, topic: str) -> Mapping[TopicPartition, int]:
         return producer.ends(self._partitions(topic))
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for number in range(self._to)]
 
-    def _commit(self, producer: TransactionalProducer, offsets: Sequence[GroupOffset]) -> None:
+    def _commit(self, producer: Producer, offsets: Sequence[GroupOffset]) -> None:
         producer.send_offsets(offsets, self._group_id, self._deadline())
         failpoints.reach("rescale.before_commit")
         producer.commit(self._deadline())

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
@@ -32,7 +32,7 @@ class RecordSender:
         records: number of records sent.
     """
 
-    def __init__(self, producer: TransactionalProducer, topic: str, timeout_ms: int) -> None:
+    def __init__(self, producer: Producer, topic: str, timeout_ms: int) -> None:
         self._producer = producer
         self.topic = topic
         self.timeout_ms = timeout_ms

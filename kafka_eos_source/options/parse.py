@@ -16,6 +16,7 @@ import pyspark
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
+from kafka_eos_source.kafka.transaction_client import NATIVE, check_native
 from kafka_eos_source.options import bounds as option_bounds
 from kafka_eos_source.options.bounds import Bound, Subscription
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
@@ -149,10 +150,25 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         kafka=config.check_producer(kafka, exactly_once=exactly_once),
         query_name=found["queryName"],
         token_topic=_token_topic(found, streaming=streaming),
+        transaction_client=_transaction_client(found, kafka),
         on_invalid_record=found["onInvalidRecord"],
         dead_letter_topic=_dead_letter_topic(found),
         sinks=registry.parse(found["sinks"], _of_sinks(options)),
     )
+
+
+def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> str:
+    """Returns the option ``transaction.client`` after checking that it can be used; "" if it is not set.
+
+    Raises:
+        InvalidOptionError: if the native client cannot write with the other options.
+    """
+    client: str = found["transaction.client"] or ""
+    if client and found["processing.guarantee"] != "exactly_once":
+        raise _needs_exactly_once("transaction.client")
+    if client == NATIVE:
+        check_native(config.check_producer(kafka, exactly_once=True))
+    return client
 
 
 def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:

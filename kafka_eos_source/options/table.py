@@ -368,6 +368,15 @@ OPTIONS: tuple[Option, ...] = (
         "`at_least_once`: tasks write to Kafka directly, so a retry may write a record twice.",
     ),
     Option(
+        "transaction.client",
+        WRITE,
+        values.choice("librdkafka", "native"),
+        None,
+        "`librdkafka`, `native`",
+        "The client that writes the transactions; `librdkafka` if it is not set. `native` is a "
+        "[preview](performance.md#the-native-client): it speaks Kafka's protocol itself, which takes a fifth of the CPU time.",
+    ),
+    Option(
         "checkpointLocation",
         WRITE,
         values.text,

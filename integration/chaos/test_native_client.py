@@ -1,0 +1,85 @@
+"""The native client (``transaction.client=native``) under the same faults as librdkafka.
+
+`./dev soak` runs the whole chaos suite with it, by the environment variable that this module sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.conftest import Proxied, behind_a_proxy, report_measures
+from integration.chaos.scenario import Scenario
+from integration.chaos.test_kills import STEPS
+from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort, late_commit
+from integration.support.driver import Driver
+from integration.support.tools import console_consumer
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.transaction_client import NATIVE, VARIABLE
+
+pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+
+PRODUCER_FENCED = 90
+#: Finalized levels of ``transaction.version``. Brokers before 4.0 behave like version 0.
+VERSIONS = [2, 1]
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every process that the test starts use the native client."""
+    monkeypatch.setenv(VARIABLE, NATIVE)
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda version: f"transaction.version={version}")
+def of_version(request: pytest.FixtureRequest) -> Iterator[Proxied]:
+    with behind_a_proxy(features={"transaction.version": request.param}) as both:
+        yield both
+
+
+@pytest.fixture
+def scenario_of_version(
+    request: pytest.FixtureRequest, of_version: Proxied, tmp_path: Path, driver: Callable[..., Driver]
+) -> Iterator[Scenario]:
+    of_version.proxy.catch_nothing()
+    made = Scenario(of_version.bootstrap, tmp_path, driver)
+    yield made
+    report_measures(request.node, made)
+
+
+@pytest.mark.fault("T150", "the driver is killed; native client", "within and after the transaction")
+def test_t150_a_killed_driver_neither_loses_nor_doubles_records(scenario_of_version: Scenario) -> None:
+    scenario = scenario_of_version
+    scenario.feed(200)
+    for step in [*STEPS, "commit.before_commit", "commit.after_commit"]:
+        killed = scenario.start(f"{step}=kill@{scenario.once(step)}")
+        assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
+        assert scenario.once(step).exists(), f"{step} was not reached:\n{killed.tail()}"
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+    read = console_consumer(scenario.bootstrap, scenario.sink, len(scenario.sent) + 1)
+    assert sorted(read) == sorted(value for _, value in scenario.sent), "Kafka's own consumer reads the same"
+
+
+@pytest.mark.fault("T151", "EndTxn of the batch before comes late; native client", "within produce")
+@pytest.mark.parametrize("late", [late_abort, late_commit], ids=["abort", "commit"])
+def test_t151_a_late_endtxn_is_refused_because_each_batch_has_its_own_epoch(
+    scenario_of_version: Scenario, of_version: Proxied, late: Callable[..., object]
+) -> None:
+    answer, found = late(scenario_of_version, of_version)  # type: ignore[misc]
+    assert answer in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)  # the latter since version 2 of the request
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_an_epoch_of_its_own_a_late_endtxn_ends_the_wrong_transaction(
+    tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    """With ``transaction.version`` 1, the client itself must ask for an epoch before each transaction."""
+    with behind_a_proxy(features={"transaction.version": 1}) as proxied:
+        scenario = Scenario(proxied.bootstrap, tmp_path, driver)
+        answer, found = late_abort(scenario, proxied, "own epoch")
+    assert answer == NONE
+    assert not found.rows.exactly_once, "without an own epoch the late request must do damage"

@@ -1,0 +1,64 @@
+"""Explains why a group coordinator refused the offsets of a transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_eos_source.errors import KafkaEosError, OperatorError
+from kafka_eos_source.kafka import offset_requests
+from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.model import GroupOffset
+from kafka_eos_source.runtime.deadline import Deadline
+
+#: Kafka's default of ``max.message.bytes``.
+_OFFSETS_TOPIC_BYTES = 1_048_588
+
+_log = logging.getLogger(__name__)
+
+
+def explain_too_large(
+    connection: Mapping[str, Any],
+    offsets: Collection[GroupOffset],
+    group_id: str,
+    deadline: Deadline,
+    error: KafkaEosError,
+) -> OperatorError | None:
+    """Explains an "unknown server error" of a coordinator whose log accepts only small record batches.
+
+    A coordinator that cannot write a request because it is too large answers with that error and gives no
+    reason. No retry mends it.
+
+    Args:
+        connection: librdkafka properties for connecting to the cluster.
+        offsets: the offsets of the request.
+        group_id: the group.
+        deadline: for reading the log's limit.
+        error: the error of the request; its cause is the client's error.
+
+    Returns:
+        The error to raise; None if the cause is another one, or the log's limit cannot be read.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
+        return None
+    size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
+    name = offset_requests.OFFSETS_TOPIC
+    try:
+        with TopicAdmin(connection) as admin:
+            limit = int(admin.config(name, deadline)["max.message.bytes"])
+    except (KafkaEosError, KeyError, ValueError) as unknown:
+        _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
+        return None
+    if size <= limit:
+        return None
+    return OperatorError(
+        f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets (up to {size:,} bytes) "
+        f"because topic {name!r} has max.message.bytes={limit}. {error.message}",
+        fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default), then "
+        "restart the query. Nothing of this transaction was committed.",
+    )

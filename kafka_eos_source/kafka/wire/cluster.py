@@ -1,0 +1,305 @@
+"""Finds brokers: leaders of partitions, and the coordinators of a transactional id and a group."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka.failure import classify, is_transient, unreachable
+from kafka_eos_source.kafka.login import Login
+from kafka_eos_source.kafka.wire.connection import Access, Connection, LoginRefusedError, Network
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
+
+T = TypeVar("T")
+
+GROUP, TRANSACTION = 0, 1
+
+_METADATA, _COORDINATOR, _LIST_OFFSETS, _API_VERSIONS = 12, 4, 7, 3
+_LATEST = -1
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
+
+
+class TemporaryError(Exception):
+    """A request failed, and may succeed a moment later on this or another broker."""
+
+
+class Cluster:
+    """The brokers of a cluster, and the connections to those that were asked.
+
+    Args:
+        config: librdkafka properties.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        kafka = {name: str(value) for name, value in config.items() if isinstance(value, (str, int))}
+        self.bootstrap = kafka.get("bootstrap.servers", "")
+        self.network = Network()
+        self.complaint = ""
+        self._access = Access(kafka, request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000)
+        self._login = Login(config)
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, Connection] = {}
+        self._any: Connection | None = None
+        self._coordinators: dict[tuple[int, str], int] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def ask(self, connection: Connection, request: Any, deadline: Deadline) -> Any:
+        """Sends a request, and waits for the answer.
+
+        Raises:
+            TemporaryError: if there is none.
+        """
+        found: list[tuple[Any, Exception | None]] = []
+        connection.send(request, lambda answer, error: found.append((answer, error)))
+        while not found:
+            if deadline.expired:
+                raise TemporaryError(f"no answer from broker {connection.address}")
+            self.network.wait(deadline.remaining_seconds(1.0))
+        answer, error = found[0]
+        if error is not None:
+            self.complain(error)
+            raise TemporaryError(str(error)) from error
+        self._login.record_success()
+        return answer
+
+    def retried(self, doing: str, deadline: Deadline, call: Callable[[], T]) -> T:
+        """Calls ``call`` again while it raises `TemporaryError` or a temporary `KafkaException`.
+
+        Raises:
+            KafkaEosError: if it fails for good, or the deadline passed.
+        """
+        pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while True:
+            try:
+                return call()
+            except KafkaException as failure:
+                error = failure.args[0]
+                if not is_transient(error):
+                    raise failed(error, doing) from failure
+                self.complain(error.str())
+            except TemporaryError as failure:
+                self.complain(failure)
+            last = f"{doing}: {self.complaint}"
+            pauses.wait(lambda: unreachable(self.bootstrap, deadline.budget_seconds * 1000, last))  # noqa: B023
+
+    def complain(self, what: object) -> None:
+        """Remembers what went wrong last, for the message of a later error."""
+        self.complaint = str(what)
+
+    # -- brokers ---------------------------------------------------------------------------------
+
+    def anyone(self, deadline: Deadline) -> Connection:
+        """Returns a connection to any broker.
+
+        Raises:
+            TemporaryError: if none can be reached.
+            AuthorizationError: if the login is refused.
+        """
+        if self._any is None or not _usable(self._any):
+            candidates = [*self._brokers.values()]
+            random.shuffle(candidates)
+            addresses = [*candidates, *_addresses(self.bootstrap)]
+            for host, port in addresses:
+                try:
+                    self._any = self._connect(host, port)
+                    break
+                except TemporaryError:
+                    if deadline.expired:
+                        raise
+            else:
+                raise TemporaryError(self.complaint or f"no broker at {self.bootstrap}")
+        return self._any
+
+    def broker(self, node: int) -> Connection:
+        """Returns the connection to a broker.
+
+        Raises:
+            TemporaryError: if it cannot be reached.
+        """
+        found = self._connections.get(node)
+        if found is not None and _usable(found):
+            return found
+        if node not in self._brokers:
+            raise TemporaryError(f"broker {node} is not in the cluster's metadata")
+        if found is not None:
+            found.fail(ConnectionAbortedError("its session ends soon"))
+        self._connections[node] = self._connect(*self._brokers[node])
+        return self._connections[node]
+
+    def metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Any:
+        """Asks for topics; None = all. Updates brokers and leaders.
+
+        Raises:
+            TemporaryError: if no broker answers.
+        """
+        connection = self.anyone(deadline)
+        version = connection.version(MetadataRequest, _METADATA)
+        wanted = None
+        if topics is not None:
+            wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
+        answer = self.ask(connection, request, deadline)
+        self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers} or self._brokers
+        for topic in answer.topics:
+            if topic.error_code == 0:
+                for each in topic.partitions:
+                    self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
+        return answer
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        """Returns the node id of a partition's leader, as of the last metadata; None if it has none."""
+        found = self._leaders.get(tp, -1)
+        return None if found < 0 else found
+
+    def partition_count(self, topic: str, deadline: Deadline) -> int:
+        """Returns the number of partitions of a topic.
+
+        Raises:
+            KafkaException: with the error of the topic.
+            TemporaryError: if no broker answers.
+        """
+        (found,) = self.metadata([topic], deadline).topics
+        if found.error_code:
+            raise KafkaException(KafkaError(found.error_code))
+        return len(found.partitions)
+
+    def ends(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+        """Returns the high watermark of each partition.
+
+        Raises:
+            KafkaException: if a leader refuses.
+            TemporaryError: if a leader does not answer, or there is none.
+        """
+        wanted = set(partitions)
+        self.metadata({tp.topic for tp in wanted}, deadline)
+        by_leader: dict[int, dict[str, list[int]]] = {}
+        for tp in wanted:
+            node = self.leader(tp)
+            if node is None:
+                raise TemporaryError(f"{tp} has no leader")
+            by_leader.setdefault(node, {}).setdefault(tp.topic, []).append(tp.partition)
+        found: dict[TopicPartition, int] = {}
+        for node, topics in by_leader.items():
+            connection = self.broker(node)
+            version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
+            kind = ListOffsetsRequest.ListOffsetsTopic
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=0,
+                topics=[
+                    kind(
+                        name=name,
+                        partitions=[
+                            kind.ListOffsetsPartition(
+                                partition_index=number,
+                                current_leader_epoch=-1,
+                                timestamp=_LATEST,
+                                version=version,
+                            )
+                            for number in numbers
+                        ],
+                        version=version,
+                    )
+                    for name, numbers in topics.items()
+                ],
+                version=version,
+            )
+            for topic in self.ask(connection, request, deadline).topics:
+                for each in topic.partitions:
+                    if each.error_code:
+                        raise KafkaException(KafkaError(each.error_code))
+                    found[TopicPartition(topic.name, each.partition_index)] = each.offset
+        return found
+
+    def coordinator(self, kind: int, key: str, deadline: Deadline) -> Connection:
+        """Returns the connection to the coordinator of a group or transactional id.
+
+        Raises:
+            KafkaException: if there is none, or the principal may not ask.
+            TemporaryError: if no broker answers.
+        """
+        node = self._coordinators.get((kind, key))
+        if node is None:
+            connection = self.anyone(deadline)
+            version = connection.version(FindCoordinatorRequest, _COORDINATOR)
+            named = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
+            request = FindCoordinatorRequest(key_type=kind, version=version, **named)
+            answer = self.ask(connection, request, deadline)
+            found = answer.coordinators[0] if version >= 4 else answer
+            if found.error_code:
+                raise KafkaException(KafkaError(found.error_code))
+            node = found.node_id
+            self._brokers[node] = (found.host, found.port)
+            self._coordinators[kind, key] = node
+        try:
+            return self.broker(node)
+        except TemporaryError:
+            self.forget_coordinator(kind, key)
+            raise
+
+    def forget_coordinator(self, kind: int, key: str) -> None:
+        """Forgets a coordinator, because it moved or does not answer."""
+        self._coordinators.pop((kind, key), None)
+
+    def features(self, connection: Connection, deadline: Deadline) -> Mapping[str, int]:
+        """Asks a broker for the finalized features as they are now."""
+        request = ApiVersionsRequest(
+            client_software_name="kafka-eos", client_software_version="1", version=_API_VERSIONS
+        )
+        self.ask(connection, request, deadline)
+        return connection.features
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.network.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _connect(self, host: str, port: int) -> Connection:
+        try:
+            return self.network.connect(host, port, self._access)
+        except (LoginRefusedError, ssl.SSLError) as refusal:
+            self.complain(refusal)
+            is_tls = isinstance(refusal, ssl.SSLError)
+            code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
+            if not self._login.has_worked:
+                error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
+                raise self._login.error(error, f"connecting to {host}:{port}") from refusal
+            raise TemporaryError(str(refusal)) from refusal
+        except OSError as failure:
+            self.complain(f"{host}:{port}: {failure}")
+            raise TemporaryError(f"cannot connect to {host}:{port}: {failure}") from failure
+
+
+def failed(error: KafkaError, doing: str) -> KafkaEosError:
+    """Returns the error of this package for a broker's error that no retry mends."""
+    return classify(error, doing)
+
+
+def _usable(connection: Connection) -> bool:
+    return connection.failure is None and (connection.in_flight > 0 or time.monotonic() < connection.expires)
+
+
+def _addresses(bootstrap: str) -> list[tuple[str, int]]:
+    found = []
+    for each in bootstrap.split(","):
+        host, _, port = each.strip().rpartition("://")[2].rpartition(":")
+        if host and port.isdigit():
+            found.append((host.strip("[]"), int(port)))
+    random.shuffle(found)
+    return found
+
+
+__all__ = ["GROUP", "TRANSACTION", "AuthorizationError", "Cluster", "TemporaryError", "failed"]

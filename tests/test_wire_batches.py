@@ -1,0 +1,146 @@
+"""The record batches of the native client, read back by kafka-python, which shares no code with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.memory_records import MemoryRecords
+
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, next_sequence
+from kafka_eos_source.kafka.wire.connection import produce_body
+from kafka_eos_source.kafka.wire.rows import Rows
+from kafka_eos_source.spark.schema import HEADERS_ARROW
+
+KERNEL = kernel.choice().kernel
+pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+
+_BYTES = st.none() | st.binary(max_size=40)
+_HEADERS = st.none() | st.lists(
+    st.fixed_dictionaries({"key": st.text("abcé", max_size=5), "value": _BYTES}), max_size=3
+)
+_ROW = st.tuples(_BYTES, _BYTES, st.none() | st.integers(1, 2**45), _HEADERS)
+
+
+def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.Array]:
+    """Returns the rows as columns whose buffers begin with ``skip`` other rows."""
+    kinds = {"key": pa.binary(), "value": pa.binary(), "timestamp": pa.int64(), "headers": HEADERS_ARROW}
+    more = [(b"skipped", b"skipped", 1, [{"key": "skipped", "value": b""}])] * skip + list(rows)
+    return {
+        name: pa.array([row[number] for row in more], kind).slice(skip)
+        for number, (name, kind) in enumerate(kinds.items())
+    }
+
+
+@given(
+    st.lists(_ROW, min_size=1, max_size=40),
+    st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
+    st.integers(100, 2000),
+    st.integers(0, 9),
+    st.sampled_from([0, 5, 2**31 - 3]),
+)
+def test_another_client_reads_the_same_records(
+    rows: list[tuple[object, ...]], compression: str, limit_bytes: int, skip: int, sequence: int
+) -> None:
+    assert KERNEL is not None
+    found = []
+    for batch in Encoder(KERNEL, compression).encode(
+        Rows(columns(rows, skip)), np.arange(len(rows)), Stamp(77, 5, sequence), limit_bytes
+    ):
+        assert batch.sequence == sequence
+        sequence = next_sequence(sequence, batch.records)
+        read = MemoryRecords(bytes(batch.data)).next_batch()
+        assert read.validate_crc()
+        assert (read.producer_id, read.producer_epoch, read.base_sequence) == (77, 5, batch.sequence)
+        assert read.is_transactional
+        records = list(read)
+        assert len(records) == batch.records
+        if compression == "none":
+            assert batch.size_bytes <= limit_bytes or batch.records == 1
+        found += records
+    assert [(each.key, each.value) for each in found] == [(key, value) for key, value, _, _ in rows]
+    for record, (_, _, timestamp, headers) in zip(found, rows, strict=True):
+        assert timestamp is None or record.timestamp == timestamp
+        assert record.headers == [(each["key"], each["value"]) for each in headers or ()]  # type: ignore[attr-defined]
+
+
+def test_the_checksum_is_crc32c() -> None:
+    """The check value of RFC 3720, and every length of the code that handles eight bytes at a time."""
+    assert KERNEL is not None
+    data = np.frombuffer(b"123456789" * 9, np.uint8)
+    assert KERNEL.crc32c(data.ctypes.data, 9) == 0xE3069283
+    slow = [_crc32c(data[:length].tobytes()) for length in range(len(data))]
+    assert [KERNEL.crc32c(data.ctypes.data, length) for length in range(len(data))] == slow
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_sequence_numbers_wrap_as_in_javas_client() -> None:
+    assert next_sequence(2**31 - 2, 1) == 2**31 - 1
+    assert next_sequence(2**31 - 1, 1) == 0
+    assert next_sequence(2**31 - 1, 5) == 4
+
+
+@given(st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.integers(0, 6)), max_size=200))
+def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | None, int | None]]) -> None:
+    from kafka.partitioner.default import murmur2
+
+    assert KERNEL is not None
+    placed = Rows(
+        {
+            "key": pa.array([key for key, _ in rows], pa.binary()),
+            "value": pa.array([b"v"] * len(rows), pa.binary()),
+            "partition": pa.array([partition for _, partition in rows], pa.int32()),
+        }
+    )
+    placed.place(KERNEL, 7, first_without_key=3, stripe=2)
+    for (key, partition), found in zip(rows, placed.partitions.tolist(), strict=True):
+        if partition is not None:
+            assert found == partition
+        elif key is not None:
+            assert found == (murmur2(key) & 0x7FFFFFFF) % 7
+        else:
+            assert 0 <= found < 7
+    order = placed.by_partition()
+    assert [each for each, _ in order] == sorted(set(placed.partitions.tolist()))
+    assert sorted(row for _, part in order for row in part.tolist()) == list(range(len(rows)))
+    assert all(part.tolist() == sorted(part.tolist()) for _, part in order)
+
+
+def test_the_body_of_produce_is_what_kafka_python_encodes() -> None:
+    from kafka.protocol.producer import ProduceRequest
+
+    kind = ProduceRequest.TopicProduceData
+    batches = {"a": [(0, b"x" * 200), (7, b"y")], "é": [(1, b"")]}
+    for version in (9, 11, 12):
+        request = ProduceRequest(
+            transactional_id="t" * 130,
+            acks=-1,
+            timeout_ms=9500,
+            topic_data=[
+                kind(
+                    name=topic,
+                    partition_data=[
+                        kind.PartitionProduceData(index=number, records=data, version=version)
+                        for number, data in parts
+                    ],
+                    version=version,
+                )
+                for topic, parts in batches.items()
+            ],
+            version=version,
+        )
+        parts = {topic: [(n, memoryview(data)) for n, data in each] for topic, each in batches.items()}
+        assert b"".join(produce_body("t" * 130, 9500, parts)) == bytes(request.encode())
