@@ -350,6 +350,7 @@ def test_the_state_of_a_changelog_that_grew_is_found_and_moved(
         shown = json.loads(command(pages, "get", name, "--json").output)
         assert shown["value"] == {"views": pages.wanted[name]}, name
     assert views(pages.frame("changelog")) == dict(pages.wanted)
+    pages.feed(names[:20])
     for wrong in (SHARDS, 5):
         with pytest.raises((StateMismatchError, StreamingQueryException), match="STATE_MISMATCH"):
             pages.run(wrong)
