@@ -19,7 +19,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 
 class Producer(Protocol):
-    """The methods of `kafka.transactional.TransactionalProducer` that a commit uses."""
+    """What a commit uses of a client that writes transactions (`kafka.transaction_client`)."""
 
     enqueued: int
 

@@ -132,12 +132,13 @@ class WireProducer:
 
     Attributes:
         enqueued: number of records since `begin`.
+        queued: number of those that no broker has acknowledged yet.
     """
 
     def __init__(self, config: Mapping[str, Any], kernel: Kernel) -> None:
         self.transactional_id = str(config["transactional.id"])
         self.name = self.transactional_id
-        self.enqueued = 0
+        self.enqueued = self.queued = 0
         register_secrets(config)
         self._kernel = kernel
         self._connection = admin_config(config)
@@ -222,6 +223,7 @@ class WireProducer:
         for each_topic, part in by_topic(columns, topic):
             self._collected.append((each_topic, part))
         self.enqueued += rows.num_rows
+        self.queued += rows.num_rows
         self._collected_bytes += rows.nbytes
         if self._collected_bytes >= _COLLECT_BYTES:
             self._encode(deadline)
@@ -645,6 +647,7 @@ class WireProducer:
                 return
             state.waiting.popleft()
             state.sent -= 1
+            self.queued -= batch.records
             self._queued_bytes -= batch.size_bytes
             return
         failure = KafkaError(code)
@@ -705,7 +708,7 @@ class WireProducer:
         self._state = to
 
     def _forget_records(self) -> None:
-        self.enqueued = 0
+        self.enqueued = self.queued = 0
         self._collected, self._collected_bytes = [], 0
         self._partitions, self._queued_bytes = {}, 0
         self._in_flight, self._must_drain, self._failure = 0, False, None
