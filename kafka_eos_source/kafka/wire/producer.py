@@ -32,7 +32,6 @@ from kafka.protocol.producer import (
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
-    InvalidRecordError,
     KafkaEosError,
     OutcomeUnknownError,
     UnavailableError,
@@ -103,7 +102,16 @@ _DUPLICATE = 46
 _OUT_OF_ORDER = 45
 _TOO_LARGE = 10
 #: Errors that end this transaction, and nothing else.
-_ABORTABLE = frozenset({2, 45, 48, 53, 59, 87, 120, -1})
+_ABORTABLE = frozenset(
+    {
+        KafkaError.UNKNOWN,
+        KafkaError.INVALID_MSG,
+        _OUT_OF_ORDER,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
+    }
+)
 
 
 @dataclass
@@ -462,7 +470,7 @@ class WireProducer:
             answer = self._cluster.ask(connection, request, deadline)
             for topic in answer.topics:
                 for each in topic.partitions:
-                    _check(each.error_code)
+                    _check(each.error_code, TopicPartition(topic.name, each.partition_index))
 
         doing = f"committing offsets of group {group_id!r}"
         self._coordinated(doing, deadline, GROUP, group_id, ask)
@@ -513,12 +521,8 @@ class WireProducer:
         rows = Rows(columns)
         largest = int(rows.sizes.max(initial=0))
         if largest > self._largest_record:
-            raise InvalidRecordError(
-                f"writing a record of {largest:,} bytes to topic {topic!r}: it is larger than "
-                f"kafka.message.max.bytes={self._largest_record}.",
-                fix="raise the topic's max.message.bytes and the option kafka.message.max.bytes, "
-                "or filter out the record before it reaches the sink.",
-            )
+            doing = f"writing a record of {largest:,} bytes to topic {topic!r}"
+            raise classify(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), doing)
         rows.place(self._kernel, count, random.randrange(count), _STRIPE_ROWS)
         limit = min(self._batch_bytes, _smaller_batches.get((self._cluster.bootstrap, topic), 1 << 30))
         for partition, order in rows.by_partition():
@@ -693,7 +697,7 @@ class WireProducer:
             answer = self._cluster.ask(connection, request, deadline)
             for topic in answer.results_by_topic_v3_and_below:
                 for each in topic.results_by_partition:
-                    _check(each.partition_error_code)
+                    _check(each.partition_error_code, TopicPartition(topic.name, each.partition_index))
 
         doing = f"adding partitions to the transaction of {self.transactional_id!r}"
         self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
@@ -730,10 +734,11 @@ class TopicGoneError(Exception):
     """A topic does not exist. The argument is the broker's error."""
 
 
-def _check(code: int) -> None:
-    """Raises the broker's error, if there is one."""
+def _check(code: int, tp: TopicPartition | None = None) -> None:
+    """Raises the broker's error, if there is one; the text names the partition that it concerns."""
     if code:
-        raise KafkaException(KafkaError(code))
+        error = KafkaError(code)
+        raise KafkaException(error if tp is None else KafkaError(code, f"{tp}: {error.str()}"))
 
 
 def _concatenated(name: str, parts: list[Mapping[str, pa.Array]]) -> pa.Array:
