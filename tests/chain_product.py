@@ -113,7 +113,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         def replace(owner: object, name: str, value: object) -> None:
             stack.enter_context(patch.object(owner, name, value))
 
-        replace(session, "KafkaClients", lambda _kafka: clients())
+        replace(session, "KafkaClients", lambda _kafka, _client: clients())
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink, _naming: sink)

@@ -108,6 +108,7 @@ def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_ori
         "topic": "t",
         "partition": 1,
         "offset": 1,
+        "timestamp": None,  # the batch has no such column
     }
     assert marks[b"y"]["offset"] == 0
     good = [each for each in found if marks[each["value"]] is None]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import FencedError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.native import client_pointer, function
-from kafka_eos_source.kafka.producer import RecordProducer, _by_topic, _needs_produceva
+from kafka_eos_source.kafka.producer import RecordProducer, _needs_produceva, by_topic
 from kafka_eos_source.kafka.transactional import Traffic, TransactionalProducer
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -48,7 +48,7 @@ def test_messages_carry_the_partitions_of_rows_and_no_keys() -> None:
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40))
 def test_rows_of_each_topic_keep_their_order(topics: list[str]) -> None:
     columns = {"topic": pa.array(topics), "value": pa.array(list(range(len(topics))))}
-    found = {topic: part["value"].to_pylist() for topic, part in _by_topic(columns, None)}
+    found = {topic: part["value"].to_pylist() for topic, part in by_topic(columns, None)}
     assert found == {
         topic: [index for index, each in enumerate(topics) if each == topic] for topic in set(topics)
     }
@@ -56,7 +56,7 @@ def test_rows_of_each_topic_keep_their_order(topics: list[str]) -> None:
 
 def test_with_the_topic_option_all_rows_go_to_one_topic() -> None:
     columns = {"value": pa.array([b"a"])}
-    assert list(_by_topic(columns, "t")) == [("t", columns)]
+    assert list(by_topic(columns, "t")) == [("t", columns)]
 
 
 def test_only_headers_and_timestamps_leave_the_fast_path() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.errors import AbortableError, OperatorError
-from kafka_eos_source.kafka import transactional
+from kafka_eos_source.kafka import offset_refusals
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
 from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
@@ -139,7 +139,7 @@ def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
     expected: type[Exception],
 ) -> None:
     Cluster.found = config
-    monkeypatch.setattr(transactional, "TopicAdmin", Cluster)
+    monkeypatch.setattr(offset_refusals, "TopicAdmin", Cluster)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.UNKNOWN)
     with pytest.raises(expected) as caught:
         producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
@@ -150,7 +150,7 @@ def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
 def test_a_refusal_with_a_reason_is_raised_unchanged(
     mock: MockCluster, producer_in_transaction: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional, "TopicAdmin", None)
+    monkeypatch.setattr(offset_refusals, "TopicAdmin", None)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.TRANSACTION_ABORTABLE)
     with pytest.raises(AbortableError) as caught:
         producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())

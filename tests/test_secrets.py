@@ -149,7 +149,7 @@ def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
     message = _Message(part, planned=PlannedBatch(7, "digest"))
-    assert set(vars(message)) == {"part", "dead_letters", "sinks", "planned", "written"}, (
+    assert set(vars(message)) == {"part", "dead_letters", "sinks", "planned", "written", "record_bytes"}, (
         "of sinks, only names, rows and receipts"
     )
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)

@@ -80,9 +80,9 @@ def test_a_move_record_survives_encoding_and_is_not_read_as_a_token() -> None:
     counted = replace(MOVE, counts={"late_rows": 5})
     assert Move.decode(counted.encode()) == counted
     assert counted.shard_token(0) == replace(
-        TOKEN, shard=ShardProgress("rescale-1", 1000, None, {"late_rows": 5})
+        TOKEN, shard=ShardProgress("rescale-1", 1000, None, {"late_rows": 5}), shards=5
     )
-    assert counted.shard_token(1) == replace(TOKEN, shard=ShardProgress("rescale-1", 1000, None))
+    assert counted.shard_token(1) == replace(TOKEN, shard=ShardProgress("rescale-1", 1000, None), shards=5)
     assert Token.decode(counted.shard_token(0).encode()) == counted.shard_token(0)
 
 

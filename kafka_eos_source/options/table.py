@@ -374,7 +374,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "`librdkafka`, `native`",
         "The client that writes the transactions; `librdkafka` if it is not set. `native` is a "
-        "[preview](performance.md#the-native-client): it speaks Kafka's protocol itself, which takes a fifth of the CPU time.",
+        "[preview](performance.md#the-native-client): it speaks Kafka's protocol itself, which takes a quarter to a third of the CPU time.",
     ),
     Option(
         "checkpointLocation",

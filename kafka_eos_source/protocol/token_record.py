@@ -26,6 +26,7 @@ partitions size in bytes
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
@@ -158,11 +159,13 @@ class TokenRecord:
         """Returns the offsets of the group after the transaction, each with its token or mark."""
         mark = Mark.of(self.token).encode()
         full = self.token.encode()
+        numbers = Counter(tp.topic for tp in self.shards)  # every transaction names all shards of an operator
 
         def metadata(tp: TopicPartition) -> str:
             if tp in self.shards:
                 # only tokens on source partitions store the number of partitions
-                return replace(self.token, shard=self.shards[tp], partitions=-1).encode()
+                of_shard = replace(self.token, shard=self.shards[tp], shards=numbers[tp.topic])
+                return replace(of_shard, partitions=-1).encode()
             return full if tp == self.anchor else mark
 
         return {tp: GroupOffset(tp, end, metadata(tp)) for tp, end in self.ends.items()}
