@@ -123,7 +123,7 @@ class Block:
         return np.frombuffer(self._buffer(part), kind)
 
     def _array(self, kind: pa.DataType, length: int, column: Column) -> pa.Array:
-        if not column.offsets.at:
+        if not column.offsets.bytes:
             return pa.array([], kind)
         nulls = int(column.nulls)
         validity = self._buffer(column.validity) if nulls else None

@@ -317,26 +317,96 @@ static void on_message(message_t *message, void *opaque) {
                 kafka.yield(NULL); /* librdkafka puts the rest back into the queue */
 }
 
-/* Frees a block. */
-EXPORT void kafka_eos_free(block_t *block) {
-        part_t *parts[] = {&block->offsets,
-                           &block->partitions,
-                           &block->topics,
-                           &block->timestamps_ms,
-                           &block->timestamp_types,
-                           &block->header_counts,
-                           &block->broken_names,
-                           &block->events};
+/*
+ * Blocks that were freed, whose buffers the next blocks use again. A buffer of megabytes that grows from nothing
+ * costs more than copying messages into it: the system maps and clears each of its pages, and unmaps them when it
+ * is freed. The pool keeps POOLED_BYTES at most. `is_locked` is held for a few instructions.
+ */
+enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 20 };
+
+static struct {
+        atomic_flag is_locked;
+        int32_t count;
+        int64_t bytes;
+        block_t *blocks[POOLED_BLOCKS];
+} pool = {.is_locked = ATOMIC_FLAG_INIT};
+
+static void lock_pool(void) {
+        while (atomic_flag_test_and_set_explicit(&pool.is_locked, memory_order_acquire))
+                ;
+}
+
+static void unlock_pool(void) { atomic_flag_clear_explicit(&pool.is_locked, memory_order_release); }
+
+/* Lists the buffers of a block. */
+static void list_parts(block_t *block, part_t *parts[PARTS]) {
         column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
+        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,       &block->timestamps_ms,
+                               &block->timestamp_types, &block->header_counts, &block->broken_names, &block->events};
         size_t i;
 
-        for (i = 0; i < sizeof(parts) / sizeof(*parts); i++)
-                free(parts[i]->at);
-        for (i = 0; i < sizeof(columns) / sizeof(*columns); i++) {
-                free(columns[i]->validity.at);
-                free(columns[i]->offsets.at);
-                free(columns[i]->data.at);
+        for (i = 0; i < 4; i++) {
+                *parts++ = &columns[i]->validity;
+                *parts++ = &columns[i]->offsets;
+                *parts++ = &columns[i]->data;
         }
+        memcpy(parts, plain, sizeof(plain));
+}
+
+static int64_t allocated_bytes(block_t *block) {
+        part_t *parts[PARTS];
+        int64_t bytes = 0;
+        int i;
+
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++)
+                bytes += parts[i]->capacity;
+        return bytes;
+}
+
+/* Returns an empty block, with buffers of an older one if there is one. Returns NULL if there is no memory. */
+static block_t *new_block(void) {
+        block_t *block = NULL;
+        part_t *parts[PARTS], kept[PARTS];
+        int i;
+
+        lock_pool();
+        if (pool.count) {
+                block = pool.blocks[--pool.count];
+                pool.bytes -= allocated_bytes(block);
+        }
+        unlock_pool();
+        if (!block)
+                return calloc(1, sizeof(*block));
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++) {
+                kept[i]       = *parts[i];
+                kept[i].bytes = 0;
+        }
+        memset(block, 0, sizeof(*block));
+        for (i = 0; i < PARTS; i++)
+                *parts[i] = kept[i];
+        return block;
+}
+
+/* Frees a block, or keeps it for the next one. */
+EXPORT void kafka_eos_free(block_t *block) {
+        int64_t bytes = allocated_bytes(block);
+        part_t *parts[PARTS];
+        int i, is_kept = 0;
+
+        lock_pool();
+        if (pool.count < POOLED_BLOCKS && pool.bytes + bytes <= POOLED_BYTES) {
+                pool.blocks[pool.count++] = block;
+                pool.bytes += bytes;
+                is_kept = 1;
+        }
+        unlock_pool();
+        if (is_kept)
+                return;
+        list_parts(block, parts);
+        for (i = 0; i < PARTS; i++)
+                free(parts[i]->at);
         free(block);
 }
 
@@ -352,7 +422,7 @@ EXPORT void kafka_eos_free(block_t *block) {
  */
 EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
                                int32_t wanted) {
-        block_t *block = calloc(1, sizeof(*block));
+        block_t *block = new_block();
 
         if (!block)
                 return NULL;
