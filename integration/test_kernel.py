@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from integration.support.kafka import TIMEOUT_SECONDS, transaction
+from integration.support.driver import ROOT
+from integration.support.kafka import TIMEOUT_SECONDS, produce, read_back, transaction, values
+from integration.test_sink_stream import rows, spec
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
@@ -71,3 +76,21 @@ def test_kernel_and_twin_read_the_same_rows_of_a_log(
     assert kernels.column("offset").to_pylist() != list(
         range(kernels.num_rows)
     )  # control records take offsets
+
+
+@pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+def test_a_query_says_that_its_processes_import_a_copy_of_the_package_without_kernel(
+    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """The program has the kernel; its working directory contains another copy, which Spark's processes find."""
+    checkout, source, sink = tmp_path / "checkout", topic(1), topic(1)
+    for package in ("kafka_eos_source", "pyspark_kafka_eos"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("*.so"))
+    produce(broker, source, rows(0, 10))
+    running = driver(spec(broker, source, sink, checkpoint, 10, directory=str(checkout)))
+    running.finish()
+    assert values(read_back(broker, sink)) == rows(0, 10)
+    said = [line for line in running.log.read_text().splitlines() if "without the C kernel" in line]
+    assert len(said) == 1, said
+    assert "the query runs" in said[0]
+    assert str(checkout) in said[0]

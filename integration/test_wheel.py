@@ -107,7 +107,7 @@ def test_the_sdist_without_a_compiler_installs_the_python_twin_and_says_so(
     assert "it was not built" in found["what"]
     imported = bare.python("import kafka_eos_source")
     (line,) = imported.stderr.splitlines()
-    assert "runs without its C kernel" in line
+    assert "runs without the C kernel" in line
     assert "kafka-eos doctor --fix" in line
 
 

@@ -38,25 +38,34 @@ def is_turned_off() -> bool:
 
 
 def report_if_not_built() -> None:
-    """Logs one line if the package was installed without the kernel.
+    """Logs one line if the package that this process imported has no kernel.
 
-    Only the user's own program says it, because Spark starts many Python processes. `kafka-eos doctor`
+    The user's own program says it, and the one process of each streaming query that plans its batches: Spark's
+    Python processes search the driver's working directory first, so they may import another copy of the package
+    than the program, such as a source checkout. Spark's many other processes say nothing. `kafka-eos doctor`
     reports it too.
     """
-    if library_path().exists() or is_turned_off() or not _is_users_program():
+    program = _program()
+    if library_path().exists() or is_turned_off() or program is None:
         return
     logging.getLogger("kafka_eos_source").warning(
-        "kafka-eos runs without its C kernel, which was not built, and moves records with slower Python "
-        "code. Fix: kafka-eos doctor --fix builds it. (%s=0 turns off the kernel and this message.)",
+        "%s runs without the C kernel of kafka-eos, and moves records with slower Python code: the package in "
+        "%s was installed without it. Fix: kafka-eos doctor --fix builds it, or start the program in another "
+        "folder if this is a source checkout. (%s=0 turns off the kernel and this message.)",
+        program,
+        Path(__file__).parents[1],
         VARIABLE,
     )
 
 
-def _is_users_program() -> bool:
+def _program() -> str | None:
+    """Returns what this process is, if it should report a missing kernel; None if it should not."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     module = "" if spec is None else spec.name
-    program = Path(sys.argv[0] if sys.argv else "").name
-    return not module.startswith(("pyspark.", "kafka_eos_source.")) and program != "kafka-eos"
+    if module == "pyspark.sql.streaming.python_streaming_source_runner":
+        return "the query"
+    is_command = Path(sys.argv[0] if sys.argv else "").name == "kafka-eos"
+    return None if is_command or module.startswith(("pyspark.", "kafka_eos_source.")) else "this program"
 
 
 def load() -> ctypes.CDLL:
