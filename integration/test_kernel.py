@@ -82,7 +82,7 @@ def test_kernel_and_twin_read_the_same_rows_of_a_log(
 def test_a_query_says_that_its_processes_import_a_copy_of_the_package_without_kernel(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
-    """The program has the kernel; its working directory contains another copy, which Spark's processes find."""
+    """The program has the kernel; Spark's processes find another copy in its working directory."""
     checkout, source, sink = tmp_path / "checkout", topic(1), topic(1)
     for package in ("kafka_eos_source", "pyspark_kafka_eos"):
         shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("*.so"))

@@ -40,18 +40,18 @@ def is_turned_off() -> bool:
 def report_if_not_built() -> None:
     """Logs one line if the package that this process imported has no kernel.
 
-    The user's own program says it, and the one process of each streaming query that plans its batches: Spark's
-    Python processes search the driver's working directory first, so they may import another copy of the package
-    than the program, such as a source checkout. Spark's many other processes say nothing. `kafka-eos doctor`
-    reports it too.
+    The user's own program says it, and the one process of each streaming query that plans its batches:
+    Spark's Python processes search the driver's working directory first, so they may import another copy of
+    the package than the program, such as a source checkout. Spark's many other processes say nothing.
+    `kafka-eos doctor` reports it too.
     """
     program = _program()
     if library_path().exists() or is_turned_off() or program is None:
         return
     logging.getLogger("kafka_eos_source").warning(
-        "%s runs without the C kernel of kafka-eos, and moves records with slower Python code: the package in "
-        "%s was installed without it. Fix: kafka-eos doctor --fix builds it, or start the program in another "
-        "folder if this is a source checkout. (%s=0 turns off the kernel and this message.)",
+        "%s runs without the C kernel of kafka-eos, and moves records with slower Python code: the package "
+        "in %s was installed without it. Fix: kafka-eos doctor --fix builds it, or start the program in "
+        "another folder if this is a source checkout. (%s=0 turns off the kernel and this message.)",
         program,
         Path(__file__).parents[1],
         VARIABLE,
