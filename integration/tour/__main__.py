@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from integration.support import registry as registries
 from integration.support.broker import JAVA_OPTIONS
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back, transaction
-from integration.support.processes import await_condition
+from integration.support.processes import await_condition, descendants
 from integration.support.prometheus import Prometheus, free_port
 from integration.tour import orders, query
 from kafka_eos_source.embedded import EmbeddedKafka
@@ -142,15 +141,21 @@ class Tour:
     def show_metrics(self, prometheus: Prometheus) -> None:
         """Shows what Prometheus knows about the query."""
         self._title("Prometheus scrapes the query")
+        self._send(MORE)
+        self._await_invoices()
         shown = {
             "records written": "messaging_client_sent_messages_total",
-            "dead letters": "kafka_eos_invalid_records_total",
             "transactions": "kafka_eos_transactions_total",
             "lag, in offsets": "kafka_eos_source_lag",
         }
         for told, name in shown.items():
             expression = f'sum({name}{{job="exporter",kafka_eos_application_id="{APPLICATION}"}})'
-            await_condition(lambda each=expression: prometheus.value(each) is not None, SECONDS, expression)
+            least = MORE if name.startswith("messaging") else 0
+            await_condition(
+                lambda each=expression, least=least: (prometheus.value(each) or 0) >= least,
+                SECONDS,
+                expression,
+            )
             self._say(f"{told:16} [bold]{prometheus.value(expression):,.0f}[/]   [dim]{escape(name)}[/]")
 
     def hide_records(self, prometheus: Prometheus) -> None:
@@ -168,17 +173,19 @@ class Tour:
         self._judge()
 
     def stand_still(self, prometheus: Prometheus) -> None:
-        """Freezes the driver while orders arrive, until the alarm fires; then lets it go on."""
-        self._title("The driver hangs while orders arrive")
+        """Freezes the processes that commit while orders arrive, until the alarm fires."""
+        self._title("The process that commits hangs while orders arrive")
         assert self._driver is not None
-        self._driver.process.send_signal(signal.SIGSTOP)
-        self._driver.await_stopped()
-        jvm = self._driver.jvm()
-        jvm.suspend()
+        frozen = descendants(
+            self._driver.process.pid, lambda each: "python_streaming_sink_runner" in " ".join(each.cmdline())
+        )
+        assert frozen, "a process commits"
+        for each in frozen:
+            each.suspend()
         self._send(MORE)
         self._fires(prometheus, "KafkaEosQueryStandsStill")
-        jvm.resume()
-        self._driver.resume()
+        for each in frozen:
+            each.resume()
         self._fires(prometheus, "KafkaEosQueryStandsStill", fires=False)
         self._await_invoices()
         self._judge()
