@@ -42,7 +42,7 @@ def test_the_option_goes_before_the_variable_and_librdkafka_is_the_default(
     [
         ({"security.protocol": "sasl_ssl", "sasl.mechanisms": "OAUTHBEARER"}, "sasl.mechanism=OAUTHBEARER"),
         ({"security.protocol": "SASL_PLAINTEXT"}, "sasl.mechanism=GSSAPI"),
-        ({"partitioner": "random"}, "kafka.partitioner=random, only murmur2 and murmur2_random"),
+        ({"partitioner": "random"}, "kafka.partitioner=random, only murmur2_random"),
         ({"ssl.keystore.location": "k"}, "kafka.ssl.keystore.location"),
     ],
 )

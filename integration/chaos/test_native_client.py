@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from integration.chaos.conftest import Proxied, behind_a_proxy, report_measures
+from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
 from integration.chaos.test_kills import STEPS
 from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort, late_commit
+from integration.support import features
 from integration.support.driver import Driver
 from integration.support.tools import console_consumer
 from kafka_eos_source.kafka import kernel
@@ -71,6 +73,28 @@ def test_t151_a_late_endtxn_is_refused_because_each_batch_has_its_own_epoch(
     answer, found = late(scenario_of_version, of_version)  # type: ignore[misc]
     assert answer in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)  # the latter since version 2 of the request
     assert found.exactly_once, found
+
+
+def raised(scenario: Scenario, *mutations: str) -> Outcome:
+    """Raises ``transaction.version`` from 1 to 2 between two batches of the same size and process."""
+    scenario.feed(100)
+    driver = scenario.stopped_at("commit.before_begin", at_time=2, mutations=mutations)
+    features.upgrade(scenario.bootstrap, "--feature", "transaction.version=2")
+    driver.resume()
+    driver.wait()
+    scenario.run()
+    return scenario.outcome()
+
+
+@pytest.mark.fault("T152", "transaction.version is raised between two batches; native client", "before begin")
+@pytest.mark.parametrize("mutation", ["", "own epoch"], ids=["", "without an epoch of its own"])
+def test_t152_the_transaction_version_is_raised_between_two_batches_of_one_process(
+    tmp_path: Path, driver: Callable[..., Driver], mutation: str
+) -> None:
+    """If both batches had the same epoch, brokers would take the records of the second for duplicates."""
+    with behind_a_proxy(features={"transaction.version": 1}) as proxied:
+        found = raised(Scenario(proxied.bootstrap, tmp_path, driver), *filter(None, [mutation]))
+    assert found.rows.exactly_once == (not mutation), found
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")

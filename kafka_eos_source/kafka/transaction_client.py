@@ -19,16 +19,19 @@ LIBRDKAFKA, NATIVE = "librdkafka", "native"
 VARIABLE = "KAFKA_EOS_TRANSACTION_CLIENT"
 
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_PARTITIONERS = ("murmur2", "murmur2_random")
+_PARTITIONER = "murmur2_random"
 #: Properties that only librdkafka supports.
 _ONLY_LIBRDKAFKA = (
     "sasl.oauthbearer.",
     "ssl.certificate.pem",
+    "ssl.cipher.suites",
     "ssl.crl.",
+    "ssl.curves.list",
     "ssl.engine.",
     "ssl.key.pem",
     "ssl.keystore.",
     "ssl.providers",
+    "ssl.sigalgs.list",
 )
 
 
@@ -78,8 +81,8 @@ def _why_not(config: Mapping[str, Any]) -> str:
     mechanism = str(config.get("sasl.mechanisms", "GSSAPI")).upper()
     if protocol.startswith("sasl") and mechanism not in _MECHANISMS:
         return f"it does not support kafka.sasl.mechanism={mechanism}, only {', '.join(_MECHANISMS)}"
-    partitioner = config.get("partitioner", _PARTITIONERS[0])
-    if partitioner not in _PARTITIONERS:
-        return f"it does not support kafka.partitioner={partitioner}, only {' and '.join(_PARTITIONERS)}"
+    partitioner = config.get("partitioner", _PARTITIONER)
+    if partitioner != _PARTITIONER:
+        return f"it does not support kafka.partitioner={partitioner}, only {_PARTITIONER}"
     only = next((name for name in config if name.startswith(_ONLY_LIBRDKAFKA)), None)
     return "" if only is None else f"it does not support kafka.{only}"

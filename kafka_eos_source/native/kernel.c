@@ -7,8 +7,9 @@
  * types of librdkafka's stable ABI that this file uses are declared below. Callers must release Python's GIL,
  * which ctypes does. The only state is those pointers and the counters of failed deliveries.
  *
- * Every function has a twin in Python (read/columns.py, kafka/consumer.py, kafka/producer.py) with the same
- * results; tests compare the two byte by byte. kafka/kernel.py declares the signatures. If you change one, change
+ * The functions that read, and kafka_eos_produce, have twins in Python (read/columns.py, kafka/consumer.py,
+ * kafka/producer.py) with the same results; tests compare the two byte by byte. Record batches have none: without
+ * the kernel, librdkafka encodes them. kafka/kernel.py declares the signatures. If you change one, change
  * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
  */
 #include <stdatomic.h>
@@ -100,9 +101,9 @@ static struct {
 
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
 
-/* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
 static void make_crc_tables(void);
 
+/* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
 EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
         if ((size_t)count * sizeof(*functions) != sizeof(kafka))
                 return -1;
@@ -601,6 +602,9 @@ static uint8_t *put_number(uint8_t *at, uint64_t number, int bytes) {
 
 static uint64_t zigzag(int64_t number) { return (uint64_t)number << 1 ^ (uint64_t)(number >> 63); }
 
+/* Returns the difference of two timestamps, which may wrap. */
+static int64_t since(int64_t ms, int64_t first_ms) { return (int64_t)((uint64_t)ms - (uint64_t)first_ms); }
+
 static int64_t varint_bytes(int64_t number) {
         uint64_t left = zigzag(number);
         int64_t bytes = 1;
@@ -670,7 +674,7 @@ EXPORT void kafka_eos_stamp(uint8_t *at, int64_t bytes, int32_t attributes, int6
         put_number(at + AT_CRC, kafka_eos_crc32c(at + AT_ATTRIBUTES, bytes - AT_ATTRIBUTES), 4);
 }
 
-/* An Arrow array of binary values, as kafka.wire.rows.Values describes it. `validity` NULL: no value is null. */
+/* An Arrow array of binary values, as kafka.wire.rows._Values describes it. `validity` NULL: no value is null. */
 typedef struct {
         const uint8_t *validity;
         const int32_t *offsets;
@@ -678,7 +682,7 @@ typedef struct {
         int64_t first; /* bit of the first value in `validity` */
 } values_t;
 
-/* Rows to encode, as kafka.wire.rows.Rows describes them. */
+/* Rows to encode, as kafka.wire.rows._Rows describes them. */
 typedef struct {
         values_t keys, values;
         const int64_t *timestamps_ms; /* NULL or 0 = the time of sending */
@@ -733,7 +737,7 @@ EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_
 
                 if (index == 0)
                         first_ms = max_ms = ms;
-                bytes = 1 + varint_bytes(ms - first_ms) + varint_bytes(index) + bytes_of(key, key_bytes) +
+                bytes = 1 + varint_bytes(since(ms, first_ms)) + varint_bytes(index) + bytes_of(key, key_bytes) +
                         bytes_of(value, value_bytes) + varint_bytes(number);
                 for (j = 0; j < number; j++)
                         bytes += bytes_of(header[j].name, name_bytes(&header[j])) +
@@ -748,7 +752,7 @@ EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_
                 }
                 at    = put_varint(at, bytes);
                 *at++ = 0; /* attributes */
-                at    = put_varint(at, ms - first_ms);
+                at    = put_varint(at, since(ms, first_ms));
                 at    = put_varint(at, index);
                 at    = put_bytes(at, key, key_bytes);
                 at    = put_bytes(at, value, value_bytes);

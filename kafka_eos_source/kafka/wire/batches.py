@@ -21,7 +21,7 @@ HEADER_BYTES = 61
 #: Bit of the attributes that marks the records of a transaction.
 TRANSACTIONAL = 0x10
 
-#: Largest block that the compressing formats below cut records into.
+#: Bytes that are compressed at a time.
 _LZ4_BLOCK_BYTES = 64 << 10
 _SNAPPY_BLOCK_BYTES = 32 << 10
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
+import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 
-from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, unreachable
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.wire.connection import Access, Connection, LoginRefusedError, Network
@@ -26,6 +26,7 @@ GROUP, TRANSACTION = 0, 1
 
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _API_VERSIONS = 12, 4, 7, 3
 _LATEST = -1
+_DEFAULT_PORT = 9092
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
 
@@ -87,7 +88,7 @@ class Cluster:
             except KafkaException as failure:
                 error = failure.args[0]
                 if not is_transient(error):
-                    raise failed(error, doing) from failure
+                    raise classify(error, doing) from failure
                 self.complain(error.str())
             except TemporaryError as failure:
                 self.complain(failure)
@@ -108,6 +109,7 @@ class Cluster:
             AuthorizationError: if the login is refused.
         """
         if self._any is None or not _usable(self._any):
+            self.ask_another()
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
             addresses = [*candidates, *_addresses(self.bootstrap)]
@@ -122,6 +124,12 @@ class Cluster:
                 raise TemporaryError(self.complaint or f"no broker at {self.bootstrap}")
         return self._any
 
+    def ask_another(self) -> None:
+        """Makes `anyone` choose a broker again: the present one may be cut off from the others."""
+        chosen, self._any = self._any, None
+        if chosen is not None:
+            chosen.fail(ConnectionAbortedError("another broker is asked"))
+
     def broker(self, node: int) -> Connection:
         """Returns the connection to a broker.
 
@@ -135,8 +143,10 @@ class Cluster:
             raise TemporaryError(f"broker {node} is not in the cluster's metadata")
         if found is not None:
             found.fail(ConnectionAbortedError("its session ends soon"))
-        self._connections[node] = self._connect(*self._brokers[node])
-        return self._connections[node]
+        self._connections[node] = made = self._connect(*self._brokers[node])
+        if found is not None:
+            made.muted_until = found.muted_until  # the broker's quota applies to the client
+        return made
 
     def metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Any:
         """Asks for topics; None = all. Updates brokers and leaders.
@@ -152,7 +162,7 @@ class Cluster:
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
         answer = self.ask(connection, request, deadline)
         self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers} or self._brokers
-        for topic in answer.topics:
+        for topic in answer.topics if topics is not None else ():
             if topic.error_code == 0:
                 for each in topic.partitions:
                     self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
@@ -250,7 +260,8 @@ class Cluster:
             raise
 
     def forget_coordinator(self, kind: int, key: str) -> None:
-        """Forgets a coordinator, because it moved or does not answer."""
+        """Forgets a coordinator, because it moved or does not answer, and asks another broker for it."""
+        self.ask_another()
         self._coordinators.pop((kind, key), None)
 
     def features(self, connection: Connection, deadline: Deadline) -> Mapping[str, int]:
@@ -270,6 +281,8 @@ class Cluster:
     def _connect(self, host: str, port: int) -> Connection:
         try:
             return self.network.connect(host, port, self._access)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
+            raise self._no_connection(host, port, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
             self.complain(refusal)
             is_tls = isinstance(refusal, ssl.SSLError)
@@ -278,14 +291,17 @@ class Cluster:
                 error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
                 raise self._login.error(error, f"connecting to {host}:{port}") from refusal
             raise TemporaryError(str(refusal)) from refusal
-        except OSError as failure:
-            self.complain(f"{host}:{port}: {failure}")
-            raise TemporaryError(f"cannot connect to {host}:{port}: {failure}") from failure
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            struct.error,
+        ) as failure:  # no connection, or no Kafka broker
+            raise self._no_connection(host, port, failure) from failure
 
-
-def failed(error: KafkaError, doing: str) -> KafkaEosError:
-    """Returns the error of this package for a broker's error that no retry mends."""
-    return classify(error, doing)
+    def _no_connection(self, host: str, port: int, failure: Exception) -> TemporaryError:
+        self.complain(f"{host}:{port}: {failure}")
+        return TemporaryError(f"cannot connect to {host}:{port}: {failure}")
 
 
 def _usable(connection: Connection) -> bool:
@@ -294,12 +310,12 @@ def _usable(connection: Connection) -> bool:
 
 def _addresses(bootstrap: str) -> list[tuple[str, int]]:
     found = []
-    for each in bootstrap.split(","):
-        host, _, port = each.strip().rpartition("://")[2].rpartition(":")
-        if host and port.isdigit():
+    for each in filter(None, (address.strip() for address in bootstrap.split(","))):
+        plain = each.rpartition("://")[2]
+        host, separator, port = plain.rpartition(":")
+        if separator and port.isdigit():
             found.append((host.strip("[]"), int(port)))
+        else:
+            found.append((plain.strip("[]"), _DEFAULT_PORT))
     random.shuffle(found)
     return found
-
-
-__all__ = ["GROUP", "TRANSACTION", "AuthorizationError", "Cluster", "TemporaryError", "failed"]

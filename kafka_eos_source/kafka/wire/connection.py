@@ -1,7 +1,7 @@
 """Connections to brokers: TLS, login, and several requests in flight, answered in order.
 
 Messages and logins come from ``kafka-python``; only Produce, the hot path, is encoded here
-(`produce_request`). All sockets of a client are served by one `Network`, in the caller's thread.
+(`produce_body`). All sockets of a client are served by one `Network`, in the caller's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kafka_eos_source.runtime.sockets import receive
 #: among the last five of a producer and partition.
 MOST_IN_FLIGHT = 5
 
-_CLIENT_ID = "kafka-eos"
+_SOFTWARE = "kafka-eos"
 _READ_BYTES = 64 << 10
 _LARGEST_ANSWER_BYTES = 100 << 20
 _PRODUCE, _API_VERSIONS_VERSION = 0, 3
@@ -51,13 +51,18 @@ class Access:
 
     Attributes:
         kafka: librdkafka properties of TLS and SASL.
-        connect_seconds: limits connecting, with TLS and login.
+        connect_seconds: limits each step of connecting: TCP, TLS, and each request of the login.
         request_seconds: limits the answer to each request.
     """
 
     kafka: Mapping[str, str]
     connect_seconds: float = 10.0
     request_seconds: float = 10.0
+
+    @property
+    def client_id(self) -> str:
+        """The name of the client in the broker's quotas and logs."""
+        return self.kafka.get("client.id", _SOFTWARE)
 
     @property
     def _protocol(self) -> str:
@@ -67,8 +72,7 @@ class Access:
         """Returns the socket with TLS, if the protocol asks for it."""
         if not self._protocol.endswith("ssl"):
             return plain
-        context = tls_context(self.kafka)
-        return context.wrap_socket(plain, server_hostname=host if context.check_hostname else None)
+        return tls_context(self.kafka).wrap_socket(plain, server_hostname=host)
 
     def mechanism(self, host: str) -> tuple[str, Any] | None:
         """Returns the name of the SASL mechanism, and a new exchange; None if there is no login."""
@@ -96,6 +100,10 @@ class Connection:
     """One connection to one broker. Create it with `Network.connect`.
 
     Attributes:
+        address: host and port of the broker.
+        socket: the socket, with TLS if the protocol asks for it.
+        muted_until: when the broker's quota allows the next request, on the monotonic clock.
+        expires: when the session should be renewed, on the monotonic clock (KIP-368).
         features: finalized levels by feature, as of the last `ApiVersions` answer.
         failure: why the connection ended; None = it works.
     """
@@ -111,16 +119,16 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
         self._next_id = 0
-        self._muted_until = 0.0
+        self.muted_until = 0.0
         self.expires = float("inf")
-        plain = socket.create_connection((host, port), access.connect_seconds)
+        self.socket = socket.create_connection((host, port), access.connect_seconds)
         try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.socket = access.wrapped(plain, host)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket = access.wrapped(self.socket, host)
             self._handshake(host)
             self.socket.setblocking(False)
         except BaseException:
-            plain.close()
+            self.socket.close()
             raise
 
     # -- requests --------------------------------------------------------------------------------
@@ -137,17 +145,17 @@ class Connection:
             self.failure is None
             and len(self._in_flight) < MOST_IN_FLIGHT
             and not self._out
-            and time.monotonic() >= self._muted_until
+            and time.monotonic() >= self.muted_until
         )
 
-    def version(self, kind: Any, highest: int) -> int:
-        """Returns the newest version of a request, up to ``highest``, that the broker knows.
+    def version(self, kind: Any, highest: int, lowest: int = 0) -> int:
+        """Returns the newest version of a request, from ``lowest`` to ``highest``, that the broker knows.
 
         Raises:
             OperatorError: if there is none.
         """
         low, high = self._versions.get(kind.API_KEY, (0, -1))
-        if min(high, highest) < low:
+        if min(high, highest) < max(low, lowest):
             raise OperatorError(
                 f"broker {self.address} does not support {kind.__name__}, version {highest} or older.",
                 fix="upgrade the broker to Kafka 3.0 or newer.",
@@ -166,14 +174,15 @@ class Connection:
         if self.failure is not None:
             on_answer(None, self.failure)
             return
-        due = time.monotonic() + self._access.request_seconds
+        due = max(time.monotonic(), self.muted_until) + self._access.request_seconds
         self._in_flight.append(_InFlight(self._next_id, request, on_answer, due))
         if body is None:
-            request.with_header(correlation_id=self._next_id, client_id=_CLIENT_ID)
+            request.with_header(correlation_id=self._next_id, client_id=self._access.client_id)
             self._out.append(memoryview(bytes(request.encode(framed=True, header=True))))
         else:
-            head = struct.pack(">hhih", _PRODUCE, request.API_VERSION, self._next_id, len(_CLIENT_ID))
-            head += _CLIENT_ID.encode() + b"\0"
+            name = self._access.client_id.encode()
+            head = struct.pack(">hhih", _PRODUCE, request.API_VERSION, self._next_id, len(name))
+            head += name + b"\0"
             size = len(head) + sum(len(each) for each in body)
             self._out.append(memoryview(struct.pack(">i", size) + head))
             self._out.extend(memoryview(each) for each in body)
@@ -190,7 +199,7 @@ class Connection:
     def next_event(self) -> float:
         """When something is due without an answer, on the monotonic clock."""
         due = self._in_flight[0].due if self._in_flight else float("inf")
-        return min(due, self._muted_until) if self._muted_until > time.monotonic() else due
+        return min(due, self.muted_until) if self.muted_until > time.monotonic() else due
 
     def write(self) -> None:
         """Writes as much as the socket takes."""
@@ -263,18 +272,26 @@ class Connection:
         except (ValueError, IndexError, struct.error, KeyError) as error:
             self.fail(ConnectionError(f"the answer of broker {self.address} is damaged: {error}"))
             return
+        if isinstance(first.request, ApiVersionsRequest):
+            try:
+                self._learn(answer)
+            except ConnectionError as error:
+                self.fail(error)
+                return
         self._in_flight.popleft()
         throttled_ms = getattr(answer, "throttle_time_ms", 0) or 0
         if throttled_ms > 0:
-            self._muted_until = time.monotonic() + throttled_ms / 1000
-        if isinstance(first.request, ApiVersionsRequest):
-            self._learn(answer)
+            self.muted_until = time.monotonic() + throttled_ms / 1000
+        if self._in_flight:  # a broker serves the requests of a connection one after the other
+            begins = max(time.monotonic(), self.muted_until)
+            head = self._in_flight[0]
+            head.due = max(head.due, begins + self._access.request_seconds)
         first.on_answer(answer, None)
 
     def _handshake(self, host: str) -> None:
         """Asks for versions and logs in, while the socket still blocks."""
         versions = ApiVersionsRequest(
-            client_software_name=_CLIENT_ID, client_software_version="1", version=_API_VERSIONS_VERSION
+            client_software_name=_SOFTWARE, client_software_version="1", version=_API_VERSIONS_VERSION
         )
         self._learn(self._ask(versions))
         login = self._access.mechanism(host)
@@ -298,7 +315,7 @@ class Connection:
     def _ask(self, request: Any) -> Any:
         """Sends a request, and blocks until its answer."""
         self._next_id += 1
-        request.with_header(correlation_id=self._next_id, client_id=_CLIENT_ID)
+        request.with_header(correlation_id=self._next_id, client_id=self._access.client_id)
         self.socket.sendall(request.encode(framed=True, header=True))
         (size,) = struct.unpack(">i", receive(self.socket, 4))
         if not 4 <= size <= _LARGEST_ANSWER_BYTES:
@@ -378,7 +395,7 @@ def _decoded(request: Any, data: bytes, correlation_id: int) -> ApiMessage:
 
 
 def _response_of(request: Any) -> Any:
-    request.with_header(correlation_id=0, client_id=_CLIENT_ID)
+    request.with_header(correlation_id=0, client_id="")
     return request.header.get_response_class()
 
 

@@ -1,9 +1,9 @@
 """A transactional producer with an epoch of its own for each transaction (KIP-890).
 
-With ``transaction.version`` 2, EndTxn raises the epoch; before that, the producer initialises itself again
-before each transaction with its own id and epoch (KIP-360), which fails if anybody else did. So a request
-that the network delayed can never change a later transaction, and a producer whose commit was answered can
-always run another one.
+With ``transaction.version`` 2, EndTxn raises the epoch. Otherwise the producer initialises itself again
+before each transaction with its own id and epoch (KIP-360), which fails if another producer has initialised
+since. So a request that the network delayed can never change a later transaction, and a producer whose commit
+was answered can always run another one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kafka_eos_source.errors import (
     FencedError,
     KafkaEosError,
     OutcomeUnknownError,
+    RetriableError,
     UnavailableError,
 )
 from kafka_eos_source.kafka import offset_requests
@@ -43,7 +44,7 @@ from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.offset_refusals import explain_too_large
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.producer import by_topic
-from kafka_eos_source.kafka.secrets import register_secrets
+from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, Stamp, next_sequence
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection, produce_body
@@ -61,9 +62,11 @@ _COLLECT_BYTES = 16 << 20
 #: Most encoded bytes that wait for the brokers.
 _QUEUE_BYTES = 64 << 20
 #: Largest Produce request.
-_REQUEST_BYTES = 4 << 20
+_REQUEST_BYTES = 1 << 20
 _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
+#: How long `begin` waits for a coordinator. The commit then starts over, until its own deadline.
+_BEGIN_SECONDS = 10.0
 #: Time limit of a request that the caller can do without, and of a look for a topic that was just created.
 _SOON_SECONDS = 5.0
 _COLUMNS = ("key", "value", "partition", "timestamp", "headers")
@@ -100,7 +103,9 @@ _MOVES: Mapping[State, frozenset[State]] = {
 _FENCED = frozenset({KafkaError.INVALID_PRODUCER_EPOCH, 90, KafkaError.INVALID_PRODUCER_ID_MAPPING})
 _DUPLICATE = 46
 _OUT_OF_ORDER = 45
-_TOO_LARGE = 10
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+#: The broker did not look at a partition, because it refused another one of the request.
+_NOT_ATTEMPTED = 55
 #: Errors that end this transaction, and nothing else.
 _ABORTABLE = frozenset(
     {
@@ -122,12 +127,14 @@ class _Partition:
         waiting: batches without an acknowledgement, in order.
         sent: how many of them are in flight.
         sequence: of the next record.
+        end: offset after the last acknowledged record.
         is_added: whether the coordinator knows that the transaction writes here (version 1).
     """
 
     waiting: deque[EncodedBatch] = field(default_factory=deque)
     sent: int = 0
     sequence: int = 0
+    end: int = 0
     is_added: bool = False
 
 
@@ -199,18 +206,22 @@ class WireProducer:
         return self._state is State.READY
 
     def begin(self) -> None:
-        """Begins a transaction; with ``transaction.version`` below 2, asks for another epoch.
+        """Begins a transaction, with an epoch that no transaction has used.
 
         Raises:
             FencedError: if another producer took over.
-            KafkaEosError: if no coordinator answers.
+            RetriableError: if no coordinator answered for some seconds.
+            KafkaEosError: if the coordinator refuses.
         """
-        deadline = Deadline.after_ms(self._timeout_ms)
+        deadline = Deadline.after_seconds(_BEGIN_SECONDS)
         self._forget_records()
         self._cluster.complaint = ""
-        self._version = self._transaction_version(deadline)
-        if self._version < 2 and self._epoch_is_used:
-            self._init(self._producer_id, self._epoch, deadline)
+        try:
+            self._version = self._transaction_version(deadline)
+            if self._epoch_is_used:
+                self._init(self._producer_id, self._epoch, deadline)
+        except UnavailableError as error:
+            raise RetriableError(error.message) from error
         self._epoch_is_used = True
         self._move(State.OPEN)
 
@@ -286,6 +297,11 @@ class WireProducer:
     def abort(self, deadline: Deadline) -> None:
         """Tries to abort the transaction. If that fails, `init` of the next producer ends it."""
         if self._state in (State.OPEN, State.FAILED):
+            if self._version < 2 and (self._in_flight or self._queued_bytes):
+                # a record that arrives after the end could join the next transaction: the next owner's epoch
+                # ends this one instead
+                self._move(State.UNKNOWN)
+                return
             soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
             self._move(State.UNKNOWN)
             try:
@@ -336,9 +352,16 @@ class WireProducer:
             UnavailableError: if a partition does not exist any more, or no broker answers.
         """
         deadline = Deadline.after_ms(self._timeout_ms)
-        return self._cluster.retried(
-            "reading the ends of partitions", deadline, lambda: self._cluster.ends(partitions, deadline)
-        )
+
+        def ask() -> Mapping[TopicPartition, int]:
+            found = self._cluster.ends(partitions, deadline)
+            for tp, end in found.items():
+                if tp in self._partitions and end < self._partitions[tp].end:
+                    self._cluster.ask_another()
+                    raise TemporaryError(f"an outdated leader says that {tp} ends at {end}")
+            return found
+
+        return self._cluster.retried("reading the ends of partitions", deadline, ask)
 
     def _partition_count(self, topic: str, deadline: Deadline) -> int:
         doing = f"looking up output topic {topic!r}"
@@ -386,6 +409,7 @@ class WireProducer:
             answer = self._cluster.ask(connection, request, deadline)
             _check(answer.error_code)
             self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+            self._epoch_is_used = False
 
         doing = f"initialising transactional id {self.transactional_id!r}"
         self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
@@ -410,6 +434,7 @@ class WireProducer:
             _check(answer.error_code)
             if self._version >= 2:
                 self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+                self._epoch_is_used = False
 
         verb = "committing" if commit else "aborting"
         doing = f"{verb} the transaction of transactional id {self.transactional_id!r}"
@@ -496,7 +521,7 @@ class WireProducer:
     def _explained(self, error: KafkaError, doing: str) -> KafkaEosError:
         """Returns the error to raise for a broker's error in a transaction."""
         code = error.code()
-        text = f"{doing}: {error.str()} ({error.name()})"
+        text = concealed(f"{doing}: {error.str()} ({error.name()})")
         if code in _FENCED:
             return FencedError(text, fix=FENCED_FIX)
         return AbortableError(text) if code in _ABORTABLE else classify(error, doing)
@@ -562,6 +587,7 @@ class WireProducer:
         """Asks for leaders again, and prepares to send everything that was not acknowledged, in order."""
         for state in self._partitions.values():
             state.sent = 0
+        self._cluster.ask_another()
         try:
             self._cluster.metadata({tp.topic for tp in self._unsent()}, deadline)
             self._must_drain = False
@@ -613,7 +639,7 @@ class WireProducer:
             topics.setdefault(tp.topic, []).append((tp.partition, batch.data))
         if not sent:
             return False
-        version = connection.version(ProduceRequest, 12 if self._version >= 2 else 11)
+        version = connection.version(ProduceRequest, 12 if self._version >= 2 else 11, 9)
         body = produce_body(self.transactional_id, self._acks_ms, topics)
         request = ProduceRequest(acks=-1, version=version)
         self._in_flight += 1
@@ -635,32 +661,43 @@ class WireProducer:
             self._cluster.complain(error)
             self._must_drain = True
             return
-        codes = {
-            TopicPartition(topic.name, each.index): each.error_code
+        answers = {
+            TopicPartition(topic.name, each.index): each
             for topic in answer.responses
             for each in topic.partition_responses
         }
         for tp, batch in sent:
-            self._on_batch(tp, batch, codes.get(tp, -1))
+            found = answers.get(tp)
+            if found is None:
+                self._fail(AbortableError(f"the broker's answer does not mention {tp}"))
+            else:
+                self._on_batch(tp, batch, found.error_code, found.base_offset, found.error_message)
 
-    def _on_batch(self, tp: TopicPartition, batch: EncodedBatch, code: int) -> None:
+    def _on_batch(
+        self, tp: TopicPartition, batch: EncodedBatch, code: int, offset: int, text: str | None
+    ) -> None:
         state = self._partitions[tp]
         if code in (0, _DUPLICATE):
             if not state.waiting or state.waiting[0] is not batch:
-                self._fail(AbortableError(f"{tp} acknowledged batches in another order than they were sent"))
+                # an earlier batch failed, perhaps after it was appended; both are sent again in order, and
+                # the broker recognises what it has
+                self._must_drain = True
                 return
+            if offset >= 0:
+                state.end = max(state.end, offset + batch.records)
             state.waiting.popleft()
             state.sent -= 1
             self.queued -= batch.records
             self._queued_bytes -= batch.size_bytes
             return
-        failure = KafkaError(code)
+        failure = KafkaError(code, text) if text else KafkaError(code)
         self._cluster.complain(f"{tp}: {failure.str()}")
         is_first = bool(state.waiting) and state.waiting[0] is batch
         if code == _OUT_OF_ORDER and not is_first:
             self._must_drain = True  # an earlier batch failed
-        elif code == _TOO_LARGE and batch.records > 1:
-            _smaller_batches[self._cluster.bootstrap, tp.topic] = batch.size_bytes // 2
+        elif code in _TOO_LARGE and batch.records > 1:
+            key = self._cluster.bootstrap, tp.topic
+            _smaller_batches[key] = min(_smaller_batches.get(key, batch.size_bytes), batch.size_bytes // 2)
             self._fail(
                 AbortableError(
                     f"topic {tp.topic!r} does not accept a batch of {batch.size_bytes:,} bytes; the next try "
@@ -695,9 +732,19 @@ class WireProducer:
                 version=version,
             )
             answer = self._cluster.ask(connection, request, deadline)
-            for topic in answer.results_by_topic_v3_and_below:
-                for each in topic.results_by_partition:
-                    _check(each.partition_error_code, TopicPartition(topic.name, each.partition_index))
+            refused = {
+                TopicPartition(topic.name, each.partition_index): each.partition_error_code
+                for topic in answer.results_by_topic_v3_and_below
+                for each in topic.results_by_partition
+                if each.partition_error_code
+            }
+            reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
+            for tp, code in reasons.items():
+                if (
+                    code == KafkaError.UNKNOWN_TOPIC_OR_PART
+                ):  # the coordinator has not heard of a new topic yet
+                    raise TemporaryError(f"{tp} is unknown to {connection.address}")
+                _check(code, tp)
 
         doing = f"adding partitions to the transaction of {self.transactional_id!r}"
         self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)

@@ -51,6 +51,9 @@ class Rows:
     """
 
     def __init__(self, columns: Mapping[str, pa.Array]) -> None:
+        for name in ("key", "value"):
+            if name in columns and columns[name].type not in (pa.binary(), pa.string()):
+                raise TypeError(f"column {name!r} has type {columns[name].type}; expected binary")
         self._columns = columns  # keeps the buffers alive
         self.count = len(columns["value"])
         self.partitions: npt.NDArray[np.int32] = np.full(self.count, _UNASSIGNED, np.int32)
@@ -72,8 +75,8 @@ class Rows:
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of key and value of each row."""
-        sizes = np.zeros(self.count, np.int64)
+        """Bytes of key, value and headers of each row."""
+        sizes = self._header_sizes(0)
         for name in ("key", "value"):
             array = self._columns.get(name)
             if array is not None:
@@ -83,13 +86,16 @@ class Rows:
     @cached_property
     def encoded_sizes(self) -> npt.NDArray[np.int64]:
         """Upper bound for the encoded bytes of each row."""
+        return self.sizes + _FIELDS_BYTES + self._header_sizes(_HEADER_FIELDS_BYTES) - self._header_sizes(0)
+
+    def _header_sizes(self, more: int) -> npt.NDArray[np.int64]:
+        """Returns the bytes of the headers of each row, plus ``more`` for each header."""
         _, starts, counts, headers = self._extras
-        sizes = self.sizes + _FIELDS_BYTES
-        if headers is not None and starts is not None and counts is not None:
-            ends = np.zeros(len(headers) + 1, np.int64)
-            np.cumsum(headers["name_bytes"] + headers["value_bytes"] + _HEADER_FIELDS_BYTES, out=ends[1:])
-            sizes += ends[starts + counts] - ends[starts]
-        return sizes
+        if headers is None or starts is None or counts is None:
+            return np.zeros(self.count, np.int64)
+        ends = np.zeros(len(headers) + 1, np.int64)
+        np.cumsum(headers["name_bytes"] + headers["value_bytes"] + more, out=ends[1:])
+        return np.asarray(ends[starts + counts] - ends[starts], np.int64)
 
     def place(self, kernel: Kernel, partition_count: int, first_without_key: int, stripe: int) -> None:
         """Chooses the partition of every row that has none.
