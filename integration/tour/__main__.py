@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,8 @@ SECONDS = 180.0
 FIRST, MORE = 2_000, 50
 #: Number of the order whose schema is registered too late.
 EARLY = 1_000_000
-APPLICATION = "tour"
+#: Each tour is a query of its own, whose figures begin at 0.
+APPLICATION = f"tour-{uuid.uuid4().hex[:6]}"
 ORDERS, INVOICES, DEAD = "orders", "invoices", "orders-dead"
 
 
@@ -256,9 +258,9 @@ class Tour:
             text=True,
             timeout=SECONDS,
             check=False,
-            env={**os.environ, "COLUMNS": str(self._console.width - 4)},
+            env={**os.environ, "COLUMNS": str(max(self._console.width, 150))},
         )
-        self._console.print(finished.stdout.rstrip(), markup=False, highlight=False)
+        self._console.print(finished.stdout.rstrip(), markup=False, highlight=False, soft_wrap=True)
         assert finished.returncode == 0, finished.stderr
 
     def _show_code(self) -> None:
