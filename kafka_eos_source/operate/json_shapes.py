@@ -59,6 +59,7 @@ SHAPES: dict[str, Any] = {
         "unselected": "number of letters that the filters do not select",
         "expired_offsets": "number of offsets that retention deleted before this group read them",
         "waiting_offsets": "number of offsets that wait for an open transaction",
+        "new_group": "whether the group had no offsets, so that the replay starts at the first letter",
     },
     "demo": {
         "events": "number of events",

@@ -53,6 +53,7 @@ class Outcome:
         unselected: number of letters that the filters do not select.
         expired: number of offsets that the topic's retention deleted before the replay read them.
         waiting: number of offsets behind an open transaction; a later replay sends what is committed there.
+        new_group: whether the group has no offset, so that the replay starts at the first letter.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -60,6 +61,7 @@ class Outcome:
     unselected: int = 0
     expired: int = 0
     waiting: int = 0
+    new_group: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +71,7 @@ class Outcome:
             "unselected": self.unselected,
             "expired_offsets": self.expired,
             "waiting_offsets": self.waiting,
+            "new_group": self.new_group,
         }
 
 
@@ -78,7 +81,10 @@ def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Ou
     Raises:
         OperatorError, UnavailableError, AuthorizationError: as `plan`.
     """
-    return _Survey(kafka, request, ranges(request, committed(kafka, request, deadline)), deadline).outcome()
+    held = committed(kafka, request, deadline)
+    found = _Survey(kafka, request, ranges(request, held), deadline).outcome()
+    found.new_group = not held
+    return found
 
 
 def run(
@@ -90,6 +96,10 @@ def run(
     skip_refused: bool = False,
 ) -> Outcome:
     """Sends the letters of a plan that the group has not sent yet.
+
+    Each transaction commits the offsets of all partitions, and each run ends with one, also if there is
+    nothing to send. Kafka deletes the offset of a partition `offsets.retention.minutes` after its last
+    commit, and the group would then send the letters of that partition again.
 
     Args:
         kafka: librdkafka properties.
@@ -109,18 +119,24 @@ def run(
         session.open()
         survey = _Survey(kafka, request, ranges(request, session.held), deadline)
         found = survey.outcome()
-        if found.refused and not skip_refused:
-            raise _refused(found)
+        found.new_group = not session.held
+        refused = found.refused and not skip_refused
+        transactions = survey.transactions()
+        if refused:  # the offsets that the group has stay as they are, and are renewed
+            transactions = iter([([], survey.starts())] if session.held else [])
         sent: Counter[str] = Counter()
-        for rows, ends in survey.transactions():
+        for rows, ends in transactions:
             try:
                 session.commit(rows, ends)
             except (AbortableError, OutcomeUnknownError, RestartQueryError) as error:
                 raise OperatorError(
                     f"the replay stopped after {sent.total():,} records: {error.message}",
-                    fix="run the same command again; it continues after the last committed transaction.",
+                    fix="run the same command again; it continues after the last committed transaction. "
+                    "If it stops there again, correct what the message names, or select other letters.",
                 ) from error
             sent.update(row["topic"] for row in rows)
+        if refused:
+            raise _refused(found)
         found.sent = sent
         return found
     finally:
@@ -192,13 +208,17 @@ class _Survey:
                 found.sent[row["topic"]] += 1
         return found
 
+    def starts(self) -> dict[TopicPartition, int]:
+        """Returns the offset of each partition from which the replay reads."""
+        return {tp: start for tp, (start, _) in self._ranges.items()}
+
     def transactions(self) -> Iterator[tuple[list[dict[str, Any]], dict[TopicPartition, int]]]:
-        """Yields the rows of each transaction with the offsets that it commits.
+        """Yields the rows of each transaction with the offsets of all partitions that it commits.
 
         The offsets also pass letters that are not sent. The last transaction commits the end of each range.
         """
         rows: list[dict[str, Any]] = []
-        ends: dict[TopicPartition, int] = {}
+        ends = self.starts()
         size = 0
         for letter in self._letters():
             record = letter.record
@@ -208,12 +228,10 @@ class _Survey:
                 rows.append(row)
                 size += len(record.key or b"") + len(record.value or b"")
             if len(rows) >= self._request.records_at_once or size >= _MOST_BYTES:
-                yield rows, ends
-                rows, ends, size = [], {}, 0
+                yield rows, dict(ends)
+                rows, size = [], 0
         # behind the last letter there may be control records
-        ends.update({tp: end for tp, (start, end) in self._ranges.items() if start < end})
-        if ends:
-            yield rows, ends
+        yield rows, {tp: max(start, end) for tp, (start, end) in self._ranges.items()}
 
     def _row(self, letter: Letter) -> dict[str, Any] | str:
         """Returns the record to send, without the headers that made it a letter, or the name of a refusal."""
