@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kafka_eos_source.commit.interfaces import Clients
-from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.kafka.topic_reader import TopicRecord
@@ -193,3 +193,84 @@ def test_a_group_that_lost_the_offset_of_a_partition_with_letters_is_refused(
 def test_partitions_without_letters_need_no_offset(request_of: Callable[..., Replay]) -> None:
     held = {tp: GroupOffset(tp, 4 if tp == FULL else 9, request_of().metadata) for tp in (FULL, QUIET)}
     assert ranges(request_of(), held) == {FULL: (4, 4), QUIET: (9, 9), EMPTY: (0, 0)}
+
+
+NOW_MS = 2_000_000_000_000
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "timestamp_ms", "refusal"),
+    [
+        ({}, b"k", NOW_MS, None),
+        ({}, None, NOW_MS, None),
+        ({"cleanup.policy": "compact"}, None, NOW_MS, "no_key"),
+        ({"cleanup.policy": "compact,delete"}, None, None, "no_key"),
+        ({"cleanup.policy": "compact"}, b"", NOW_MS, None),
+        ({}, b"k", NOW_MS + 2 * HOUR_MS, "timestamp_limit"),
+        ({"message.timestamp.type": "LogAppendTime"}, b"k", NOW_MS + 2 * HOUR_MS, None),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - 2 * HOUR_MS, "timestamp_limit"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - HOUR_MS + 1000, "timestamp_limit"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - HOUR_MS // 2, None),
+        ({"retention.ms": str(HOUR_MS)}, b"k", NOW_MS - 2 * HOUR_MS, "past_retention"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", None, None),
+    ],
+)
+def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
+    cluster: Cluster,
+    request_of: Callable[..., Replay],
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, str],
+    key: bytes | None,
+    timestamp_ms: int | None,
+    refusal: str | None,
+) -> None:
+    """Otherwise the broker refuses its whole transaction each time, and with it the other letters."""
+    monkeypatch.setattr(replay.time, "time", lambda: NOW_MS / 1000)
+    cluster.configs["limited"] = {**CONFIG, **config}
+    named = {} if timestamp_ms is None else {"ORIGIN_TIMESTAMP": str(timestamp_ms)}
+    cluster.write(FULL, 0, key=key, ORIGIN_TOPIC="limited", **named)
+    cluster.write(FULL, 1)
+    if refusal is None:
+        assert cluster.run(request_of()).sent == {"limited": 1, "in": 1}
+        return
+    with pytest.raises(OperatorError, match=f"{refusal}: 1"):
+        cluster.run(request_of())
+    found = cluster.run(request_of(), skip_refused=True)
+    assert (found.refused, found.sent) == ({refusal: 1}, {"in": 1})
+    assert cluster.offsets[FULL].offset == 4
+
+
+def test_the_present_time_is_within_the_limits_of_timestamps(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.configs["in"] = {**CONFIG, "message.timestamp.before.max.ms": "1000", "retention.ms": "1000"}
+    cluster.write(FULL, 0, ORIGIN_TIMESTAMP="1000")
+    assert cluster.run(request_of(keeps_time=False)).sent == {"in": 1}
+
+
+@pytest.mark.parametrize("name", ["gone", "", ".", "a b", "x" * 250])
+def test_letters_of_a_topic_that_does_not_exist_are_refused_and_the_others_sent(
+    cluster: Cluster, request_of: Callable[..., Replay], name: str
+) -> None:
+    for offset in range(2):
+        cluster.write(FULL, offset, ORIGIN_TOPIC=name)
+    cluster.write(FULL, 2)
+    with pytest.raises(OperatorError, match="no_topic: 2") as error:
+        cluster.run(request_of())
+    assert ("Topics that do not exist: 'gone'" in error.value.message) is (name == "gone")
+    found = cluster.run(request_of(), skip_refused=True)
+    assert (found.refused, found.sent) == ({"no_topic": 2}, {"in": 1})
+    assert found.missing_topics == (["gone"] if name == "gone" else [])
+    assert set(cluster.looked_up) <= {"in", "gone"}, "brokers answer illegal names with an error"
+
+
+@pytest.mark.parametrize("name", ["gone", "a b"])
+def test_an_option_that_names_no_topic_is_an_error_although_refusals_are_skipped(
+    cluster: Cluster, request_of: Callable[..., Replay], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(replay, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix=""))
+    cluster.write(FULL, 0)
+    with pytest.raises(InvalidOptionError, match=name):
+        cluster.run(request_of(input_to=name), skip_refused=True)
+    assert cluster.transactions == []

@@ -161,7 +161,8 @@ def replay(
     After that, the same command sends all letters again. Each run renews the offsets, also one that has
     nothing to send.
 
-    Letters of which only the beginning was kept are refused, and so are those for which no topic is known.
+    Letters of which only the beginning was kept are refused, and so are those that no topic takes: none is
+    known, it does not exist, or it refuses the key or the timestamp.
     """
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.operate import replay as operating

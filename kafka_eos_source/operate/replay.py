@@ -33,6 +33,8 @@ from kafka_eos_source.protocol.dead_letters import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import STAGED_ARROW
+from kafka_eos_source.stage.record_limits import time_limit
+from kafka_eos_source.stage.row_rules import CLOCKS_DIFFER_MS, is_legal_topic
 
 #: Columns of a record that the producer sends.
 _ROW = pa.schema(
@@ -53,6 +55,7 @@ class Outcome:
         unselected: number of letters that the filters do not select.
         expired: number of offsets that the topic's retention deleted before the replay read them.
         waiting: number of offsets behind an open transaction; a later replay sends what is committed there.
+        missing_topics: topics that selected letters name and that do not exist.
         new_group: whether the group has no offset, so that the replay starts at the first letter.
     """
 
@@ -61,6 +64,7 @@ class Outcome:
     unselected: int = 0
     expired: int = 0
     waiting: int = 0
+    missing_topics: list[str] = field(default_factory=list)
     new_group: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +72,7 @@ class Outcome:
             "records": self.sent.total(),
             "topics": dict(self.sent),
             "refused": dict(self.refused),
+            "missing_topics": self.missing_topics,
             "unselected": self.unselected,
             "expired_offsets": self.expired,
             "waiting_offsets": self.waiting,
@@ -111,7 +116,7 @@ def run(
 
     Raises:
         OperatorError: if letters are refused, or a transaction failed.
-        InvalidOptionError: if a topic does not exist.
+        InvalidOptionError: if a topic that the request names does not exist.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     session = _Session(clients, request, deadline)
@@ -145,10 +150,35 @@ def run(
 
 @dataclass(frozen=True)
 class _Target:
-    """A topic to which records go: its number of partitions, and the oldest timestamp that it keeps (ms)."""
+    """A topic to which records go.
+
+    Attributes:
+        partitions: number of partitions.
+        needs_key: whether the topic is compacted, and so refuses records without a key.
+        oldest_ms: oldest timestamp that the topic keeps; None = any.
+        accepted_ms: oldest and newest timestamp that the topic accepts; None = any.
+    """
 
     partitions: int
-    oldest_ms: int | None
+    needs_key: bool = False
+    oldest_ms: int | None = None
+    accepted_ms: tuple[int | None, int | None] = (None, None)
+
+    def refusal(self, key: bytes | None, timestamp_ms: int | None) -> str | None:
+        """Returns the name of the refusal of a record (`REFUSALS`); None if the topic takes it.
+
+        Args:
+            key: key of the record.
+            timestamp_ms: its timestamp; None = the time at which it is sent.
+        """
+        if key is None and self.needs_key:
+            return "no_key"
+        if timestamp_ms is None:
+            return None
+        oldest, newest = self.accepted_ms
+        if (oldest is not None and timestamp_ms < oldest) or (newest is not None and timestamp_ms > newest):
+            return "timestamp_limit"
+        return "past_retention" if self.oldest_ms is not None and timestamp_ms < self.oldest_ms else None
 
 
 class _Targets:
@@ -156,24 +186,39 @@ class _Targets:
 
     def __init__(self, kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:
         self._kafka, self._request, self._seconds = kafka, request, deadline.budget_seconds
-        self._known: dict[str, _Target] = {}
+        self._known: dict[str, _Target | None] = {}
 
-    def of(self, name: str) -> _Target:
-        """Returns one of the topics.
+    def of(self, name: str) -> _Target | None:
+        """Returns one of the topics; None if a letter names it, and there is no such topic.
 
         Raises:
-            InvalidOptionError: if it does not exist.
+            InvalidOptionError: if an option names it, and there is no such topic.
             AuthorizationError: if the principal may not describe it or its configuration.
         """
+        named = name in (self._request.output_to, self._request.input_to)
+        is_legal = is_legal_topic(name)  # a broker answers other names with an error
+        if not is_legal and not named:
+            return None
         if name not in self._known:
             deadline = Deadline.after_seconds(self._seconds)
-            with TopicAdmin(self._kafka) as admin:
-                shape = admin.shape(name, deadline)
-                if shape is None:
-                    raise no_topic(self._kafka, name, deadline)
-                oldest = _oldest_ms(admin.config(name, deadline)) if self._request.keeps_time else None
-            self._known[name] = _Target(shape.partitions, oldest)
+            found = self._ask(name, deadline) if is_legal else None
+            if found is None and named:
+                raise no_topic(self._kafka, name, deadline)
+            self._known[name] = found
         return self._known[name]
+
+    def missing(self) -> list[str]:
+        """Returns the topics that do not exist, of those that letters name; without illegal names."""
+        return sorted(name for name, target in self._known.items() if target is None)
+
+    def _ask(self, name: str, deadline: Deadline) -> _Target | None:
+        with TopicAdmin(self._kafka) as admin:
+            shape = admin.shape(name, deadline)
+            if shape is None:
+                return None
+            config = admin.config(name, deadline)
+        needs_key = "compact" in config["cleanup.policy"]
+        return _Target(shape.partitions, needs_key, _oldest_ms(config), _accepted_ms(config))
 
 
 class _Survey:
@@ -206,6 +251,7 @@ class _Survey:
                 found.refused[row] += 1
             else:
                 found.sent[row["topic"]] += 1
+        found.missing_topics = self._targets.missing()
         return found
 
     def starts(self) -> dict[TopicPartition, int]:
@@ -240,9 +286,12 @@ class _Survey:
             return to
         topic, partition = to
         target = self._targets.of(topic)
+        if target is None:
+            return "no_topic"
         timestamp = letter.about.origin_timestamp_ms if self._request.keeps_time else None
-        if timestamp is not None and target.oldest_ms is not None and timestamp < target.oldest_ms:
-            return "past_retention"
+        refusal = target.refusal(letter.record.key, timestamp)
+        if refusal is not None:
+            return refusal
         headers = without_ours(letter.record.headers)
         return {
             "key": letter.record.key,
@@ -348,8 +397,23 @@ def _oldest_ms(config: Mapping[str, str]) -> int | None:
     return round(time.time() * 1000) - kept_ms + min(_TIME_TO_READ_MS, kept_ms // 2)
 
 
+def _accepted_ms(config: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Returns the oldest and the newest timestamp that a topic accepts in the next minute; None = any."""
+    now_ms = round(time.time() * 1000)
+    before = time_limit(config, "message.timestamp.before.max.ms")
+    after = time_limit(config, "message.timestamp.after.max.ms")
+    return (
+        None if before is None else now_ms - before + min(CLOCKS_DIFFER_MS, before // 2),
+        None if after is None else now_ms + after - min(CLOCKS_DIFFER_MS, after // 2),
+    )
+
+
 def _refused(planned: Outcome) -> OperatorError:
     counts = "; ".join(f"{name}: {count:,} ({REFUSALS[name]})" for name, count in planned.refused.items())
+    if planned.missing_topics:
+        more = f" and {len(planned.missing_topics) - 10} more" if planned.missing_topics[10:] else ""
+        named = ", ".join(map(repr, planned.missing_topics[:10]))
+        counts += f". Topics that do not exist: {named}{more}"
     return OperatorError(
         f"{planned.refused.total():,} of the selected letters cannot be sent: {counts}. Nothing was sent.",
         fix="select others with --holds or --error, add the option that the reason names, or pass over these "

@@ -26,6 +26,10 @@ REFUSALS: Mapping[str, str] = {
     "no_origin": "no header says from which topic the record was read; --input-to names one",
     "unknown_contents": "no header says whether the letter holds an input record or a row of the output",
     "own_topic": "the record would go to the dead-letter topic itself",
+    "no_topic": "there is no topic of the name from which the record was read; --input-to names another",
+    "no_key": "the record has no key, and the topic is compacted",
+    "timestamp_limit": "the topic refuses the record's timestamp by message.timestamp.before.max.ms or "
+    "message.timestamp.after.max.ms; --timestamps now sends it with the present time",
     "past_retention": "the topic would delete the record soon, because its timestamp is older than "
     "retention.ms; --timestamps now sends it with the present time",
 }
