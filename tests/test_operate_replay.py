@@ -144,12 +144,14 @@ def test_each_transaction_commits_the_offsets_of_all_partitions(
     """Kafka deletes each partition's offset a time after its own last commit."""
     for offset in range(3):
         cluster.write(FULL, offset)
-    asked = request_of(records_at_once=2)
+    asked = request_of(records_at_once=1)
     cluster.offsets = {tp: GroupOffset(tp, at, asked.metadata) for tp, at in {FULL: 0, QUIET: 9}.items()}
     assert cluster.run(asked).sent == {"in": 3}
     assert [(len(rows), ends) for rows, ends in cluster.transactions] == [
-        (2, {FULL: 2, QUIET: 9, EMPTY: 0}),
-        (1, {FULL: 4, QUIET: 9, EMPTY: 0}),
+        (1, {FULL: 1, QUIET: 9, EMPTY: 0}),
+        (1, {FULL: 2, QUIET: 9, EMPTY: 0}),
+        (1, {FULL: 3, QUIET: 9, EMPTY: 0}),
+        (0, {FULL: 4, QUIET: 9, EMPTY: 0}),
     ]
 
 

@@ -261,6 +261,8 @@ def _show_outcome(request: Replay, found: Outcome, *, sent: bool) -> None:
         click.echo(f"  no records {verb}")
     for name, number in sorted(found.refused.items()):
         click.echo(f"  {number:,} {'passed over' if sent else 'refused'}, {name}: {REFUSALS[name]}")
+    if found.missing_topics:
+        click.echo(f"  topics that do not exist: {', '.join(map(repr, found.missing_topics))}")
     if found.unselected:
         click.echo(f"  {found.unselected:,} not selected by the filters; they count as passed")
     if found.expired:
