@@ -66,6 +66,31 @@ def test_headers_of_other_programs_are_read_as_far_as_they_make_sense() -> None:
     assert without_ours(letter().record.headers) == (("trace", None),)
 
 
+@pytest.mark.parametrize(
+    "digits", [b"9" * 5000, b"9" * 20, b"9" * 19, b"0" * 20], ids=lambda each: str(len(each))
+)
+def test_a_number_that_is_too_large_counts_as_absent(digits: bytes) -> None:
+    names = (dead_letters.BATCH, dead_letters.ORIGIN_TIMESTAMP, dead_letters.ORIGIN_OFFSET)
+    assert DeadLetter.parse([(name, digits) for name in names]) == DeadLetter()
+
+
+def test_the_largest_numbers_of_kafka_are_read() -> None:
+    found = DeadLetter.parse(
+        [
+            (dead_letters.ORIGIN_OFFSET, str(2**63 - 1).encode()),
+            (dead_letters.ORIGIN_TIMESTAMP, str(dead_letters.MOST_MS).encode()),
+        ]
+    )
+    assert (found.origin_offset, found.origin_timestamp_ms) == (2**63 - 1, dead_letters.MOST_MS)
+    late = DeadLetter.parse([(dead_letters.ORIGIN_TIMESTAMP, str(dead_letters.MOST_MS + 1).encode())])
+    assert late.origin_timestamp_ms is None, "no calendar has this time"
+
+
+def test_a_letter_that_was_written_after_the_year_9999_is_shown() -> None:
+    assert operating.time_text(dead_letters.MOST_MS) == "9999-12-31 23:59:59"
+    assert operating.time_text(2**63 - 1) == f"{2**63 - 1} ms"
+
+
 def test_each_header_of_a_letter_is_removed_before_it_is_sent_again() -> None:
     names = {
         value for name, value in vars(dead_letters).items() if str(value).startswith("__") and name.isupper()

@@ -248,9 +248,41 @@ def test_letters_of_a_topic_that_was_created_again_are_sent(letters: Letters, ad
 def test_a_missing_origin_topic_is_named_before_anything_is_sent(letters: Letters) -> None:
     letters.write(["a"])
     letters.write(["b"], ORIGIN_TOPIC="gone")
+    letters.write(["c"], ORIGIN_TOPIC="no name")
     refused = letters.run()
     assert refused.exit_code == 1
-    assert "topic 'gone' does not exist" in refused.output
+    assert "no_topic: 2" in refused.output
+    assert "Topics that do not exist: 'gone'" in refused.output
     assert letters.sent() == []
     assert end_offsets(letters.broker, letters.origin) == {0: 0, 1: 0, 2: 0}
-    assert letters.replayed("--input-to", letters.output)["records"] == 2
+    assert letters.replayed("--input-to", letters.output, "--dry-run")["records"] == 3
+    passed = letters.replayed("--skip-refused")
+    assert (passed["records"], passed["refused"], passed["missing_topics"]) == (1, {"no_topic": 2}, ["gone"])
+    assert letters.sent() == ["a"]
+
+
+def test_letters_that_a_broker_would_refuse_do_not_stop_the_others(letters: Letters, admin: Admin) -> None:
+    letters.write(["good"])
+    letters.write(["ahead"], ORIGIN_TIMESTAMP=str(letters.time_ms + 48 * 3_600_000))
+    admin.configure(letters.origin, {"message.timestamp.after.max.ms": "3600000"})
+    assert "timestamp_limit: 1" in letters.run().output
+    assert letters.replayed("--skip-refused")["refused"] == {"timestamp_limit": 1}
+    assert letters.sent() == ["good"]
+
+
+def test_a_replay_commits_the_offsets_of_all_partitions(letters: Letters, admin: Admin) -> None:
+    """Kafka deletes the offset of a partition some time after its last commit."""
+    letters.write(["a"])
+    first = letters.replayed()
+    held = admin.group(first["group_id"])
+    assert first["new_group"]
+    assert {tp: offset for tp, (offset, _) in held.items()} == {(letters.dead, 0): 2, (letters.dead, 1): 0}
+    admin.grow(letters.dead, 3)
+    letters.write(["b"], partition=2)
+    refused = letters.run()
+    assert refused.exit_code == 1
+    assert f"none of {letters.dead}-2" in refused.output.replace("\n", " ")
+    again = letters.replayed("--new-partitions")
+    assert (again["records"], again["new_group"]) == (1, False)
+    assert len(admin.group(first["group_id"])) == 3
+    assert letters.sent() == ["a", "b"]

@@ -120,7 +120,7 @@ class TopicReader:
             uncommitted: whether to include records of open and aborted transactions, marked as such.
 
         Raises:
-            UnavailableError: the brokers are silent for too long.
+            UnavailableError: no broker sends more of the ranges for too long, or a log was truncated.
             AuthorizationError: the topic may not be read.
         """
         if not uncommitted:
@@ -142,36 +142,61 @@ class TopicReader:
         left = {tp: end for tp, (start, end) in ranges.items() if start < end}
         if not left:
             return
+        positions = {tp: ranges[tp][0] for tp in left}
+        short: dict[TopicPartition, int] = {}  # where a broker said that a log ends, before its range does
         client = self._client(isolation_level)
         client.assign([ClientPartition(tp.topic, tp.partition, ranges[tp][0]) for tp in left])
         silence = Deadline.after_seconds(self._deadline_seconds)
         try:
             while left:
                 messages = client.consume(self._records_at_once, _POLL_SECONDS)
-                if not messages and silence.expired:
-                    raise UnavailableError(
-                        f"nothing arrives from {', '.join(map(str, sorted(left)))}; waited "
-                        f"{self._deadline_seconds:.0f} s.",
-                        fix="check that the leaders of these partitions are up.",
-                    )
+                proceeds = False
                 for message in messages:
                     tp = TopicPartition(message.topic(), message.partition())
                     error = message.error()
                     if error is None:
-                        if tp in left and message.offset() < left[tp]:
+                        # a log that was truncated below the position is read from its beginning
+                        if tp not in left or message.offset() < positions[tp]:
+                            continue
+                        proceeds, positions[tp] = True, message.offset() + 1
+                        if message.offset() < left[tp]:
                             yield _record(tp, message)
-                        if tp in left and message.offset() + 1 >= left[tp]:
+                        if positions[tp] >= left[tp]:
                             del left[tp]
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        left.pop(tp, None)  # only control records were left
+                        if tp not in left:
+                            continue
+                        if message.offset() >= left[tp]:
+                            proceeds = True
+                            del left[tp]  # only control records were left
+                        else:  # a new leader may not know yet how far the log is committed
+                            short[tp] = message.offset()
                     elif not is_transient(error):
                         raise classify(error, f"reading topic {tp.topic!r}")
-                if messages:  # only now: what the caller did with the records is not the brokers' silence
+                if proceeds:  # only now: what the caller did with the records is not the brokers' silence
                     silence = Deadline.after_seconds(self._deadline_seconds)
+                elif silence.expired:
+                    raise self._silent(left, short)
         except KafkaException as error:
             raise classify(error, "reading records") from error
         finally:
             client.unassign()
+
+    def _silent(
+        self, left: Mapping[TopicPartition, int], short: Mapping[TopicPartition, int]
+    ) -> UnavailableError:
+        """Returns the error for ranges of which nothing more arrives."""
+        ends = "".join(
+            f" The log of {tp} ends at {short[tp]}; records up to {end} were expected."
+            for tp, end in sorted(left.items())
+            if tp in short
+        )
+        return UnavailableError(
+            f"nothing arrives from {', '.join(map(str, sorted(left)))}; waited "
+            f"{self._deadline_seconds:.0f} s.{ends}",
+            fix="check that the leaders of these partitions are up"
+            + (", and whether an unclean leader election truncated a log." if ends else "."),
+        )
 
     def _client(self, isolation_level: str) -> Any:
         if isolation_level not in self._clients:

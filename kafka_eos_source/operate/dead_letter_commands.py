@@ -121,6 +121,11 @@ def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **g
     metavar="ID",
     help="Consumer group that remembers what was sent. Default: named after TOPIC and the filters.",
 )
+@click.option(
+    "--new-partitions",
+    is_flag=True,
+    help="Send all letters of partitions without an offset: TOPIC got them since the group's last replay.",
+)
 @click.option("--skip-refused", is_flag=True, help="Pass over letters that cannot be sent.")
 @click.option(
     "--at-once",
@@ -136,6 +141,7 @@ def replay(
     input_to: str | None,
     timestamps: str,
     group_id: str | None,
+    new_partitions: bool,
     skip_refused: bool,
     at_once: int,
     dry_run: bool,
@@ -151,7 +157,12 @@ def replay(
     A group belongs to one set of filters: letters that the filters do not select count as passed. Other
     filters have another group, and a letter that two groups select is sent twice.
 
-    Letters of which only the beginning was kept are refused, and so are those for which no topic is known.
+    Kafka deletes the offsets of a group offsets.retention.minutes after its last replay, 7 days by default.
+    After that, the same command sends all letters again. Each run renews the offsets, also one that has
+    nothing to send.
+
+    Letters of which only the beginning was kept are refused, and so are those that no topic takes: none is
+    known, it does not exist, or it refuses the key or the timestamp.
     """
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.operate import replay as operating
@@ -168,6 +179,7 @@ def replay(
         input_to=input_to,
         records_at_once=at_once,
         keeps_time=timestamps == "origin",
+        new_partitions=new_partitions,
     )
     if dry_run:
         found = operating.preview(kafka, request, deadline)
@@ -240,6 +252,8 @@ def _show_outcome(request: Replay, found: Outcome, *, sent: bool) -> None:
     from kafka_eos_source.operate.replay_plan import REFUSALS
 
     click.echo(f"Group {request.group_id!r}:")
+    if found.new_group:
+        click.echo("  the group had no offsets (it is new, or they expired): it starts at the first letter")
     verb = "sent" if sent else "to send"
     for topic, number in sorted(found.sent.items()):
         click.echo(f"  {number:,} record{'s' if number != 1 else ''} {verb} to {topic!r}")
@@ -247,6 +261,8 @@ def _show_outcome(request: Replay, found: Outcome, *, sent: bool) -> None:
         click.echo(f"  no records {verb}")
     for name, number in sorted(found.refused.items()):
         click.echo(f"  {number:,} {'passed over' if sent else 'refused'}, {name}: {REFUSALS[name]}")
+    if found.missing_topics:
+        click.echo(f"  topics that do not exist: {', '.join(map(repr, found.missing_topics))}")
     if found.unselected:
         click.echo(f"  {found.unselected:,} not selected by the filters; they count as passed")
     if found.expired:

@@ -14,6 +14,7 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.topic_reader import TopicReader, TopicRecord
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.records import contents_json
+from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
 
 #: What the reader holds in memory: so many records, and so much that the client has prefetched.
@@ -161,7 +162,9 @@ def line(letter: Letter) -> str:
 
 
 def time_text(timestamp_ms: int | None) -> str:
-    """Returns a time for people, in UTC."""
+    """Returns a time for people, in UTC; the number itself if it is after the year 9999."""
     if timestamp_ms is None:
         return "-"
+    if timestamp_ms > dead_letters.MOST_MS:
+        return f"{timestamp_ms} ms"
     return f"{datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}"

@@ -56,9 +56,11 @@ SHAPES: dict[str, Any] = {
         "records": "number of records",
         "topics": {"*": "number of records for this topic"},
         "refused": {"*": "number of letters that cannot be sent for this reason"},
+        "missing_topics": ["topic that letters name and that does not exist"],
         "unselected": "number of letters that the filters do not select",
         "expired_offsets": "number of offsets that retention deleted before this group read them",
         "waiting_offsets": "number of offsets that wait for an open transaction",
+        "new_group": "whether the group had no offsets, so that the replay starts at the first letter",
     },
     "demo": {
         "events": "number of events",

@@ -6,7 +6,6 @@ last committed transaction, and a second one with the same group fences the firs
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +22,11 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     RestartQueryError,
 )
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import dead_letters
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.replay_plan import REFUSALS, Replay, committed, ranges
-from kafka_eos_source.operate.topics import no_topic
+from kafka_eos_source.operate.replay_targets import Targets
 from kafka_eos_source.protocol.dead_letters import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -38,7 +36,6 @@ from kafka_eos_source.spark.schema import STAGED_ARROW
 _ROW = pa.schema(
     [STAGED_ARROW.field(name) for name in ("key", "value", "topic", "partition", "headers", "timestamp")]
 )
-_TIME_TO_READ_MS = 3_600_000
 #: A transaction ends with the letter that makes it this large.
 _MOST_BYTES = 16 << 20
 
@@ -53,6 +50,8 @@ class Outcome:
         unselected: number of letters that the filters do not select.
         expired: number of offsets that the topic's retention deleted before the replay read them.
         waiting: number of offsets behind an open transaction; a later replay sends what is committed there.
+        missing_topics: topics that selected letters name and that do not exist.
+        new_group: whether the group has no offset, so that the replay starts at the first letter.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -60,15 +59,19 @@ class Outcome:
     unselected: int = 0
     expired: int = 0
     waiting: int = 0
+    missing_topics: list[str] = field(default_factory=list)
+    new_group: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "records": self.sent.total(),
             "topics": dict(self.sent),
             "refused": dict(self.refused),
+            "missing_topics": self.missing_topics,
             "unselected": self.unselected,
             "expired_offsets": self.expired,
             "waiting_offsets": self.waiting,
+            "new_group": self.new_group,
         }
 
 
@@ -78,7 +81,10 @@ def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Ou
     Raises:
         OperatorError, UnavailableError, AuthorizationError: as `plan`.
     """
-    return _Survey(kafka, request, ranges(request, committed(kafka, request, deadline)), deadline).outcome()
+    held = committed(kafka, request, deadline)
+    found = _Survey(kafka, request, ranges(request, held), deadline).outcome()
+    found.new_group = not held
+    return found
 
 
 def run(
@@ -91,6 +97,10 @@ def run(
 ) -> Outcome:
     """Sends the letters of a plan that the group has not sent yet.
 
+    Each transaction commits the offsets of all partitions, and each run ends with one, also if there is
+    nothing to send. Kafka deletes the offset of a partition `offsets.retention.minutes` after its last
+    commit, and the group would then send the letters of that partition again.
+
     Args:
         kafka: librdkafka properties.
         clients: clients of the same cluster.
@@ -101,7 +111,7 @@ def run(
 
     Raises:
         OperatorError: if letters are refused, or a transaction failed.
-        InvalidOptionError: if a topic does not exist.
+        InvalidOptionError: if a topic that the request names does not exist.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     session = _Session(clients, request, deadline)
@@ -109,55 +119,28 @@ def run(
         session.open()
         survey = _Survey(kafka, request, ranges(request, session.held), deadline)
         found = survey.outcome()
-        if found.refused and not skip_refused:
-            raise _refused(found)
+        found.new_group = not session.held
+        refused = found.refused and not skip_refused
+        transactions = survey.transactions()
+        if refused:  # the offsets that the group has stay as they are, and are renewed
+            transactions = iter([([], survey.starts())] if session.held else [])
         sent: Counter[str] = Counter()
-        for rows, ends in survey.transactions():
+        for rows, ends in transactions:
             try:
                 session.commit(rows, ends)
             except (AbortableError, OutcomeUnknownError, RestartQueryError) as error:
                 raise OperatorError(
                     f"the replay stopped after {sent.total():,} records: {error.message}",
-                    fix="run the same command again; it continues after the last committed transaction.",
+                    fix="run the same command again; it continues after the last committed transaction. "
+                    "If it stops there again, correct what the message names, or select other letters.",
                 ) from error
             sent.update(row["topic"] for row in rows)
+        if refused:
+            raise _refused(found)
         found.sent = sent
         return found
     finally:
         session.close()
-
-
-@dataclass(frozen=True)
-class _Target:
-    """A topic to which records go: its number of partitions, and the oldest timestamp that it keeps (ms)."""
-
-    partitions: int
-    oldest_ms: int | None
-
-
-class _Targets:
-    """Looks up the topics to which records go, each of them once."""
-
-    def __init__(self, kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:
-        self._kafka, self._request, self._seconds = kafka, request, deadline.budget_seconds
-        self._known: dict[str, _Target] = {}
-
-    def of(self, name: str) -> _Target:
-        """Returns one of the topics.
-
-        Raises:
-            InvalidOptionError: if it does not exist.
-            AuthorizationError: if the principal may not describe it or its configuration.
-        """
-        if name not in self._known:
-            deadline = Deadline.after_seconds(self._seconds)
-            with TopicAdmin(self._kafka) as admin:
-                shape = admin.shape(name, deadline)
-                if shape is None:
-                    raise no_topic(self._kafka, name, deadline)
-                oldest = _oldest_ms(admin.config(name, deadline)) if self._request.keeps_time else None
-            self._known[name] = _Target(shape.partitions, oldest)
-        return self._known[name]
 
 
 class _Survey:
@@ -171,7 +154,7 @@ class _Survey:
         deadline: Deadline,
     ) -> None:
         self._kafka, self._request, self._ranges = kafka, request, ranges
-        self._targets = _Targets(kafka, request, deadline)
+        self._targets = Targets(kafka, request, deadline)
         self._silence = deadline.budget_seconds
 
     def outcome(self) -> Outcome:
@@ -190,15 +173,20 @@ class _Survey:
                 found.refused[row] += 1
             else:
                 found.sent[row["topic"]] += 1
+        found.missing_topics = self._targets.missing()
         return found
 
+    def starts(self) -> dict[TopicPartition, int]:
+        """Returns the offset of each partition from which the replay reads."""
+        return {tp: start for tp, (start, _) in self._ranges.items()}
+
     def transactions(self) -> Iterator[tuple[list[dict[str, Any]], dict[TopicPartition, int]]]:
-        """Yields the rows of each transaction with the offsets that it commits.
+        """Yields the rows of each transaction with the offsets of all partitions that it commits.
 
         The offsets also pass letters that are not sent. The last transaction commits the end of each range.
         """
         rows: list[dict[str, Any]] = []
-        ends: dict[TopicPartition, int] = {}
+        ends = self.starts()
         size = 0
         for letter in self._letters():
             record = letter.record
@@ -208,12 +196,10 @@ class _Survey:
                 rows.append(row)
                 size += len(record.key or b"") + len(record.value or b"")
             if len(rows) >= self._request.records_at_once or size >= _MOST_BYTES:
-                yield rows, ends
-                rows, ends, size = [], {}, 0
+                yield rows, dict(ends)
+                rows, size = [], 0
         # behind the last letter there may be control records
-        ends.update({tp: end for tp, (start, end) in self._ranges.items() if start < end})
-        if ends:
-            yield rows, ends
+        yield rows, {tp: max(start, end) for tp, (start, end) in self._ranges.items()}
 
     def _row(self, letter: Letter) -> dict[str, Any] | str:
         """Returns the record to send, without the headers that made it a letter, or the name of a refusal."""
@@ -222,9 +208,12 @@ class _Survey:
             return to
         topic, partition = to
         target = self._targets.of(topic)
+        if target is None:
+            return "no_topic"
         timestamp = letter.about.origin_timestamp_ms if self._request.keeps_time else None
-        if timestamp is not None and target.oldest_ms is not None and timestamp < target.oldest_ms:
-            return "past_retention"
+        refusal = target.refusal(letter.record.key, timestamp)
+        if refusal is not None:
+            return refusal
         headers = without_ours(letter.record.headers)
         return {
             "key": letter.record.key,
@@ -318,20 +307,12 @@ class _Session:
         return Deadline.after_seconds(self._seconds)
 
 
-def _oldest_ms(config: Mapping[str, str]) -> int | None:
-    """Returns the oldest timestamp that a topic keeps; None if it keeps any.
-
-    A query needs some time to read a record, so the last hour of the retention time does not count.
-    """
-    kept_ms = int(config["retention.ms"])
-    is_deleted = "delete" in config["cleanup.policy"] and config["message.timestamp.type"] == "CreateTime"
-    if kept_ms < 0 or not is_deleted:
-        return None
-    return round(time.time() * 1000) - kept_ms + min(_TIME_TO_READ_MS, kept_ms // 2)
-
-
 def _refused(planned: Outcome) -> OperatorError:
     counts = "; ".join(f"{name}: {count:,} ({REFUSALS[name]})" for name, count in planned.refused.items())
+    if planned.missing_topics:
+        more = f" and {len(planned.missing_topics) - 10} more" if planned.missing_topics[10:] else ""
+        named = ", ".join(map(repr, planned.missing_topics[:10]))
+        counts += f". Topics that do not exist: {named}{more}"
     return OperatorError(
         f"{planned.refused.total():,} of the selected letters cannot be sent: {counts}. Nothing was sent.",
         fix="select others with --holds or --error, add the option that the reason names, or pass over these "

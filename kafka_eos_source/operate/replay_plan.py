@@ -26,6 +26,10 @@ REFUSALS: Mapping[str, str] = {
     "no_origin": "no header says from which topic the record was read; --input-to names one",
     "unknown_contents": "no header says whether the letter holds an input record or a row of the output",
     "own_topic": "the record would go to the dead-letter topic itself",
+    "no_topic": "there is no topic of the name from which the record was read; --input-to names another",
+    "no_key": "the record has no key, and the topic is compacted",
+    "timestamp_limit": "the topic refuses the record's timestamp by message.timestamp.before.max.ms or "
+    "message.timestamp.after.max.ms; --timestamps now sends it with the present time",
     "past_retention": "the topic would delete the record soon, because its timestamp is older than "
     "retention.ms; --timestamps now sends it with the present time",
 }
@@ -45,6 +49,8 @@ class Replay:
         input_to: topic for input records; None = the topic from which each was read.
         records_at_once: number of records in one transaction.
         keeps_time: whether records have the timestamps with which they were read; False = the present time.
+        new_partitions: whether partitions without an offset are new, so that all of their letters are sent
+            although the group has offsets of others.
     """
 
     topic: str
@@ -56,6 +62,7 @@ class Replay:
     input_to: str | None = None
     records_at_once: int = 1000
     keeps_time: bool = True
+    new_partitions: bool = False
 
     @property
     def transactional_id(self) -> str:
@@ -101,12 +108,13 @@ def plan(
     input_to: str | None = None,
     records_at_once: int = 1000,
     keeps_time: bool = True,
+    new_partitions: bool = False,
 ) -> Replay:
     """Returns a replay of what is committed now.
 
     Raises:
         InvalidOptionError: if there is no such topic.
-        OperatorError: if the group belongs to another program, another topic or other filters.
+        OperatorError: as `ranges`.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     found = describe(kafka, topic, deadline)
@@ -120,6 +128,7 @@ def plan(
         input_to,
         records_at_once,
         keeps_time,
+        new_partitions,
     )
     ranges(request, committed(kafka, request, deadline))
     return request
@@ -139,10 +148,13 @@ def ranges(
     """Returns what the group has not passed yet, of everything that was committed when the replay began.
 
     Raises:
-        OperatorError: if the group belongs to another program, another topic or another set of filters.
+        OperatorError: if the group belongs to another program, another topic or another set of filters, or
+            has offsets of only some partitions.
     """
     for each in held.values():
         _check_owner(request, each)
+    if held and not request.new_partitions:
+        _check_complete(request, held)
     return {
         tp: (held[tp].offset if tp in held else log.earliest, log.stable) for tp, log in request.logs.items()
     }
@@ -164,6 +176,22 @@ def _check_owner(request: Replay, found: GroupOffset) -> None:
     raise OperatorError(
         f"group {request.group_id!r} {what}: it committed {found.tp}@{found.offset}.",
         fix="name another group with --group. A letter that two groups select is sent twice.",
+    )
+
+
+def _check_complete(request: Replay, held: Mapping[TopicPartition, GroupOffset]) -> None:
+    """Raises if partitions with letters have no offset although others have: each run commits all of them."""
+    missing = [tp for tp, log in sorted(request.logs.items()) if tp not in held and log.earliest < log.stable]
+    if not missing:
+        return
+    named = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if missing[10:] else "")
+    raise OperatorError(
+        f"group {request.group_id!r} has offsets of {len(held)} partitions of topic {request.topic!r}, but "
+        f"none of {named}. The topic got these partitions after the group's last replay, or their offsets "
+        "were deleted; then some of their letters may have been sent already.",
+        fix="if the partitions are new, add --new-partitions, which sends all of their letters. Otherwise "
+        "find out with `kafka-eos dead-letters list` what was sent, and name another group with --group; it "
+        "sends the selected letters of all partitions again.",
     )
 
 

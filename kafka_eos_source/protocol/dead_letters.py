@@ -50,12 +50,17 @@ INPUT = "input"
 #: The letter holds a row of the query's output, which cannot become a record of the output topic.
 OUTPUT = "output"
 
+#: Largest number in a header, and its digits.
+_MOST, _MOST_DIGITS = 2**63 - 1, 19
+#: Largest timestamp: the last millisecond of the year 9999.
+MOST_MS = 253_402_300_799_999
+
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What the headers of one record say; None = the record has no such header, or not a number.
+    """What the headers of one record say; None = the record has no such header, or no valid number.
 
     Attributes:
         error, message: class and text of the error.
@@ -89,7 +94,7 @@ class DeadLetter:
             origin_topic=texts.get(ORIGIN_TOPIC),
             origin_partition=_number(texts.get(ORIGIN_PARTITION)),
             origin_offset=_number(texts.get(ORIGIN_OFFSET)),
-            origin_timestamp_ms=_number(texts.get(ORIGIN_TIMESTAMP)),
+            origin_timestamp_ms=_number(texts.get(ORIGIN_TIMESTAMP), MOST_MS),
             application_id=texts.get(APPLICATION),
             batch=_number(texts.get(BATCH)),
             holds=texts.get(HOLDS),
@@ -104,5 +109,7 @@ def without_ours(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
     return tuple((name, value) for name, value in headers if name not in ALL)
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+def _number(text: str | None, most: int = _MOST) -> int | None:
+    if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdecimal()):
+        return None
+    return number if (number := int(text)) <= most else None

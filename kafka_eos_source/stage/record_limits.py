@@ -74,12 +74,12 @@ def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | N
         most,
         partitions,
         needs_key="compact" in output.get("cleanup.policy", ""),
-        before_ms=_time_limit(output, "message.timestamp.before.max.ms"),
-        after_ms=_time_limit(output, "message.timestamp.after.max.ms"),
+        before_ms=time_limit(output, "message.timestamp.before.max.ms"),
+        after_ms=time_limit(output, "message.timestamp.after.max.ms"),
     )
 
 
-def _time_limit(config: Mapping[str, str], name: str) -> int | None:
+def time_limit(config: Mapping[str, str], name: str) -> int | None:
     """Returns a limit of timestamps in milliseconds; None if the topic accepts any."""
     text = config.get(name, config.get("message.timestamp.difference.max.ms"))  # until Kafka 3.5
     if text is None or config.get("message.timestamp.type") != "CreateTime":

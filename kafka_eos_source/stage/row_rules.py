@@ -21,7 +21,7 @@ _HEADER_OVERHEAD = 10
 #: This package's default of ``batch.size``.
 _BATCH_BYTES = 1_000_000
 #: A row is refused if its timestamp is so close to a limit that clocks and pauses decide, in milliseconds.
-_CLOCKS_DIFFER_MS = 60_000
+CLOCKS_DIFFER_MS = 60_000
 _LEGAL_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 
@@ -65,10 +65,15 @@ def _has_null_key(headers: pa.Array) -> pa.Array:
     return _rows_of_entries(headers, pc.and_(entries.is_valid(), entries.field(0).is_null()))
 
 
+def is_legal_topic(name: str) -> bool:
+    """Returns whether Kafka accepts a name for a topic."""
+    return _LEGAL_TOPIC.fullmatch(name) is not None
+
+
 def _is_illegal_topic(topics: pa.Array) -> pa.Array:
     """Returns which names are illegal; many rows have few names."""
     names = pc.unique(topics.cast(pa.string())).to_pylist()
-    illegal = [each for each in names if each is not None and _LEGAL_TOPIC.fullmatch(each) is None]
+    illegal = [each for each in names if each is not None and not is_legal_topic(each)]
     return pc.is_in(topics.cast(pa.string()), value_set=pa.array(illegal, pa.string()))
 
 
@@ -169,13 +174,13 @@ class RecordLimits:
         """Returns the rules for timestamps, as a broker applies them when the record arrives."""
         now_ms, found = round(time.time() * 1000), []
         if self.after_ms is not None:
-            newest = now_ms + self.after_ms - min(_CLOCKS_DIFFER_MS, self.after_ms // 2)
+            newest = now_ms + self.after_ms - min(CLOCKS_DIFFER_MS, self.after_ms // 2)
             what = f"is too far ahead of the clock (message.timestamp.after.max.ms={self.after_ms})"
             found.append(
                 Rule(TIMESTAMP, what, "correct it", lambda column: pc.greater(_milliseconds(column), newest))
             )
         if self.before_ms is not None:
-            oldest = now_ms - self.before_ms + min(_CLOCKS_DIFFER_MS, self.before_ms // 2)
+            oldest = now_ms - self.before_ms + min(CLOCKS_DIFFER_MS, self.before_ms // 2)
             what = f"is too old (message.timestamp.before.max.ms={self.before_ms})"
             found.append(
                 Rule(TIMESTAMP, what, "correct it", lambda column: pc.less(_milliseconds(column), oldest))

@@ -1,0 +1,280 @@
+"""A replay of dead letters: which offsets it commits, and which letters it refuses. No broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any, cast
+
+import pytest
+
+from kafka_eos_source.commit.interfaces import Clients
+from kafka_eos_source.errors import InvalidOptionError, OperatorError
+from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.topic_admin import TopicShape
+from kafka_eos_source.kafka.topic_reader import TopicRecord
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import replay, replay_targets
+from kafka_eos_source.operate.dead_letters import Letter
+from kafka_eos_source.operate.replay_plan import Replay, ranges
+from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.runtime.deadline import Deadline
+
+FULL, QUIET, EMPTY = (TopicPartition("dead", number) for number in range(3))
+#: Letters at 0 to 2 and a control record; letters that were sent before; nothing.
+LOGS = {FULL: LogEnds(0, 4, 4), QUIET: LogEnds(5, 9, 9), EMPTY: LogEnds(0, 0, 0)}
+CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "message.timestamp.after.max.ms": "3600000",
+}
+
+
+class Cluster:
+    """Clients of a cluster in memory, which keeps what each transaction commits."""
+
+    def __init__(self) -> None:
+        self.letters: list[Letter] = []
+        self.configs: dict[str, Mapping[str, str]] = {"in": CONFIG}
+        self.offsets: dict[TopicPartition, GroupOffset] = {}
+        self.transactions: list[tuple[list[Any], dict[TopicPartition, int]]] = []
+        self.looked_up: list[str] = []
+        self.enqueued = 0
+        self._open: tuple[list[Any], list[GroupOffset]] = ([], [])
+
+    # the clients
+
+    def producer(self, _transactional_id: str) -> Cluster:
+        return self
+
+    def group_offsets(
+        self, _group_id: str, _certainly: Collection[TopicPartition], _deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return dict(self.offsets)
+
+    committed_now = group_offsets
+
+    # the producer
+
+    def init(self, _deadline: Deadline) -> None:
+        self.enqueued = 0
+
+    def begin(self) -> None:
+        self.enqueued, self._open = 0, ([], [])
+
+    def send(self, batch: Any, _columns: object, _deadline: Deadline) -> None:
+        self._open[0].extend(batch.to_pylist())
+        self.enqueued += batch.num_rows
+
+    def flush(self, _deadline: Deadline) -> None:
+        return
+
+    def send_offsets(self, offsets: list[GroupOffset], _group_id: str, _deadline: Deadline) -> None:
+        self._open[1].extend(offsets)
+
+    def commit(self, _deadline: Deadline) -> None:
+        rows, offsets = self._open
+        self.transactions.append((rows, {each.tp: each.offset for each in offsets}))
+        self.offsets.update({each.tp: each for each in offsets})
+
+    def is_clean(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+    # the admin client
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        return
+
+    def shape(self, name: str, _deadline: Deadline) -> TopicShape | None:
+        self.looked_up.append(name)
+        return TopicShape(3, True, f"id of {name}") if name in self.configs else None
+
+    def config(self, name: str, _deadline: Deadline) -> Mapping[str, str]:
+        return self.configs[name]
+
+    # what a test does
+
+    def write(self, tp: TopicPartition, offset: int, *, key: bytes | None = b"k", **headers: str) -> None:
+        named = {"ORIGIN_TOPIC": "in", "HOLDS": dead_letters.INPUT, **headers}
+        listed = tuple((getattr(dead_letters, name), text.encode()) for name, text in named.items())
+        self.letters.append(Letter.of(TopicRecord(tp, offset, 1000, key, b"v", listed)))
+
+    def read(
+        self, _kafka: object, wanted: Mapping[TopicPartition, tuple[int, int]], *_more: object
+    ) -> Iterator[Letter]:
+        for each in self.letters:
+            start, end = wanted[each.record.tp]
+            if start <= each.record.offset < end:
+                yield each
+
+    def run(self, request: Replay, *, skip_refused: bool = False) -> replay.Outcome:
+        deadline = Deadline.after_seconds(10)
+        return replay.run({}, cast(Clients, self), request, deadline, skip_refused=skip_refused)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    found = Cluster()
+    monkeypatch.setattr(replay.dead_letters, "read", found.read)
+    monkeypatch.setattr(replay_targets, "TopicAdmin", lambda _kafka: found)
+    return found
+
+
+@pytest.fixture
+def request_of() -> Callable[..., Replay]:
+    def make(**given: Any) -> Replay:
+        return Replay("dead", "id", LOGS, "g", **given)
+
+    return make
+
+
+def test_each_transaction_commits_the_offsets_of_all_partitions(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    """Kafka deletes each partition's offset a time after its own last commit."""
+    for offset in range(3):
+        cluster.write(FULL, offset)
+    asked = request_of(records_at_once=1)
+    cluster.offsets = {tp: GroupOffset(tp, at, asked.metadata) for tp, at in {FULL: 0, QUIET: 9}.items()}
+    assert cluster.run(asked).sent == {"in": 3}
+    assert [(len(rows), ends) for rows, ends in cluster.transactions] == [
+        (1, {FULL: 1, QUIET: 9, EMPTY: 0}),
+        (1, {FULL: 2, QUIET: 9, EMPTY: 0}),
+        (1, {FULL: 3, QUIET: 9, EMPTY: 0}),
+        (0, {FULL: 4, QUIET: 9, EMPTY: 0}),
+    ]
+
+
+def test_a_run_with_nothing_to_send_renews_the_offsets(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    first = cluster.run(request_of())
+    again = cluster.run(request_of())
+    assert (first.new_group, again.new_group) == (True, False)
+    assert cluster.transactions == [([], {FULL: 4, QUIET: 9, EMPTY: 0})] * 2
+
+
+def test_a_refused_run_renews_the_offsets_and_passes_no_letter(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.write(FULL, 1, VALUE_BYTES="9")
+    with pytest.raises(OperatorError, match="incomplete: 1"):
+        cluster.run(request_of())
+    assert cluster.transactions == [], "a new group has nothing to renew"
+    held = {FULL: 1, QUIET: 9, EMPTY: 0}
+    cluster.offsets = {tp: GroupOffset(tp, at, request_of().metadata) for tp, at in held.items()}
+    with pytest.raises(OperatorError, match="incomplete: 1"):
+        cluster.run(request_of())
+    assert cluster.transactions == [([], held)]
+
+
+def test_a_group_that_lost_the_offset_of_a_partition_with_letters_is_refused(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.write(QUIET, 5)
+    cluster.offsets = {FULL: GroupOffset(FULL, 4, request_of().metadata)}
+    with pytest.raises(OperatorError, match=r"--new-partitions.*--group") as error:
+        cluster.run(request_of())
+    assert (
+        f"group 'g' has offsets of 1 partitions of topic 'dead', but none of {QUIET}." in error.value.message
+    )
+    assert cluster.transactions == []
+    assert cluster.run(request_of(new_partitions=True)).sent == {"in": 1}
+
+
+def test_partitions_without_letters_need_no_offset(request_of: Callable[..., Replay]) -> None:
+    held = {tp: GroupOffset(tp, 4 if tp == FULL else 9, request_of().metadata) for tp in (FULL, QUIET)}
+    assert ranges(request_of(), held) == {FULL: (4, 4), QUIET: (9, 9), EMPTY: (0, 0)}
+
+
+NOW_MS = 2_000_000_000_000
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "timestamp_ms", "refusal"),
+    [
+        ({}, b"k", NOW_MS, None),
+        ({}, None, NOW_MS, None),
+        ({"cleanup.policy": "compact"}, None, NOW_MS, "no_key"),
+        ({"cleanup.policy": "compact,delete"}, None, None, "no_key"),
+        ({"cleanup.policy": "compact"}, b"", NOW_MS, None),
+        ({}, b"k", NOW_MS + 2 * HOUR_MS, "timestamp_limit"),
+        ({"message.timestamp.type": "LogAppendTime"}, b"k", NOW_MS + 2 * HOUR_MS, None),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - 2 * HOUR_MS, "timestamp_limit"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - HOUR_MS + 1000, "timestamp_limit"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", NOW_MS - HOUR_MS // 2, None),
+        ({"retention.ms": str(HOUR_MS)}, b"k", NOW_MS - 2 * HOUR_MS, "past_retention"),
+        ({"message.timestamp.before.max.ms": str(HOUR_MS)}, b"k", None, None),
+    ],
+)
+def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
+    cluster: Cluster,
+    request_of: Callable[..., Replay],
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, str],
+    key: bytes | None,
+    timestamp_ms: int | None,
+    refusal: str | None,
+) -> None:
+    """Otherwise the broker refuses its whole transaction each time, and with it the other letters."""
+    monkeypatch.setattr(replay_targets.time, "time", lambda: NOW_MS / 1000)
+    cluster.configs["limited"] = {**CONFIG, **config}
+    named = {} if timestamp_ms is None else {"ORIGIN_TIMESTAMP": str(timestamp_ms)}
+    cluster.write(FULL, 0, key=key, ORIGIN_TOPIC="limited", **named)
+    cluster.write(FULL, 1)
+    if refusal is None:
+        assert cluster.run(request_of()).sent == {"limited": 1, "in": 1}
+        return
+    with pytest.raises(OperatorError, match=f"{refusal}: 1"):
+        cluster.run(request_of())
+    found = cluster.run(request_of(), skip_refused=True)
+    assert (found.refused, found.sent) == ({refusal: 1}, {"in": 1})
+    assert cluster.offsets[FULL].offset == 4
+
+
+def test_the_present_time_is_within_the_limits_of_timestamps(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.configs["in"] = {**CONFIG, "message.timestamp.before.max.ms": "1000", "retention.ms": "1000"}
+    cluster.write(FULL, 0, ORIGIN_TIMESTAMP="1000")
+    assert cluster.run(request_of(keeps_time=False)).sent == {"in": 1}
+
+
+@pytest.mark.parametrize("name", ["gone", "", ".", "a b", "x" * 250])
+def test_letters_of_a_topic_that_does_not_exist_are_refused_and_the_others_sent(
+    cluster: Cluster, request_of: Callable[..., Replay], name: str
+) -> None:
+    for offset in range(2):
+        cluster.write(FULL, offset, ORIGIN_TOPIC=name)
+    cluster.write(FULL, 2)
+    with pytest.raises(OperatorError, match="no_topic: 2") as error:
+        cluster.run(request_of())
+    assert ("Topics that do not exist: 'gone'" in error.value.message) is (name == "gone")
+    found = cluster.run(request_of(), skip_refused=True)
+    assert (found.refused, found.sent) == ({"no_topic": 2}, {"in": 1})
+    assert found.missing_topics == (["gone"] if name == "gone" else [])
+    assert set(cluster.looked_up) <= {"in", "gone"}, "brokers answer illegal names with an error"
+
+
+@pytest.mark.parametrize("name", ["gone", "a b"])
+def test_an_option_that_names_no_topic_is_an_error_although_refusals_are_skipped(
+    cluster: Cluster, request_of: Callable[..., Replay], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(
+        replay_targets, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix="")
+    )
+    cluster.write(FULL, 0)
+    with pytest.raises(InvalidOptionError, match=name):
+        cluster.run(request_of(input_to=name), skip_refused=True)
+    assert cluster.transactions == []
