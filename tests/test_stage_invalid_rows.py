@@ -155,6 +155,17 @@ def test_an_unmarked_row_has_the_origin_that_its_column_names(tmp_path: Path) ->
     assert [each.origin_timestamp_ms for each in found] == [1_700_000_000_000, 1_700_000_000_000, None]
 
 
+def test_a_mark_says_that_the_row_is_output_and_incomplete(tmp_path: Path) -> None:
+    """A replay refuses letters with the size of a value: it must not send a tombstone."""
+    type_ = pa.struct([*MARK, pa.field("holds", pa.string())])
+    marks = [{"message": "m", "holds": each} for each in ("incomplete", "output", "input", None)]
+    rows = frame({"value": None}, {}, {}, {}).set_column(5, "kafka_eos_invalid", pa.array(marks, type_))
+    _, letters, _ = staged(rows, tmp_path)
+    found = [DeadLetter.parse(each["headers"]) for each in letters]
+    assert [each.holds for each in found] == ["output", "output", "input", "input"]
+    assert [each.value_bytes for each in found] == [0, None, None, None]
+
+
 def test_rows_of_pyspark_4_0_name_the_same_origin(tmp_path: Path) -> None:
     at = datetime(2026, 1, 31, 14, 0, 0, 123_000)  # in the local time zone, as Spark's rows have it
     place = Row(topic="in", partition=1, offset=5, timestamp=at)

@@ -171,12 +171,13 @@ class InvalidRows:
         room = max(0, self._limits.record_bytes - _ROOM)
         large = pc.greater(record_bytes({KEY: key, VALUE: value, **_headers_in(kept)}), room)
         # a replay must not send what is incomplete, so the header is there even if the value is null
-        sizes = pc.if_else(large, pc.fill_null(pc.binary_length(value), 0), None)
+        contents, incomplete = _contents(marks, bad, rows)
+        sizes = pc.if_else(pc.or_(large, incomplete), pc.fill_null(pc.binary_length(value), 0), None)
         headers = {
             dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
             dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
             **_origin_of(places, rows),
-            dead_letters.HOLDS: _contents(marks, bad, rows),
+            dead_letters.HOLDS: contents,
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
             dead_letters.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
             dead_letters.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
@@ -225,11 +226,24 @@ def _first(places: list[pa.Array], name: str, type_: pa.DataType, rows: int) -> 
     return pc.coalesce(*fields, pa.nulls(rows, type_))
 
 
-def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> pa.Array:
-    """Returns what each letter holds: a marked row is the record that was read, any other one is output."""
+def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> tuple[pa.Array, pa.Array]:
+    """Returns what each letter holds, and which letters are incomplete.
+
+    A marked row is the record that was read, unless the mark says otherwise; any other row is output.
+    """
     if marks is None:
-        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows)
-    return pc.if_else(marks.filter(bad).is_valid(), dead_letters.INPUT, dead_letters.OUTPUT)
+        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows), pa.repeat(pa.scalar(False), rows)
+    marks = marks.filter(bad)
+    holds = pa.nulls(rows, pa.string())
+    if pa.types.is_struct(marks.type):
+        holds = _field(marks, "holds", pa.string())
+    is_input = pc.and_(marks.is_valid(), pc.or_(holds.is_null(), _equals(holds, dead_letters.INPUT)))
+    contents = pc.if_else(is_input, dead_letters.INPUT, dead_letters.OUTPUT)
+    return contents, _equals(holds, dead_letters.INCOMPLETE)
+
+
+def _equals(texts: pa.Array, text: str) -> pa.Array:
+    return pc.fill_null(pc.equal(texts, text), False)
 
 
 def _text_of(marks: pa.Array) -> pa.Array:
