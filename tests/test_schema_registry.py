@@ -465,3 +465,30 @@ def test_a_schema_is_derived_registered_and_used_for_a_round_trip(server: Server
     decoded = found.decode(pa.concat_arrays([encoded.values, pa.array([b"\0\0\0\0\1", b"no"])]))
     assert decoded.values.to_pylist()[:3] == rows
     assert 4 in decoded.errors
+
+
+@pytest.mark.parametrize("message", [None, "Flight"])
+def test_protobuf_messages_of_another_type_are_bad_records(server: Server, message: str | None) -> None:
+    """Their fields have the numbers of other fields, and must not become values of the reader's."""
+    leg = "message Leg { string id=1; string to=2; }"
+    text = f'syntax="proto3"; message Flight {{ string id=1; {leg} repeated Leg legs=3; }}'
+    own, other = server.add("f", text, "PROTOBUF"), server.add("l", f'syntax="proto3"; {leg}', "PROTOBUF")
+    same = server.add("f", f'syntax="proto3"; package old; {text.partition(";")[2]}', "PROTOBUF")
+    body = b"\x0a\x02F1"
+    rows = [frame_prefix(own, (0,)), frame_prefix(other, (0,)), frame_prefix(own, (0, 0))]
+    found = registry_schema(server.url, schema_id=own, message=message).decoding()
+    decoded = found.decode(pa.array([each + body for each in (*rows, frame_prefix(same, (0,)))]))
+    flight = {"id": "F1", "legs": []}
+    assert decoded.values.to_pylist() == [flight, None, None, flight]
+    assert "messages of type Leg, but Flight is expected" in decoded.errors[1]
+    assert "messages of type Flight.Leg, but Flight is expected" in decoded.errors[2]
+
+
+def test_values_are_converted_between_units_of_time_and_not_by_the_names_of_fields(server: Server) -> None:
+    def column(unit: str, name: str = "at") -> pa.Array:
+        return pa.array([{name: 1}], pa.struct([(name, pa.timestamp(unit))]))
+
+    made = Decoding({"url": server.url}, Schema("AVRO", "x"), None, column("us").type)
+    assert made._fit(column("ms")).type == column("us").type
+    with pytest.raises(InvalidSchemaError, match="expected struct<at: timestamp"):
+        made._fit(column("us", "other"))
