@@ -366,19 +366,54 @@ def test_an_id_that_was_awaited_in_vain_is_asked_for_again_without_waiting(
     assert texts(decoder(server).decode(rows)) == ["one:a"]
 
 
-def test_a_batch_full_of_unknown_ids_is_not_awaited(
+def test_a_batch_full_of_unknown_ids_awaits_some_of_them(
     server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 3600.0)
+    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 1.0)
     monkeypatch.setattr(catalogs, "_MOST_AWAITED", 5)
+    answer = server.answer
+
+    def lagging(method: str, path: str, body: dict[str, Any]) -> Any:
+        found = answer(method, path, body)
+        if path.startswith("/schemas/ids/5") and not server.schemas:
+            server.add("s", "one")
+        return found
+
+    monkeypatch.setattr(server, "answer", lagging)
     found = decoder(server).decode(pa.array([message(each, b"a") for each in range(6)]))
-    assert len(found.errors) == len(server.requests) == 6
+    assert texts(found) == [None, "one:a", None, None, None, None]
+    assert [path for _, path, _ in server.requests].count("/schemas/ids/5") == 1, "beyond the bound"
 
 
-def test_a_missing_import_of_a_known_schema_is_no_bad_record(server: Server, text_codec: None) -> None:
-    number = server.add("s", "one", references=[{"name": "n", "subject": "gone", "version": 1}])
-    with pytest.raises(SchemaNotFoundError, match="subject 'gone', imported as 'n'"):
-        decoder(server).decode(pa.array([message(number, b"a")]))
+def test_a_schema_that_cannot_be_used_makes_bad_records(server: Server, text_codec: None) -> None:
+    """The query goes on with the records of other ids."""
+    gone = server.add("s", "one", references=[{"name": "n", "subject": "gone", "version": 1}])
+    foreign, good = server.add("s", "<x/>", "XML"), server.add("s", "two")
+    found = decoder(server).decode(pa.array([message(each, b"a") for each in (gone, foreign, good)]))
+    assert texts(found) == [None, None, "two:a"]
+    assert "subject 'gone', imported as 'n'" in found.errors[0]
+    assert "the schema format 'XML' is unknown" in found.errors[1]
+
+
+def test_an_id_that_no_registry_gives_is_a_bad_record(server: Server, text_codec: None) -> None:
+    """A registry answers with HTTP 404 without a code of its own, which fails the task."""
+    known = server.add("s", "one")
+    ids = (known, 2**31, 2**32 - 1)
+    found = decoder(server).decode(pa.array([message(each, b"a") for each in ids]))
+    assert texts(found) == ["one:a", None, None]
+    assert "the schema id 2147483648; ids of a registry end at 2147483647" in found.errors[1]
+    assert len(server.requests) == 1
+    assert list(decoder(server).decode(pa.array([message(2**31, b"a")])).errors) == [0]
+
+
+def test_a_registry_with_other_contents_is_noticed(server: Server) -> None:
+    kept = catalogs.Catalog({"url": server.url.replace("//", "//bob:hunter2@")})
+    kept.add(5, Schema("AVRO", '{"type": "int"}'))
+    kept.add(5, Schema("AVRO", '{"type":"int"}'))
+    with pytest.raises(OperatorError, match=r"schema id 5 .*int.*string.*new executors") as raised:
+        kept.add(5, Schema("AVRO", '"string"'))
+    assert server.url in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_values_are_encoded_with_the_frame_of_their_schema(text_codec: None) -> None:
