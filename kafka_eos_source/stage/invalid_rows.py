@@ -17,7 +17,7 @@ from kafka_eos_source.model import StagedPart, TaskFigures
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.spark.schema import HEADERS, HEADERS_ARROW, KEY, PARTITION, TOPIC, VALUE
 from kafka_eos_source.stage.meter import TaskMeter
-from kafka_eos_source.stage.row_rules import RULES, RecordLimits, record_bytes
+from kafka_eos_source.stage.row_rules import RULES, RecordLimits, is_utf8, record_bytes
 from kafka_eos_source.stage.spool import PartStage
 
 #: Columns of staged dead letters.
@@ -248,14 +248,30 @@ def _equals(texts: pa.Array, text: str) -> pa.Array:
 
 def _text_of(marks: pa.Array) -> pa.Array:
     found = _field(marks, "message", pa.string()) if pa.types.is_struct(marks.type) else marks
-    return pc.coalesce(found.cast(pa.string()), pa.scalar("the query marked the record as invalid"))
+    return pc.coalesce(
+        _repaired(found.cast(pa.string())), pa.scalar("the query marked the record as invalid")
+    )
 
 
 def _field(marks: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     """Returns a field of the marks, null where the struct or the field is."""
     if name not in marks.type.names:
         return pa.nulls(len(marks), type_)
-    return pc.struct_field(marks, name).cast(type_)
+    found = pc.struct_field(marks, name).cast(type_)
+    return _repaired(found) if pa.types.is_string(type_) else found
+
+
+def _repaired(texts: pa.Array) -> pa.Array:
+    """Returns texts with a replacement character where they are not UTF-8, which Arrow refuses."""
+    if pc.all(is_utf8(texts)).as_py() is not False:
+        return texts
+    return pa.array(
+        [
+            None if each is None else each.decode(errors="replace")
+            for each in texts.cast(pa.binary()).to_pylist()
+        ],
+        pa.string(),
+    )
 
 
 def _binary(column: pa.Array | None, rows: int) -> pa.Array:
@@ -273,7 +289,7 @@ def _headers_in(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     if column is None:
         return pa.repeat(pa.scalar(option, pa.string()), rows)
-    return pc.utf8_slice_codeunits(column.cast(pa.string()), 0, _LONGEST_NAME)
+    return pc.utf8_slice_codeunits(_repaired(column.cast(pa.string())), 0, _LONGEST_NAME)
 
 
 def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:
@@ -282,7 +298,7 @@ def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) 
     Original entries without a key, and those with the name of an added header, are left out.
     """
     entries = original.flatten()
-    keys, values = entries.field(0).cast(pa.string()), entries.field(1).cast(pa.binary())
+    keys, values = _repaired(entries.field(0).cast(pa.string())), entries.field(1).cast(pa.binary())
     keeps = pc.and_(
         pc.and_(entries.is_valid(), keys.is_valid()),
         pc.invert(pc.is_in(keys, value_set=pa.array(dead_letters.ALL))),
