@@ -20,7 +20,12 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema
+from kafka_eos_source.kafka.schema_registry import (
+    SchemaRegistry,
+    StoredReference,
+    StoredSchema,
+    shown_urls,
+)
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import decoding, formats
 from kafka_eos_source.registry.codec import Converted, Schema
@@ -219,6 +224,23 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
 def test_malformed_options_are_named(server: Server, options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOptionError, match=said):
         registry(server, **options)
+
+
+@pytest.mark.parametrize("secret", ["pass", "p/ss", "p?ss", "p#ss", "p@ss"])
+def test_urls_are_shown_without_what_precedes_the_last_at(secret: str) -> None:
+    assert shown_urls(f"https://bob:{secret}@a:8081/x, http://b") == "https://a:8081/x, http://b"
+    assert shown_urls(f"bob:{secret}@a") == "a"
+
+
+def test_a_value_in_the_place_of_a_variable_is_not_shown(server: Server) -> None:
+    with pytest.raises(InvalidOptionError, match="not the name of an environment variable") as raised:
+        registry(server, **{"basic.auth.user.info.env": "bob:hunter2"})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_contexts_are_in_the_url_and_not_in_the_subject(server: Server) -> None:
+    with pytest.raises(InvalidOptionError, match=r"':\.eu:flights'.*/contexts/\.eu"):
+        registry_schema(server.url, subject=":.eu:flights")
 
 
 # -- schemas and their references ------------------------------------------------------------------
