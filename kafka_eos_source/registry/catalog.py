@@ -87,13 +87,14 @@ class Catalog:
                 self._ask(each, found, unknown)
         new = [each for each in unknown if each not in self._unknown]
         awaited = new[:_MOST_AWAITED]
-        pauses = Pauses(Deadline.after_seconds(_KNOWN_AFTER_SECONDS), 0.1, 1.0)
+        deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
+        pauses = Pauses(deadline, 0.1, 1.0)
         while not pauses.expired and any(each in unknown for each in awaited):
             pauses.wait()
             for each in awaited:
                 if each in unknown and each not in self._unknown:
                     self._ask(each, found, unknown)
-                if pauses.expired:
+                if not deadline.remaining_seconds():
                     break
         for each in new:
             if each in unknown:
