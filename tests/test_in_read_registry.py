@@ -109,6 +109,7 @@ def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_ori
         "partition": 1,
         "offset": 1,
         "timestamp": None,  # the batch has no such column
+        "holds": None,  # the record that was read
     }
     assert marks[b"y"]["offset"] == 0
     good = [each for each in found if marks[each["value"]] is None]
@@ -141,6 +142,32 @@ def test_marks_of_the_function_stay_and_a_text_becomes_the_message() -> None:
         None,
         "column 'value': too large",
     ]
+
+
+def test_a_row_of_the_function_is_never_taken_for_the_record_that_was_read() -> None:
+    """A replay would send a tombstone, or a value of the output, to the topic of the input."""
+
+    def marking(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            mark = pa.array(
+                [None, None, {"error": "Odd", "message": "m", "topic": "in", "offset": 7}, {"message": "n"}]
+            )
+            yield pa.record_batch({"value": each["value"], "topic": each["topic"], "kafka_eos_invalid": mark})
+
+    found = run(
+        marking,
+        ["value", "topic"],
+        batch(b"1", b"300", b"2", b"400"),
+        decode=["value"],
+        encode=["value"],
+    )
+    marks = [each["kafka_eos_invalid"] for each in found]
+    assert marks[0] is None
+    assert marks[1]["message"] == "column 'value': too large"
+    assert [each["holds"] for each in marks[1:]] == ["incomplete", "output", "incomplete"]
+    assert [each["topic"] for each in marks[1:]] == [None, "in", None], "not the column of the output"
+    assert [marks[2][name] for name in ("error", "message", "offset")] == ["Odd", "m", 7]
+    assert marks[3]["message"] == "n", "the function's reason counts more"
 
 
 def test_columns_that_cannot_be_decoded_or_encoded_are_refused_early() -> None:

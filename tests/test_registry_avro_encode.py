@@ -368,3 +368,11 @@ def test_each_row_quotes_its_own_symbol() -> None:
         1: "the enum has no symbol 'X'",
         3: f"the enum has no symbol '{'Y' * 48}'",
     }
+
+
+def test_a_decimal_with_more_digits_than_arrow_has_is_refused() -> None:
+    """A value at the scale of the schema may need more bits than the encoder has."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": decimal_of(50, 20)}]}
+    column = pa.array([{"d": decimal.Decimal(10) ** 25}], pa.struct([("d", pa.decimal128(38, 0))]))
+    with pytest.raises(InvalidSchemaError, match=r"field d: .*decimal\(50, 20\)"):
+        encode(schema, column)

@@ -34,7 +34,7 @@ def split(column: pa.Array, protobuf: bool = False) -> tuple[list[Frame], dict[i
     return deeper, errors
 
 
-IDS = st.sampled_from([0, 1, 7, 255, 256, 65536, 2**31 - 1, 2**32 - 1])
+IDS = st.sampled_from([0, 1, 7, 255, 256, 65536, 2**31 - 1])
 PATHS = st.lists(st.integers(0, 300), max_size=4).map(tuple)
 BODIES = st.binary(max_size=4)
 GOOD = st.builds(lambda schema, path, body: (schema, path, body), IDS, PATHS, BODIES)
@@ -130,7 +130,7 @@ def test_columns_without_bytes_have_no_frames() -> None:
     assert [each.schema_id for each in split(views)[0]] == [3]
 
 
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**31 - 1), max_size=5))
+@given(st.integers(0, 2**31 - 1), st.lists(st.integers(0, 2**31 - 1), max_size=5))
 def test_a_prefix_is_read_back(schema: int, path: list[int]) -> None:
     prefix = frame_prefix(schema, path)
     if path:

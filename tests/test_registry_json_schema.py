@@ -470,3 +470,28 @@ def test_values_come_back_as_they_were(rows: list[Any]) -> None:
 def test_a_type_that_json_does_not_have_is_refused(kind: pa.DataType, expected: str) -> None:
     with pytest.raises(InvalidSchemaError, match=expected):
         schema_for(kind, "t")
+
+
+def test_numbers_are_exact_or_errors_of_their_rows() -> None:
+    typed = '"a": {"type": "integer"}, "n": {"type": "number"}'
+    for text in ("", ', "t": {}'):  # with JSON text, documents are parsed in another way
+        made = decoder(Schema("JSON", f'{{"type": "object", "properties": {{{typed}{text}}}}}'))
+        numbers = [
+            b"9223372036854775807", b"-9223372036854775808", b"9007199254740992.0", b"1.0",
+            b"9223372036854775808", b"-9223372036854775809", b"9007199254740994.0", b"1" * 5000, b"1e400",
+        ]  # fmt: skip
+        found = made.decode(pa.array([b'{"a": %s}' % each for each in numbers]), 0)
+        assert [each and each["a"] for each in found.values.to_pylist()] == [
+            2**63 - 1, -(2**63), 2**53, 1, None, None, None, None, None,
+        ]  # fmt: skip
+        assert list(found.errors) == [4, 5, 6, 7, 8]
+        assert "field a: 9223372036854775808 does not fit" in found.errors[4]
+        assert list(made.decode(pa.array([b'{"n": 1e400}', b'{"n": 1e4}']), 0).errors) == [0]
+
+
+def test_json_text_keeps_numbers_as_they_are_written() -> None:
+    made = decoder(Schema("JSON", '{"type": "object", "properties": {"t": {}}}'))
+    texts = ["123456789012345678901234567890", "0.12345678901234567890123", '[1.10,{"x":1.5e3}]', "-7"]
+    found = made.decode(pa.array([f'{{"t": {each}}}'.encode() for each in texts]), 0)
+    assert not found.errors
+    assert [each["t"] for each in found.values.to_pylist()] == texts

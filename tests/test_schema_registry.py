@@ -20,7 +20,12 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema
+from kafka_eos_source.kafka.schema_registry import (
+    SchemaRegistry,
+    StoredReference,
+    StoredSchema,
+    shown_urls,
+)
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import decoding, formats
 from kafka_eos_source.registry.codec import Converted, Schema
@@ -221,6 +226,23 @@ def test_malformed_options_are_named(server: Server, options: dict[str, str], sa
         registry(server, **options)
 
 
+@pytest.mark.parametrize("secret", ["pass", "p/ss", "p?ss", "p#ss", "p@ss"])
+def test_urls_are_shown_without_what_precedes_the_last_at(secret: str) -> None:
+    assert shown_urls(f"https://bob:{secret}@a:8081/x, http://b") == "https://a:8081/x, http://b"
+    assert shown_urls(f"bob:{secret}@a") == "a"
+
+
+def test_a_value_in_the_place_of_a_variable_is_not_shown(server: Server) -> None:
+    with pytest.raises(InvalidOptionError, match="not the name of an environment variable") as raised:
+        registry(server, **{"basic.auth.user.info.env": "bob:hunter2"})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_contexts_are_in_the_url_and_not_in_the_subject(server: Server) -> None:
+    with pytest.raises(InvalidOptionError, match=r"':\.eu:flights'.*/contexts/\.eu"):
+        registry_schema(server.url, subject=":.eu:flights")
+
+
 # -- schemas and their references ------------------------------------------------------------------
 
 
@@ -366,19 +388,54 @@ def test_an_id_that_was_awaited_in_vain_is_asked_for_again_without_waiting(
     assert texts(decoder(server).decode(rows)) == ["one:a"]
 
 
-def test_a_batch_full_of_unknown_ids_is_not_awaited(
+def test_a_batch_full_of_unknown_ids_awaits_some_of_them(
     server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 3600.0)
+    monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 1.0)
     monkeypatch.setattr(catalogs, "_MOST_AWAITED", 5)
+    answer = server.answer
+
+    def lagging(method: str, path: str, body: dict[str, Any]) -> Any:
+        found = answer(method, path, body)
+        if path.startswith("/schemas/ids/5") and not server.schemas:
+            server.add("s", "one")
+        return found
+
+    monkeypatch.setattr(server, "answer", lagging)
     found = decoder(server).decode(pa.array([message(each, b"a") for each in range(6)]))
-    assert len(found.errors) == len(server.requests) == 6
+    assert texts(found) == [None, "one:a", None, None, None, None]
+    assert [path for _, path, _ in server.requests].count("/schemas/ids/5") == 1, "beyond the bound"
 
 
-def test_a_missing_import_of_a_known_schema_is_no_bad_record(server: Server, text_codec: None) -> None:
-    number = server.add("s", "one", references=[{"name": "n", "subject": "gone", "version": 1}])
-    with pytest.raises(SchemaNotFoundError, match="subject 'gone', imported as 'n'"):
-        decoder(server).decode(pa.array([message(number, b"a")]))
+def test_a_schema_that_cannot_be_used_makes_bad_records(server: Server, text_codec: None) -> None:
+    """The query goes on with the records of other ids."""
+    gone = server.add("s", "one", references=[{"name": "n", "subject": "gone", "version": 1}])
+    foreign, good = server.add("s", "<x/>", "XML"), server.add("s", "two")
+    found = decoder(server).decode(pa.array([message(each, b"a") for each in (gone, foreign, good)]))
+    assert texts(found) == [None, None, "two:a"]
+    assert "subject 'gone', imported as 'n'" in found.errors[0]
+    assert "the schema format 'XML' is unknown" in found.errors[1]
+
+
+def test_an_id_that_no_registry_gives_is_a_bad_record(server: Server, text_codec: None) -> None:
+    """A registry answers with HTTP 404 without a code of its own, which fails the task."""
+    known = server.add("s", "one")
+    ids = (known, 2**31, 2**32 - 1)
+    found = decoder(server).decode(pa.array([message(each, b"a") for each in ids]))
+    assert texts(found) == ["one:a", None, None]
+    assert "the schema id 2147483648; ids of a registry end at 2147483647" in found.errors[1]
+    assert len(server.requests) == 1
+    assert list(decoder(server).decode(pa.array([message(2**31, b"a")])).errors) == [0]
+
+
+def test_a_registry_with_other_contents_is_noticed(server: Server) -> None:
+    kept = catalogs.Catalog({"url": server.url.replace("//", "//bob:hunter2@")})
+    kept.add(5, Schema("AVRO", '{"type": "int"}'))
+    kept.add(5, Schema("AVRO", '{"type":"int"}'))
+    with pytest.raises(OperatorError, match=r"schema id 5 .*int.*string.*new executors") as raised:
+        kept.add(5, Schema("AVRO", '"string"'))
+    assert server.url in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_values_are_encoded_with_the_frame_of_their_schema(text_codec: None) -> None:
@@ -465,3 +522,30 @@ def test_a_schema_is_derived_registered_and_used_for_a_round_trip(server: Server
     decoded = found.decode(pa.concat_arrays([encoded.values, pa.array([b"\0\0\0\0\1", b"no"])]))
     assert decoded.values.to_pylist()[:3] == rows
     assert 4 in decoded.errors
+
+
+@pytest.mark.parametrize("message", [None, "Flight"])
+def test_protobuf_messages_of_another_type_are_bad_records(server: Server, message: str | None) -> None:
+    """Their fields have the numbers of other fields, and must not become values of the reader's."""
+    leg = "message Leg { string id=1; string to=2; }"
+    text = f'syntax="proto3"; message Flight {{ string id=1; {leg} repeated Leg legs=3; }}'
+    own, other = server.add("f", text, "PROTOBUF"), server.add("l", f'syntax="proto3"; {leg}', "PROTOBUF")
+    same = server.add("f", f'syntax="proto3"; package old; {text.partition(";")[2]}', "PROTOBUF")
+    body = b"\x0a\x02F1"
+    rows = [frame_prefix(own, (0,)), frame_prefix(other, (0,)), frame_prefix(own, (0, 0))]
+    found = registry_schema(server.url, schema_id=own, message=message).decoding()
+    decoded = found.decode(pa.array([each + body for each in (*rows, frame_prefix(same, (0,)))]))
+    flight = {"id": "F1", "legs": []}
+    assert decoded.values.to_pylist() == [flight, None, None, flight]
+    assert "messages of type Leg, but Flight is expected" in decoded.errors[1]
+    assert "messages of type Flight.Leg, but Flight is expected" in decoded.errors[2]
+
+
+def test_values_are_converted_between_units_of_time_and_not_by_the_names_of_fields(server: Server) -> None:
+    def column(unit: str, name: str = "at") -> pa.Array:
+        return pa.array([{name: 1}], pa.struct([(name, pa.timestamp(unit))]))
+
+    made = Decoding({"url": server.url}, Schema("AVRO", "x"), None, column("us").type)
+    assert made._fit(column("ms")).type == column("us").type
+    with pytest.raises(InvalidSchemaError, match="expected struct<at: timestamp"):
+        made._fit(column("us", "other"))

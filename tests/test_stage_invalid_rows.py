@@ -155,6 +155,46 @@ def test_an_unmarked_row_has_the_origin_that_its_column_names(tmp_path: Path) ->
     assert [each.origin_timestamp_ms for each in found] == [1_700_000_000_000, 1_700_000_000_000, None]
 
 
+def test_a_mark_says_that_the_row_is_output_and_incomplete(tmp_path: Path) -> None:
+    """A replay refuses letters with the size of a value: it must not send a tombstone."""
+    type_ = pa.struct([*MARK, pa.field("holds", pa.string())])
+    marks = [{"message": "m", "holds": each} for each in ("incomplete", "output", "input", None)]
+    rows = frame({"value": None}, {}, {}, {}).set_column(5, "kafka_eos_invalid", pa.array(marks, type_))
+    _, letters, _ = staged(rows, tmp_path)
+    found = [DeadLetter.parse(each["headers"]) for each in letters]
+    assert [each.holds for each in found] == ["output", "output", "input", "input"]
+    assert [each.value_bytes for each in found] == [0, None, None, None]
+
+
+def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> None:
+    """Spark passes such text on unchecked, and Arrow refuses it with a bare error."""
+
+    def text(*rows: bytes | None) -> pa.Array:
+        return pa.array(rows, pa.binary()).view(pa.string())
+
+    written: list[dict[str, Any]] = []
+
+    class Stage:
+        def write(self, batch: pa.RecordBatch) -> None:
+            for row in batch.to_pylist():
+                written.append({each["key"]: each["value"] for each in row["headers"]})
+
+    value = pa.array([b"a", b"b"])
+    entries = pa.StructArray.from_arrays([text(b"h\xff", b"g"), pa.array([b"1", b"2"])], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), entries).cast(HEADERS_ARROW)
+    struct = pa.StructArray.from_arrays([text(b"E\xff", b"E"), text(b"\xfe", b"x")], ["error", "message"])
+    for columns, marks, left, reason in (
+        ({}, text(b"bad \xff", None), [b"b"], "bad \ufffd"),
+        ({}, struct, [], "\ufffd"),
+        ({"topic": text(b"t\xff", b"ok")}, None, [b"b"], "column 'topic' is not valid UTF-8."),
+        ({"headers": headers}, None, [b"b"], "column 'headers' has an entry whose key is not valid UTF-8."),
+    ):
+        written.clear()
+        invalid = InvalidRows("dead", LIMITS, {}, "out", lambda schema: Stage())  # type: ignore[arg-type,return-value]
+        assert invalid.take({"value": value, **columns}, marks)["value"].to_pylist() == left
+        assert written[0][dead_letters.MESSAGE].decode() == reason
+
+
 def test_rows_of_pyspark_4_0_name_the_same_origin(tmp_path: Path) -> None:
     at = datetime(2026, 1, 31, 14, 0, 0, 123_000)  # in the local time zone, as Spark's rows have it
     place = Row(topic="in", partition=1, offset=5, timestamp=at)

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.mapping import ArrowFunction
+from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.registry.columns import UNDECODABLE
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
@@ -101,8 +102,14 @@ class RegistryColumns:
         return pa.RecordBatch.from_arrays([*columns, marks], [*schema.names, INVALID])
 
     def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns rows of the function with their columns encoded; those that do not fit are marked."""
+        """Returns rows of the function with their columns encoded; those that do not fit are marked.
+
+        Where something is encoded, key and value of a marked row are not those of the record that was read,
+        and its columns `topic` and `partition` are its destination. Marks say so, because a replay would
+        otherwise send the row, or a tombstone in its place, to the topic of the input.
+        """
         errors: dict[int, str] = {}
+        incomplete = np.zeros(batch.num_rows, bool)
         columns = {name: batch.column(name) for name in batch.schema.names}
         for name, encoding in self.encodes.items():
             if name not in columns:
@@ -113,12 +120,15 @@ class RegistryColumns:
                 )
             found = encoding.encode(columns[name])
             columns[name] = found.values
+            incomplete |= found.values.is_null().to_numpy(zero_copy_only=False)
             for row, text in found.errors.items():
                 errors.setdefault(row, f"column {name!r}: {text}")
-        marks = _as_marks(columns.pop(INVALID, None), batch)
-        if errors:
-            failed = _marks([errors.get(row) for row in range(batch.num_rows)], batch)
-            marks = pc.if_else(failed.is_valid(), failed, marks)
+        own = columns.pop(INVALID, None)
+        failed = pa.array([errors.get(row) for row in range(batch.num_rows)] if errors else [], pa.string())
+        marks = _marks_of_result(own, failed if errors else None, batch.num_rows)
+        if self.encodes and marks.null_count < batch.num_rows:
+            holds = pc.if_else(pa.array(incomplete), dead_letters.INCOMPLETE, dead_letters.OUTPUT)
+            marks = _with_field(marks, "holds", holds)
         return pa.RecordBatch.from_pydict({**columns, INVALID: marks})
 
 
@@ -163,25 +173,51 @@ def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batches.pop(0)
 
 
-def _marks(texts: Sequence[str | None], batch: pa.RecordBatch) -> pa.Array:
-    """Returns the mark of each row that has a text, with where it was read if the batch has these columns."""
-    messages = pa.array(texts, pa.string())
-    origin = []
-    for name in _ORIGIN:
-        type_ = _MARK.field(name).type
-        known = name in batch.schema.names
-        origin.append(batch.column(name).cast(type_) if known else pa.nulls(len(messages), type_))
-    error = pa.repeat(pa.scalar(UNDECODABLE, pa.string()), len(messages))
-    return pa.StructArray.from_arrays([error, messages, *origin], fields=list(_MARK), mask=messages.is_null())
+def _marks(texts: Sequence[str], bad: pa.RecordBatch) -> pa.Array:
+    """Returns the marks of undecodable rows, with where they were read if the frame has these columns."""
+    fields = {"error": pa.repeat(pa.scalar(UNDECODABLE, pa.string()), len(texts)), "message": pa.array(texts)}
+    fields |= {name: bad.column(name) for name in _ORIGIN if name in bad.schema.names}
+    return _struct(fields, len(texts))
 
 
-def _as_marks(own: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
-    """Returns the marks that the user's function set, which may be text or a struct."""
+def _marks_of_result(own: pa.Array | None, failed: pa.Array | None, rows: int) -> pa.Array:
+    """Returns the marks of rows of the function.
+
+    Args:
+        own: marks that the function set, as text or as a struct; None if it set none.
+        failed: why rows could not be encoded, null for the others; None if all could be encoded. A mark of
+            the function counts more.
+        rows: number of rows.
+    """
     if own is None:
-        return pa.nulls(batch.num_rows, _MARK)
-    if pa.types.is_struct(own.type):
-        return own.cast(_MARK)
-    return _marks(own.to_pylist(), batch)
+        marks = pa.nulls(rows, _MARK)
+    elif pa.types.is_struct(own.type):
+        given = {name: pc.struct_field(own, name) for name in own.type.names if name in _MARK.names}
+        marks = _struct(given, rows, own.is_null())
+    else:
+        error = pa.repeat(pa.scalar(UNDECODABLE, pa.string()), rows)
+        marks = _struct({"error": error, "message": own}, rows, own.is_null())
+    if failed is None:
+        return marks
+    only_failed = pc.and_(failed.is_valid(), marks.is_null())
+    texts = {"error": pa.scalar(UNDECODABLE, pa.string()), "message": failed}
+    fields = {name: pc.struct_field(marks, name) for name in _MARK.names}
+    fields |= {name: pc.if_else(only_failed, text, fields[name]) for name, text in texts.items()}
+    return _struct(fields, rows, pc.and_(marks.is_null(), pc.invert(only_failed)))
+
+
+def _with_field(marks: pa.Array, name: str, values: pa.Array) -> pa.Array:
+    fields = {each: pc.struct_field(marks, each) for each in _MARK.names}
+    return _struct(fields | {name: values}, len(marks), marks.is_null())
+
+
+def _struct(fields: Mapping[str, pa.Array], rows: int, mask: pa.Array | None = None) -> pa.Array:
+    """Returns marks with these fields; the others are null."""
+    columns = [
+        fields[each.name].cast(each.type) if each.name in fields else pa.nulls(rows, each.type)
+        for each in _MARK
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(_MARK), mask=mask)
 
 
 def _same(column: pa.Array, type_: pa.DataType) -> pa.Array:

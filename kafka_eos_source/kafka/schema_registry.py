@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -33,6 +34,7 @@ _RETRY_TIMEOUT_MS = 60_000
 _ANSWER_SECONDS = 10
 #: Suffix of options whose value is the name of an environment variable.
 _FROM_ENVIRONMENT = ".env"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 #: Properties that contain a secret although their names do not say so.
 _SECRET = "basic.auth.user.info"
@@ -227,8 +229,10 @@ def shown_urls(urls: str) -> str:
 
 
 def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """Returns a URL without all that stands before its last @: passwords may contain / ? and #."""
+    before, at, rest = url.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{scheme}{slashes}{rest}" if at and slashes else rest
 
 
 def _check_urls(urls: str) -> None:
@@ -248,6 +252,12 @@ def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
         if not name.endswith(_FROM_ENVIRONMENT):
             settings[name] = value
             continue
+        if _VARIABLE.fullmatch(str(value)) is None:
+            raise InvalidOptionError(
+                f"option {name!r} of the schema registry has a value that is not the name of an environment "
+                "variable; it is not shown, because it may be a secret.",
+                fix="give the name of a variable that contains the value, for example 'REGISTRY_LOGIN'.",
+            )
         found = os.environ.get(str(value))
         if found is None:
             raise InvalidOptionError(

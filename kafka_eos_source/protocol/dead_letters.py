@@ -26,7 +26,7 @@ HOLDS = "__kafka_eos.holds"
 TARGET_TOPIC = "__kafka_eos.target.topic"
 TARGET_PARTITION = "__kafka_eos.target.partition"
 #: Original size of a value of which the dead letter has only the beginning, in bytes. Headers of the record,
-#: and a large key, are missing then.
+#: and a large key, are missing then. A row that could not be encoded has this header, too.
 VALUE_BYTES = "__kafka_eos.value.bytes"
 
 #: Every header that the sink adds. Headers of these names in the original record are replaced.
@@ -49,6 +49,8 @@ ALL = (
 INPUT = "input"
 #: The letter holds a row of the query's output, which cannot become a record of the output topic.
 OUTPUT = "output"
+#: Only in marks of rows: the letter holds `OUTPUT`, and is incomplete, because a column could not be encoded.
+INCOMPLETE = "incomplete"
 
 #: Largest number in a header, and its digits.
 _MOST, _MOST_DIGITS = 2**63 - 1, 19

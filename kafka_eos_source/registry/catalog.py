@@ -6,12 +6,13 @@ Python workers, and every query in them, go on while the registry is down.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kafka_eos_source.errors import InvalidSchemaError, SchemaNotFoundError
-from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema
+from kafka_eos_source.errors import InvalidSchemaError, OperatorError, SchemaNotFoundError
+from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema, shown_urls
 from kafka_eos_source.registry.codec import Reference, Schema
 from kafka_eos_source.registry.formats import schema_format
 from kafka_eos_source.runtime.deadline import Deadline
@@ -20,7 +21,7 @@ from kafka_eos_source.runtime.retry import Pauses
 #: Another node of the registry may know a new id some moments later than the node that registered it. New ids
 #: of a batch that are unknown are asked for again for this long before their records are bad.
 _KNOWN_AFTER_SECONDS = 3.0
-#: If a batch has more unknown ids than this, it is full of records of another format, and nothing is awaited.
+#: Only so many unknown ids of a batch are awaited: with more, it is likely full of records of another format.
 _MOST_AWAITED = 100
 #: How long an id that was awaited in vain is not asked for again.
 _ASK_AGAIN_SECONDS = 5.0
@@ -50,8 +51,21 @@ class Catalog:
         return self._client
 
     def add(self, schema_id: int, schema: Schema) -> None:
-        """Adds a schema that another process has read from the registry."""
-        self._schemas.setdefault(schema_id, schema)
+        """Adds a schema that another process has read from the registry.
+
+        Raises:
+            OperatorError: if this process knows the id with another text.
+        """
+        known = self._schemas.setdefault(schema_id, schema)
+        if known is not schema and not _is_same(known, schema):
+            raise OperatorError(
+                f"schema id {schema_id} of the registry {shown_urls(str(self._options.get('url', '')))} is "
+                f"{known.format} {known.text[:300]!r} in this process, which has read it before, and "
+                f"{schema.format} {schema.text[:300]!r} in the query: somebody has replaced the registry's "
+                "contents.",
+                fix="stop the query, start it again on new Python workers (new executors or a new "
+                "application), and check that no records of the old registry are left.",
+            )
 
     def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
         """Returns the schema of each id; text with the reason for an id that the registry does not have.
@@ -71,29 +85,36 @@ class Catalog:
                 unknown[each] = why
             else:
                 self._ask(each, found, unknown)
-        awaited = [each for each in unknown if each not in self._unknown]
-        if len(awaited) <= _MOST_AWAITED:
-            pauses = Pauses(Deadline.after_seconds(_KNOWN_AFTER_SECONDS), 0.1, 1.0)
-            while not pauses.expired and any(each in unknown for each in awaited):
-                pauses.wait()
-                for each in awaited:
-                    if each in unknown:
-                        self._ask(each, found, unknown)
-        for each in awaited:
+        new = [each for each in unknown if each not in self._unknown]
+        awaited = new[:_MOST_AWAITED]
+        deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
+        pauses = Pauses(deadline, 0.1, 1.0)
+        while not pauses.expired and any(each in unknown for each in awaited):
+            pauses.wait()
+            for each in awaited:
+                if each in unknown and each not in self._unknown:
+                    self._ask(each, found, unknown)
+                if not deadline.remaining_seconds():
+                    break
+        for each in new:
             if each in unknown:
                 self._remember(each, unknown[each])
         return {**found, **unknown}
 
     def _ask(self, schema_id: int, found: dict[int, Schema], unknown: dict[int, str]) -> None:
-        """Asks the registry for an id, and puts the answer into one of the two."""
+        """Asks for an id and what its schema imports, and puts the answer into one of the two."""
         try:
-            stored = self.registry.by_id(schema_id)
-        except SchemaNotFoundError as error:
+            schema = self.schema(self.registry.by_id(schema_id))
+        except InvalidSchemaError as error:  # of an unknown format, or a circle: later answers are the same
+            unknown[schema_id] = f"schema id {schema_id} cannot be used: {error.message}"
+            self._remember(schema_id, unknown[schema_id])
+            return
+        except SchemaNotFoundError as error:  # the id, or a schema that it imports
             unknown[schema_id] = error.message
             if schema_id in self._unknown:
                 self._remember(schema_id, error.message)
             return
-        found[schema_id] = self._schemas[schema_id] = self.schema(stored)
+        found[schema_id] = self._schemas[schema_id] = schema
         unknown.pop(schema_id, None)
         self._unknown.pop(schema_id, None)
 
@@ -147,6 +168,18 @@ class Catalog:
                 known[key] = self._schema(self.registry.referenced(each), known, depth + 1)
             references.append(Reference(each.name, known[key]))
         return Schema(schema_format(stored.format), stored.text, tuple(references))
+
+
+def _is_same(one: Schema, other: Schema) -> bool:
+    """Returns whether two schemas have the same text; a registry may format it differently."""
+    if one.format != other.format:
+        return False
+    if one.text == other.text:
+        return True
+    try:
+        return bool(json.loads(one.text) == json.loads(other.text))
+    except ValueError:  # Protobuf, or the name of an Avro type
+        return False
 
 
 #: The catalogs of this process, by options. Python workers of Spark are forked from a process without any.

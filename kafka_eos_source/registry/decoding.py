@@ -118,11 +118,38 @@ class Decoding:
         return Converted(values.take(pa.array(place, mask=place < 0)), errors)
 
     def _fit(self, values: pa.Array) -> pa.Array:
-        return values if values.type.equals(self.arrow_type) else values.cast(self.arrow_type)
+        if values.type.equals(self.arrow_type):
+            return values
+        if not _differ_only_in_time(values.type, self.arrow_type):  # a cast of structs goes by field names
+            raise InvalidSchemaError(
+                f"the decoder returns {values.type}; expected {self.arrow_type}, the type of the column.",
+                fix="report this as a bug, with both schemas.",
+            )
+        return values.cast(self.arrow_type)
 
 
 #: Decoders of this process: by what is decoded, then by schema id and path.
 _decoders: dict[tuple[object, ...], dict[tuple[int, tuple[int, ...]], Decoder | str]] = {}
+
+
+def _differ_only_in_time(one: pa.DataType, other: pa.DataType) -> bool:
+    """Returns whether two types are the same except for units of time, and for what may be null."""
+    if one.id != other.id:
+        return False
+    if pa.types.is_timestamp(one):
+        return bool(one.tz == other.tz)
+    if pa.types.is_time(one) or pa.types.is_duration(one):
+        return True
+    if one.num_fields != other.num_fields:
+        return False
+    if not one.num_fields:
+        return bool(one.equals(other))
+    pairs = [(one.field(at), other.field(at)) for at in range(one.num_fields)]
+    has_names = pa.types.is_struct(one)
+    return all(
+        (not has_names or left.name == right.name) and _differ_only_in_time(left.type, right.type)
+        for left, right in pairs
+    )
 
 
 def _rows_of(column: pa.Array, rows: Rows) -> pa.Array:

@@ -22,6 +22,8 @@ import pyarrow as pa
 
 #: Length of magic byte and schema id.
 HEADER_BYTES = 5
+#: Registries number schemas with Java's int. They answer a larger number as if their path was wrong.
+_LARGEST_ID = (1 << 31) - 1
 #: Message types are nested at most this deep; a longer path is no Protobuf frame.
 _DEEPEST = 64
 _LONGEST_VARINT = 5
@@ -120,6 +122,13 @@ def frames(messages: Messages) -> tuple[list[Frame], dict[int, str]]:
     ids = np.zeros(len(rows), np.int64)
     for place in range(1, HEADER_BYTES):
         ids = (ids << 8) | messages.data[begins + place]
+    large = ids > _LARGEST_ID
+    if large.any():
+        for row, schema_id in zip(rows[large].tolist(), ids[large].tolist(), strict=True):
+            errors[row] = f"the message has the schema id {schema_id}; ids of a registry end at {_LARGEST_ID}"
+        rows, ids = rows[~large], ids[~large]
+        if not len(rows):
+            return [], errors
     return [Frame(int(ids[each[0]]), HEADER_BYTES, rows[each]) for each in _groups(ids)], errors
 
 

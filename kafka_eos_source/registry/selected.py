@@ -128,6 +128,13 @@ def registry_schema(
     """
     options = {"url": registry} if isinstance(registry, str) else dict(registry)
     name = subject_name(topic=topic, record=record, subject=subject, is_key=is_key)
+    if name is not None and name.startswith(":."):
+        context = name[1:].partition(":")[0]
+        raise InvalidOptionError(
+            f"the subject is {name!r}, which names the context {context!r} of the registry; ids in records "
+            "do not say to which context they belong.",
+            fix=f"give the name without the context, and a URL that ends in /contexts/{context}.",
+        )
     given = {"version": version, "schema_id": schema_id, "schema": schema}
     named = [each for each, value in given.items() if value is not None]
     if len(named) > 1:

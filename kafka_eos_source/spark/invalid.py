@@ -32,6 +32,7 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
         f.lit(error).alias("error"),
         why.cast("string").alias("message"),
         *(f.col(name) for name in ORIGIN_TYPE.names),
+        f.lit(None).cast("string").alias("holds"),  # the record that was read
     )
     return f.when(when, mark).alias(INVALID)
 

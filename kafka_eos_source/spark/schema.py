@@ -53,12 +53,16 @@ INVALID_TYPE = StructType(
         StructField("partition", IntegerType()),
         StructField("offset", LongType()),
         StructField("timestamp", TimestampType()),
+        # what key and value are: null = the record that was read; else `dead_letters.OUTPUT` or `INCOMPLETE`
+        StructField("holds", StringType()),
     ]
 )
 
 #: Column with the place and time of the record from which a row was made, for its dead letter.
 ORIGIN = "kafka_eos_origin"
-ORIGIN_TYPE = StructType([field for field in INVALID_TYPE.fields if field.name not in ("error", "message")])
+ORIGIN_TYPE = StructType(
+    [field for field in INVALID_TYPE.fields if field.name not in ("error", "message", "holds")]
+)
 
 #: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"

@@ -17,7 +17,7 @@ from kafka_eos_source.model import StagedPart, TaskFigures
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.spark.schema import HEADERS, HEADERS_ARROW, KEY, PARTITION, TOPIC, VALUE
 from kafka_eos_source.stage.meter import TaskMeter
-from kafka_eos_source.stage.row_rules import RULES, RecordLimits, record_bytes
+from kafka_eos_source.stage.row_rules import RULES, RecordLimits, is_utf8, record_bytes
 from kafka_eos_source.stage.spool import PartStage
 
 #: Columns of staged dead letters.
@@ -171,12 +171,13 @@ class InvalidRows:
         room = max(0, self._limits.record_bytes - _ROOM)
         large = pc.greater(record_bytes({KEY: key, VALUE: value, **_headers_in(kept)}), room)
         # a replay must not send what is incomplete, so the header is there even if the value is null
-        sizes = pc.if_else(large, pc.fill_null(pc.binary_length(value), 0), None)
+        contents, incomplete = _contents(marks, bad, rows)
+        sizes = pc.if_else(pc.or_(large, incomplete), pc.fill_null(pc.binary_length(value), 0), None)
         headers = {
             dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
             dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
             **_origin_of(places, rows),
-            dead_letters.HOLDS: _contents(marks, bad, rows),
+            dead_letters.HOLDS: contents,
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
             dead_letters.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
             dead_letters.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
@@ -225,23 +226,52 @@ def _first(places: list[pa.Array], name: str, type_: pa.DataType, rows: int) -> 
     return pc.coalesce(*fields, pa.nulls(rows, type_))
 
 
-def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> pa.Array:
-    """Returns what each letter holds: a marked row is the record that was read, any other one is output."""
+def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> tuple[pa.Array, pa.Array]:
+    """Returns what each letter holds, and which letters are incomplete.
+
+    A marked row is the record that was read, unless the mark says otherwise; any other row is output.
+    """
     if marks is None:
-        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows)
-    return pc.if_else(marks.filter(bad).is_valid(), dead_letters.INPUT, dead_letters.OUTPUT)
+        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows), pa.repeat(pa.scalar(False), rows)
+    marks = marks.filter(bad)
+    holds = pa.nulls(rows, pa.string())
+    if pa.types.is_struct(marks.type):
+        holds = _field(marks, "holds", pa.string())
+    is_input = pc.and_(marks.is_valid(), pc.or_(holds.is_null(), _equals(holds, dead_letters.INPUT)))
+    contents = pc.if_else(is_input, dead_letters.INPUT, dead_letters.OUTPUT)
+    return contents, _equals(holds, dead_letters.INCOMPLETE)
+
+
+def _equals(texts: pa.Array, text: str) -> pa.Array:
+    return pc.fill_null(pc.equal(texts, text), False)
 
 
 def _text_of(marks: pa.Array) -> pa.Array:
     found = _field(marks, "message", pa.string()) if pa.types.is_struct(marks.type) else marks
-    return pc.coalesce(found.cast(pa.string()), pa.scalar("the query marked the record as invalid"))
+    return pc.coalesce(
+        _repaired(found.cast(pa.string())), pa.scalar("the query marked the record as invalid")
+    )
 
 
 def _field(marks: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     """Returns a field of the marks, null where the struct or the field is."""
     if name not in marks.type.names:
         return pa.nulls(len(marks), type_)
-    return pc.struct_field(marks, name).cast(type_)
+    found = pc.struct_field(marks, name).cast(type_)
+    return _repaired(found) if pa.types.is_string(type_) else found
+
+
+def _repaired(texts: pa.Array) -> pa.Array:
+    """Returns texts with a replacement character where they are not UTF-8, which Arrow refuses."""
+    if pc.all(is_utf8(texts)).as_py() is not False:
+        return texts
+    return pa.array(
+        [
+            None if each is None else each.decode(errors="replace")
+            for each in texts.cast(pa.binary()).to_pylist()
+        ],
+        pa.string(),
+    )
 
 
 def _binary(column: pa.Array | None, rows: int) -> pa.Array:
@@ -259,7 +289,7 @@ def _headers_in(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     if column is None:
         return pa.repeat(pa.scalar(option, pa.string()), rows)
-    return pc.utf8_slice_codeunits(column.cast(pa.string()), 0, _LONGEST_NAME)
+    return pc.utf8_slice_codeunits(_repaired(column.cast(pa.string())), 0, _LONGEST_NAME)
 
 
 def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:
@@ -268,7 +298,7 @@ def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) 
     Original entries without a key, and those with the name of an added header, are left out.
     """
     entries = original.flatten()
-    keys, values = entries.field(0).cast(pa.string()), entries.field(1).cast(pa.binary())
+    keys, values = _repaired(entries.field(0).cast(pa.string())), entries.field(1).cast(pa.binary())
     keeps = pc.and_(
         pc.and_(entries.is_valid(), keys.is_valid()),
         pc.invert(pc.is_in(keys, value_set=pa.array(dead_letters.ALL))),

@@ -70,11 +70,40 @@ def is_legal_topic(name: str) -> bool:
     return _LEGAL_TOPIC.fullmatch(name) is not None
 
 
+def is_utf8(texts: pa.Array) -> pa.Array:
+    """Returns which texts are UTF-8; null for null. Spark does not check what it takes for text."""
+    texts = texts.cast(pa.string())
+    try:
+        texts.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return pc.if_else(texts.is_valid(), True, pa.scalar(None, pa.bool_()))
+    return pa.array([_decodes(each) for each in texts.cast(pa.binary()).to_pylist()], pa.bool_())
+
+
+def _decodes(text: bytes | None) -> bool | None:
+    try:
+        return None if text is None else text.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def _is_not_utf8(topics: pa.Array) -> pa.Array:
+    return pc.invert(is_utf8(topics))
+
+
+def _has_key_that_is_not_utf8(headers: pa.Array) -> pa.Array:
+    entries = headers.flatten()
+    bad = pc.fill_null(pc.invert(is_utf8(entries.field(0))), False)
+    return _rows_of_entries(headers, pc.and_(entries.is_valid(), bad))
+
+
 def _is_illegal_topic(topics: pa.Array) -> pa.Array:
-    """Returns which names are illegal; many rows have few names."""
-    names = pc.unique(topics.cast(pa.string())).to_pylist()
-    illegal = [each for each in names if each is not None and not is_legal_topic(each)]
-    return pc.is_in(topics.cast(pa.string()), value_set=pa.array(illegal, pa.string()))
+    """Returns which names are illegal; many rows have few names. Another rule has those that are no UTF-8."""
+    names = pc.unique(topics.cast(pa.string()).cast(pa.binary())).to_pylist()
+    illegal = [each for each in names if each is not None and not is_legal_topic(each.decode(errors="replace"))]
+    return pc.is_in(topics.cast(pa.string()).cast(pa.binary()), value_set=pa.array(illegal, pa.binary()))
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
@@ -91,6 +120,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "remove or fill such rows",
             lambda column: pc.equal(column.cast(pa.string()), ""),
         ),
+        Rule(TOPIC, "is not valid UTF-8", "correct the column", _is_not_utf8),
         Rule(
             TOPIC,
             "is not a legal name of a topic: 1 to 249 letters, digits, '.', '_' and '-', but not '.' or '..'",
@@ -109,6 +139,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     HEADERS: (
         Rule(HEADERS, "has a null entry", "remove the header, or set its key", _has_null_entry),
         Rule(HEADERS, "has an entry with a null key", "remove the header, or set its key", _has_null_key),
+        Rule(
+            HEADERS,
+            "has an entry whose key is not valid UTF-8",
+            "remove the header, or correct its key",
+            _has_key_that_is_not_utf8,
+        ),
     ),
     TIMESTAMP: (
         Rule(

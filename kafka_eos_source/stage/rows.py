@@ -236,6 +236,7 @@ _MARK_TYPES = {
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
+    "holds": pa.string(),
 }
 
 _STAGE = {

@@ -315,9 +315,11 @@ class _Compiler:
     def _decimal(self, avro: Type, arrow: pa.DataType) -> PutNode | None:
         if not pa.types.is_decimal128(arrow) or arrow.scale > avro.scale or arrow.scale < 0:
             return None
+        if avro.precision > MAX_PRECISION:  # a value with the schema's scale may need more than 128 bits
+            return None
         digits = avro.scale - arrow.scale
         first = len(self.program.symbols)
-        most = min(max(avro.precision - digits, 0), MAX_PRECISION)
+        most = max(avro.precision - digits, 0)
         self.program.symbols.extend(struct.unpack("<qq", (10**most).to_bytes(16, "little")))
         return PutNode(Put.DECIMAL, first=first, a=avro.size, b=digits)
 

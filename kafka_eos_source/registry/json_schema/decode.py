@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,9 @@ from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
 _FEW = 64
 _INT64 = range(-(1 << 63), 1 << 63)
+#: Beyond this, a float does not say which integer was meant.
+_EXACT_FLOATS = 1 << 53
+_DIGITS_OF_INT64 = 19
 _TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
@@ -27,6 +32,18 @@ _Rows = npt.NDArray[np.int64]
 
 class UnfitError(ValueError):
     """A document does not fit its schema. The text names the field and the reason."""
+
+
+class _Number(float):
+    """A number of a document that keeps its text, because a float or 64 bits would change it."""
+
+    def __new__(cls, text: str) -> _Number:
+        """Parses the text."""
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    text: str
 
 
 class JsonDecoder:
@@ -42,6 +59,7 @@ class JsonDecoder:
         self._validate = validate
         self._type = shape.arrow_type
         self._parsed_type = shape.typed(_parsed)
+        self._has_text = _has_text(shape)
         self._is_exact_with_arrow = validate is None and shape.kind is Kind.OBJECT and _suits_arrow(shape)
 
     @property
@@ -125,6 +143,8 @@ class JsonDecoder:
             value = None
             try:
                 document = orjson.loads(payload)
+                if self._has_text:  # with numbers as they are written
+                    document = json.loads(payload, parse_float=_Number, parse_int=_integer)
                 if self._validate is None or (reason := self._validate(document)) is None:
                     value = _fit(self._shape, document, "")
                 else:
@@ -133,12 +153,23 @@ class JsonDecoder:
                 errors[row] = f"the value is not JSON: {failure}"
             except UnfitError as failure:
                 errors[row] = str(failure)
+            except RecursionError:
+                errors[row] = "the value is nested too deeply"
             found.append(value)
         return pa.array(found, self._parsed_type)
 
 
 def _parsed(kind: Kind) -> pa.DataType:
     return pa.string() if kind in _TIMES else Shape(kind).arrow_type
+
+
+def _integer(text: str) -> int | _Number:
+    return int(text) if len(text) < _DIGITS_OF_INT64 else _Number(text)
+
+
+def _has_text(shape: Shape) -> bool:
+    inside = [*shape.properties.values(), *([] if shape.items is None else [shape.items])]
+    return shape.kind is Kind.TEXT or any(_has_text(each) for each in inside)
 
 
 def _suits_arrow(shape: Shape) -> bool:
@@ -174,12 +205,30 @@ def _fit(shape: Shape, value: Any, path: str) -> Any:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if shape.kind is Kind.NUMBER:
+            if not math.isfinite(value):
+                raise UnfitError(f"{_where(path)}{_text(value)[:100]} does not fit into a double")
             return float(value)
-        if shape.kind is Kind.INTEGER and value == int(value):
-            if int(value) in _INT64:
-                return int(value)
-            raise UnfitError(f"{_where(path)}{value} does not fit into 64 bits")
+        if shape.kind is Kind.INTEGER:
+            found = _exact_integer(value)
+            if found is not None and found in _INT64:
+                return found
+            if found is not None or not math.isfinite(value) or abs(value) > _EXACT_FLOATS:
+                why = "does not fit into 64 bits" if abs(value) >= 1 << 63 else "is not exact in a float"
+                raise UnfitError(f"{_where(path)}{_text(value)[:100]} {why}")
     raise UnfitError(f"{_where(path)}expected {shape.kind.value}, found {_text(value)[:100]}")
+
+
+def _exact_integer(value: float) -> int | None:
+    """Returns the integer that a number of a document is; None if it is none, or an inexact float."""
+    if isinstance(value, int):
+        return value
+    if (
+        isinstance(value, _Number)
+        and value.text.lstrip("-").isdigit()
+        and len(value.text) <= _DIGITS_OF_INT64 + 1
+    ):
+        return int(value.text)
+    return int(value) if abs(value) <= _EXACT_FLOATS and value.is_integer() else None
 
 
 def _where(path: str) -> str:
@@ -189,7 +238,13 @@ def _where(path: str) -> str:
 def _text(value: Any) -> str:
     import orjson
 
-    return orjson.dumps(value).decode()
+    return orjson.dumps(value, default=_as_written).decode()
+
+
+def _as_written(number: _Number) -> Any:
+    import orjson
+
+    return orjson.Fragment(number.text)
 
 
 # -- times ---------------------------------------------------------------------------------------

@@ -33,10 +33,11 @@ def decoder(
         message_path: the message in that schema, as their frame tells it.
         reader: the schema that decides the type of the column. Fields that the writer does not have are null
             or have their default, and fields that the reader does not have are skipped.
-        message: the message of the reader; without it, the one with the writer's full name.
+        message: the message of the reader; without it, its only one at the top level.
 
     Raises:
-        InvalidSchemaError: if a schema or the message is not usable, or the reader would change values.
+        InvalidSchemaError: if a schema or the message is not usable, the records are messages of another
+            type, or the reader would change values.
     """
     written = message_at(writer, message_path)
     if reader is None:
@@ -47,7 +48,12 @@ def decoder(
             )
         found = written
     else:
-        found = find_message(reader, message or written.full_name)
+        found = _message(reader, message)
+        if written.name != found.name:  # packages may differ; fields of another type share numbers by chance
+            raise InvalidSchemaError(
+                f"the records are messages of type {written.full_name}, but {found.full_name} is expected",
+                fix="keep records of other types out of the topic, or set them aside with onInvalidRecord",
+            )
         check_readable(written, found)
     tree = build_tree(found)
     library = native.choice().library
