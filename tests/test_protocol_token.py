@@ -100,8 +100,14 @@ def test_the_newest_token_of_a_changelog_names_the_number_of_shards() -> None:
     newer = replace(TOKEN, shard=ShardProgress("b", 1, None), shards=3)
     assert Token.decode(newer.encode()) == newer
     assert number_of_shards([older, None, newer]) == 3
-    assert number_of_shards([TOKEN, None]) is None, "an older version wrote the tokens"
     assert number_of_shards([]) is None
+
+
+def test_tokens_of_an_older_version_show_the_number_of_shards_by_where_they_are() -> None:
+    """They do not name it. Partitions that somebody added have no token, and come last."""
+    assert number_of_shards([TOKEN] * 4 + [None] * 2) == 4
+    for undecided in ([TOKEN], [TOKEN, TOKEN], [None, None], [None, TOKEN], [TOKEN, None, TOKEN]):
+        assert number_of_shards(undecided) is None
 
 
 def test_different_lines_have_different_digests() -> None:

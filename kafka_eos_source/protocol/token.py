@@ -251,16 +251,25 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
 
 
 def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
-    """Returns the number of shards that the newest token of a changelog names.
+    """Returns the number of shards whose state a changelog holds, if its tokens show it.
+
+    The newest token that names the number decides. Older versions wrote tokens without it, but every commit
+    writes the tokens of all shards. So if the first k partitions have such tokens and all later ones have
+    none, there are k shards, and somebody added the later partitions.
 
     Args:
-        tokens: the tokens of all partitions of the changelog; None for a partition without one.
+        tokens: the tokens of all partitions of the changelog, in order; None for a partition without one.
 
     Returns:
-        None if no token names the number.
+        None if the tokens do not show the number.
     """
-    known = [token for token in tokens if token is not None and token.shards > 0]
-    return max(known, key=lambda token: token.sequence).shards if known else None
+    found = list(tokens)
+    known = [token for token in found if token is not None and token.shards > 0]
+    if known:
+        return max(known, key=lambda token: token.sequence).shards
+    has_token = [token is not None for token in found]
+    first = sum(has_token)
+    return first if 0 < first < len(found) and all(has_token[:first]) else None
 
 
 def digest(parts: Iterable[str]) -> str:
