@@ -18,9 +18,10 @@ from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.observe import background
-from kafka_eos_source.observe.journal import query_journal
+from kafka_eos_source.observe.journal import query_journal, query_journals
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
@@ -121,7 +122,7 @@ def direct_messages(query: str = "query") -> list[stream_writer._Message]:
 def test_a_batch_that_tasks_wrote_themselves_has_figures(direct_writer: Any) -> None:
     """With ``at_least_once`` there is no commit, but the driver knows from the tasks what they wrote."""
     direct_writer.commit(direct_messages(), 1)
-    found = query_journal("app")
+    found = query_journal(derived_application_id("query"))
     assert found is not None
     (batch,) = found.batches
     assert (batch.query_id, batch.run_id, batch.batch_id) == ("query", "run", 1)
@@ -129,6 +130,19 @@ def test_a_batch_that_tasks_wrote_themselves_has_figures(direct_writer: Any) -> 
     assert batch.topics == {"out": {"records": 7, "bytes": 20}}
     assert batch.gauges["longest_task_seconds"] == 2.0
     assert batch.sequence is None, "there is no token"
+
+
+def test_queries_without_a_commit_that_share_an_application_id_do_not_share_a_journal(
+    direct_writer: Any,
+) -> None:
+    """In one journal, each batch would look like a restart of the query."""
+    for batch_id in (0, 1):
+        for query in ("one", "two"):
+            direct_writer.commit(direct_messages(query), batch_id)
+    assert {each.batches[-1].query_id for each in query_journals()} == {"one", "two"}
+    for each in query_journals():
+        assert [batch.runs for batch in each.batches] == [1, 1]
+        assert each.batches[-1].totals["batches"] == 2
 
 
 def test_a_store_that_hangs_does_not_stop_a_query_without_a_commit(

@@ -99,7 +99,11 @@ def report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -
 
 def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
     query_id, run_id = next(((part.query_id, part.run_id) for part in parts), ("", ""))
-    application_id = options.application_id or derived_application_id(query_id)
+    if not query_id:
+        return  # the batch had no task, and so no rows
+    # not the option application.id: only commits reserve it for one query, and queries that share a journal
+    # would look like one query that restarts all the time
+    application_id = derived_application_id(query_id)
     journal = Journal(application_id)
     trace = Trace(tracing.observers(journal))
     # the batch is already written: a store that hangs may cost the figures of what was read, but no time
