@@ -195,7 +195,7 @@ METRICS: tuple[Metric, ...] = (
         _G,
         "{task}",
         (),
-        "Tasks of the newest micro-batch that wrote rows.",
+        "Writing tasks of the newest micro-batch, also those without rows.",
         values.gauges({"": "tasks"}),
     ),
     Metric(
