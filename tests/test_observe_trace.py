@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from model_broker import Fault, ModelRows
+from model_broker import Fault, ModelProducer, ModelRows
 from source_cluster import Clock
 from test_commit_transaction import broker_with_genesis, request, rows
 from test_observe_journal import BATCH, shared  # noqa: F401
@@ -286,6 +286,13 @@ def test_tasks_are_summed_and_their_skew_is_kept() -> None:
 
 
 # -- the trace of real commits ---------------------------------------------------------------------
+
+
+def test_every_client_of_a_commit_can_say_why_it_stands_still() -> None:
+    """Not only librdkafka's: the option ``transaction.client`` may choose another one."""
+    producer = ModelProducer(broker_with_genesis())
+    assert tracing_of_commit.complaint(producer) == "the model complains"
+    assert tracing_of_commit.complaint(None) == ""
 
 
 def commit(faults: Sequence[Fault], **broker: object) -> tuple[Result | None, BatchFigures]:

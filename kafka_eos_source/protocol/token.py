@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
@@ -114,30 +115,26 @@ class Token:
 
     def encode(self) -> str:
         """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
-        return json.dumps(
-            {
-                "kafka-eos": FORMAT,
-                "app": self.application_id,
-                "query": self.query_id,
-                "run": self.run_id,
-                "seq": self.sequence,
-                "batch": self.batch_id,
-                "start": self.start_digest,
-                "end": self.end_digest,
-                "rows": self.rows,
-                "txn": self.transaction_number,
-                "parts": self.partitions,
-                **(
-                    {}
-                    if self.sinks is None
-                    else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}
-                ),
-                **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
-                **({} if self.shards < 0 else {"shards": self.shards}),
-                BY: package_version(),
-            },
-            separators=(",", ":"),
-        )
+        return json.dumps({**self.to_json(), BY: package_version()}, separators=(",", ":"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON object of `encode` without the version of the package, which is the writer's."""
+        return {
+            "kafka-eos": FORMAT,
+            "app": self.application_id,
+            "query": self.query_id,
+            "run": self.run_id,
+            "seq": self.sequence,
+            "batch": self.batch_id,
+            "start": self.start_digest,
+            "end": self.end_digest,
+            "rows": self.rows,
+            "txn": self.transaction_number,
+            "parts": self.partitions,
+            **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
+            **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
+            **({} if self.shards < 0 else {"shards": self.shards}),
+        }
 
     @classmethod
     def decode(cls, metadata: str) -> Token | None:
