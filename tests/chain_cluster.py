@@ -257,6 +257,10 @@ class ModelProducer:
     def queued(self) -> int:
         return 0
 
+    @property
+    def complaint(self) -> str:
+        return ""
+
     def init(self, deadline: Deadline) -> None:
         self._process.reach("init")
         self._epoch = self._cluster.initialise(self._id)

@@ -116,6 +116,10 @@ class ModelProducer:
     def queued(self) -> int:
         return self.enqueued
 
+    @property
+    def complaint(self) -> str:
+        return "the model complains"
+
     def init(self, deadline: Deadline) -> None:
         self._reach("init")
         self.broker.epoch += 1

@@ -54,6 +54,18 @@ def test_a_file_with_keys_of_a_newer_version_is_refused_and_left_alone(tmp_path:
     assert path.read_text() == newer
 
 
+def test_the_refusal_names_the_version_that_wrote_the_file_which_alone_is_no_reason(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    path = tmp_path / "kafka-eos/identity.json"
+    signed = {**json.loads(path.read_text()), "by": "9.1"}
+    path.write_text(json.dumps(signed))
+    assert read_first_batch(str(tmp_path)) == WRITTEN
+    path.write_text(json.dumps({**signed, "later": 1}))
+    with pytest.raises(NewerVersionError, match=r"know: later\..* written by kafka-eos 9\.1") as caught:
+        read_first_batch(str(tmp_path))
+    assert "kafka-eos 9.1" in caught.value.fix
+
+
 def test_a_changed_application_id_is_refused(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     with pytest.raises(
@@ -109,9 +121,10 @@ def test_a_file_of_an_older_version_has_no_token_topic(tmp_path: Path) -> None:
     assert read_first_batch(str(tmp_path)) == wanted
 
 
-def test_a_damaged_first_batch_file_is_refused_with_its_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '["later"]', '"later"', "7", "null"])
+def test_a_damaged_first_batch_file_is_refused_with_its_path(tmp_path: Path, text: str) -> None:
     (tmp_path / "kafka-eos").mkdir()
-    (tmp_path / "kafka-eos/identity.json").write_text("{")
+    (tmp_path / "kafka-eos/identity.json").write_text(text)
     with pytest.raises(OperatorError, match=r"identity\.json is damaged"):
         FirstBatchFile(str(tmp_path), OURS)
 

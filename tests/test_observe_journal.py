@@ -10,6 +10,7 @@ import signal
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -91,7 +92,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
     monkeypatch.setattr(private_folders, "_warned", set())
-    monkeypatch.setattr(journal, "_tidied", False)
+    monkeypatch.setattr(journal, "_tidied_at", None)
     return shared
 
 
@@ -128,7 +129,8 @@ def test_totals_cover_a_run_and_runs_are_counted() -> None:
 def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
     """A query may write each record to a topic of its own; labels of metrics stay few."""
     topics = {f"t{number}": {"records": number, "bytes": 10 * number} for number in range(MOST_TOPICS + 10)}
-    first = with_totals(replace(BATCH, topics=bounded(topics)), None)
+    first = with_totals(replace(BATCH, topics=topics), None)
+    assert first.topics == first.topic_totals == bounded(topics)
     assert set(first.topic_totals) == {f"t{number}" for number in range(10, MOST_TOPICS + 10)} | {
         OTHER_TOPICS
     }
@@ -138,7 +140,35 @@ def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
     )
     assert second.topic_totals["t59"] == {"records": 60, "bytes": 591}
     assert second.topic_totals[OTHER_TOPICS]["records"] == 50
-    assert len(second.topic_totals) == MOST_TOPICS + 1
+    # a named topic keeps its name in a batch with many larger ones
+    flood = {f"x{number}": {"records": 1000} for number in range(MOST_TOPICS)}
+    third = with_totals(replace(BATCH, topics={**flood, "t59": {"records": 1, "bytes": 1}}), second)
+    assert third.topic_totals["t59"] == {"records": 61, "bytes": 592}
+    assert third.topics == {OTHER_TOPICS: {"records": 1000 * MOST_TOPICS}, "t59": {"records": 1, "bytes": 1}}
+
+
+def test_the_longest_line_of_a_batch_is_found_as_the_newest(shared: Path) -> None:
+    topics = {f"{number:02}".ljust(249, "t"): {"records": 1, "bytes": 1} for number in range(MOST_TOPICS)}
+    events = tuple(Event(1000.1, EventKind.RETRIED, "e" * 300) for _ in range(20))
+    Journal(BATCH.application_id).finished(replace(BATCH, topics=topics, events=events))
+    found = journal.newest_batch(BATCH.application_id)
+    assert found is not None
+    assert len(found.to_json()) > 32 << 10
+
+
+def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that makes batch writes may run for months."""
+    now = 0.0
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now))
+    write(1)
+    (old,) = batches_folder(shared).iterdir()
+    os.utime(old, (1, 1))
+    another = replace(BATCH, application_id="another")
+    Journal("another").finished(another)
+    assert old.exists(), "the process has looked for such files today"
+    now = 25 * 3600.0
+    Journal("another").finished(another)
+    assert not old.exists()
 
 
 def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
@@ -332,7 +362,7 @@ def test_files_of_former_queries_are_deleted_by_age(shared: Path) -> None:
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
-    journal._tidied = False
+    journal._tidied_at = None
     Journal("another").finished(replace(BATCH, application_id="another"))
     assert [each.application_id for each in query_journals()] == ["another"]
 

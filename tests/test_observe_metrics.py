@@ -288,7 +288,17 @@ def test_a_source_without_an_application_id_finds_its_query_by_its_positions(fol
     journals.SourceFile("mine").write(unnamed)
     assert [each.journal.application_id for each in queries_of_source()] == ["app"]
     journals.SourceFile("mine").write(replace(unnamed, positions=("nowhere",)))
-    assert queries_of_source() == []
+    (nameless,) = queries_of_source()
+    assert (nameless.journal.application_id, nameless.view.lag["in"].offsets) == ("", 20)
+    assert 'kafka_eos_source_lag{kafka_eos_application_id="",' in exposition([nameless])
+
+
+def test_a_finished_series_of_batch_writes_has_no_token_that_expires() -> None:
+    series = query(batch(query_id="txnAppId:nightly:out", at=NOW - 6 * 24 * 3600))
+    assert series.view.token_at is None
+    assert "kafka_eos_token" not in exposition([series]).replace("kafka_eos_token_sequence", "")
+    stream = query(batch(at=NOW - 6 * 24 * 3600))
+    assert "kafka_eos_token_age" in exposition([stream])
 
 
 def test_figures_that_cannot_be_read_are_an_error_of_the_scrape_only(

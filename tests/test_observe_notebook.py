@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import nbclient
 import nbformat
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_observe_journal import BATCH, WAITING, shared  # noqa: F401
 from test_observe_view import DONE, LAST, NOW, T0, batch, journal, seen
@@ -162,6 +162,7 @@ def test_a_query_that_has_ended_says_so_over_connect() -> None:
     assert (failed.status, failed.status_text) == (Status.FAILED, "TOKEN_MISSING")
 
 
+@example({"": {"²": 0}})  # a digit that is no number
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner)))
 def test_offsets_of_any_other_source_do_no_harm(offset: object) -> None:
     odd = {"sources": [{"latestOffset": offset, "endOffset": offset}], "durationMs": {}}

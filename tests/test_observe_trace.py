@@ -7,14 +7,14 @@ import os
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from model_broker import Fault, ModelRows
+from model_broker import Fault, ModelProducer, ModelRows
 from source_cluster import Clock
 from test_commit_transaction import broker_with_genesis, request, rows
-from test_observe_journal import shared  # noqa: F401
+from test_observe_journal import BATCH, shared  # noqa: F401
 from test_sink_commit import NAMES, Scripted, deadline, staged, token
 
 from kafka_eos_source.commit import tracing as tracing_of_commit
@@ -28,7 +28,7 @@ from kafka_eos_source.observe import journal, process
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.source import LagClock, SourceObserver
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.wording import MEANING
@@ -288,6 +288,13 @@ def test_tasks_are_summed_and_their_skew_is_kept() -> None:
 # -- the trace of real commits ---------------------------------------------------------------------
 
 
+def test_every_client_of_a_commit_can_say_why_it_stands_still() -> None:
+    """Not only librdkafka's: the option ``transaction.client`` may choose another one."""
+    producer = ModelProducer(broker_with_genesis())
+    assert tracing_of_commit.complaint(producer) == "the model complains"
+    assert tracing_of_commit.complaint(None) == ""
+
+
 def commit(faults: Sequence[Fault], **broker: object) -> tuple[Result | None, BatchFigures]:
     seen = Recorder()
     trace = made(seen)
@@ -446,6 +453,32 @@ def test_a_source_that_learns_the_name_of_its_query_writes_it(
     source.write()
     source.write()
     assert [each.application_id for each in written] == ["", "app"]
+
+
+@pytest.mark.parametrize("former_at", [None, 1.0])
+def test_a_source_finds_a_query_that_does_not_use_its_application_id(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+    monkeypatch: pytest.MonkeyPatch,
+    former_at: float | None,
+) -> None:
+    """As with ``at_least_once``. An earlier query may have left a journal of that name."""
+    source, _, clock = observer
+    clock.advance(10)
+    source.planned({T0: 2}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
+    source.write()
+    read = (SourceRead(position_id({T0: 9}), {"in": 7}),)
+    own = replace(
+        BATCH,
+        application_id="kafka-eos-query",
+        ended_at=clock(),
+        sources=read,
+        writer=process.this_writer(),
+    )
+    former = None if former_at is None else replace(own, application_id="app", ended_at=former_at, sources=())
+    monkeypatch.setattr(journal, "newest_batch", {"app": former, "kafka-eos-query": own}.get)
+    monkeypatch.setattr(journal, "newest_batches", lambda _since: [own])
+    assert source.newest_batch() == own
+    assert source._application_id == "kafka-eos-query"
 
 
 def test_the_newest_batch_is_read_while_the_brokers_answer(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -500,3 +503,31 @@ def test_before_pyspark_4_2_the_start_is_fixed_before_the_end() -> None:
     restarted.partitions(end, second)
     third = restarted.latestOffset()
     assert ranges(each.ranges for each in restarted.partitions(second, third)) == {(A0, 12, 20)}
+
+
+def test_the_journal_is_read_ahead_only_for_a_spark_that_asks_for_the_newest_offsets() -> None:
+    """Before PySpark 4.2, nobody would take the result."""
+    cluster, calls = Cluster({A0: (0, 10)}), list[str]()
+
+    class Observer:
+        """Records the calls about the journal, and accepts all others."""
+
+        asking = staticmethod(nullcontext)
+
+        def planned(self, *_arguments: object, **_named: object) -> None:
+            return
+
+        def look_up_newest_batch(self) -> None:
+            calls.append("begun")
+
+        def newest_batch(self) -> None:
+            calls.append("taken")
+
+    planning = Planning(SourcePlan(read_options(), cluster), cluster, cast(Any, Observer()))
+    planning._open_transactions = cast(Any, SimpleNamespace(hidden=lambda *_a, **_n: {}))
+    position = planning.latest(planning.initial())
+    planning.latest(position)
+    assert calls == []
+    planning.available()
+    planning.latest(position)
+    assert calls == ["taken", "begun"]

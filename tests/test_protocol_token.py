@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import NewerVersionError, OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol import writer_version
 from kafka_eos_source.protocol.token import (
     FORMAT,
     READABLE,
@@ -63,6 +64,12 @@ def test_a_newer_format_is_refused_with_the_version_that_wrote_it() -> None:
         Token.decode('{"kafka-eos":3,"by":[7]}')
 
 
+def test_a_copy_without_package_metadata_has_no_version_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_version, "package_version", str)
+    with pytest.raises(NewerVersionError, match="this is a copy of kafka-eos without a version, which reads"):
+        Token.decode('{"kafka-eos":3,"by":"9.1","batch":1}')
+
+
 @pytest.mark.parametrize("version", ["0", "-1", "null", "true", '"2"', "2.5", "[]"])
 def test_a_format_that_no_version_wrote_is_damage(version: str) -> None:
     fields = {**json.loads(TOKEN.encode()), "kafka-eos": json.loads(version)}
@@ -71,7 +78,8 @@ def test_a_format_that_no_version_wrote_is_damage(version: str) -> None:
 
 
 def test_a_token_names_the_version_that_wrote_it_and_its_own_format_is_readable() -> None:
-    assert json.loads(TOKEN.encode())["by"] == package_version()
+    assert json.loads(TOKEN.encode()) == {**TOKEN.to_json(), "by": package_version()}
+    assert "by" not in TOKEN.to_json(), "a token that was read is not this version's"
     assert max(READABLE) == FORMAT
     assert min(READABLE) == 1, "a version that ends the support of a format says so in docs/upgrading.md"
 
@@ -100,8 +108,14 @@ def test_the_newest_token_of_a_changelog_names_the_number_of_shards() -> None:
     newer = replace(TOKEN, shard=ShardProgress("b", 1, None), shards=3)
     assert Token.decode(newer.encode()) == newer
     assert number_of_shards([older, None, newer]) == 3
-    assert number_of_shards([TOKEN, None]) is None, "an older version wrote the tokens"
     assert number_of_shards([]) is None
+
+
+def test_tokens_of_an_older_version_show_the_number_of_shards_by_where_they_are() -> None:
+    """They do not name it. Partitions that somebody added have no token, and come last."""
+    assert number_of_shards([TOKEN] * 4 + [None] * 2) == 4
+    for undecided in ([TOKEN], [TOKEN, TOKEN], [None, None], [None, TOKEN], [TOKEN, None, TOKEN]):
+        assert number_of_shards(undecided) is None
 
 
 def test_different_lines_have_different_digests() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,8 +22,9 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.rescale import copy_name
+from kafka_eos_source.operate.rescale import Rescale, copy_name
 from kafka_eos_source.protocol.token import ShardProgress, Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
@@ -35,6 +39,7 @@ from kafka_eos_source.state.changelog.move import (
 from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.operator.shard import _check_shards
 
 TOKEN = Token("app", "query", "run", 7, 7, "start", "end", 12, transaction_number=2)
 MOVE = Move("counts", 3, 5, "old", TOKEN, "rescale-1", 1000, None)
@@ -142,9 +147,69 @@ def test_a_move_begins_with_the_latest_times_of_one_batch() -> None:
     for missing in (None, TOKEN):
         with pytest.raises(TokenMissingError, match=r"shards \[1\] of store 'counts' have no token"):
             begin_move("counts", {0: token(), 1: missing}, "id", 5, "a")
+    for some in ({0: token(), 1: None}, {0: None, 1: token()}):
+        with pytest.raises(TokenMissingError) as caught:
+            begin_move("counts", some, "id", 5, "a")
+        assert "keep the changelog topic" in caught.value.fix, "it holds the state of a shard"
+        assert "delete its changelog" not in caught.value.fix
+    with pytest.raises(TokenMissingError) as caught:
+        begin_move("counts", {0: None, 1: None}, "id", 5, "a")
+    assert "delete its changelog topic" in caught.value.fix
     for other in (token(batch_id=6), token(query="another")):
         with pytest.raises(StateMismatchError, match="different batches: 0 at batch 7 of query query, 1 at"):
             begin_move("counts", {0: token(), 1: other}, "id", 5, "a")
+
+
+def offsets_of(tokens: Mapping[int, Token]) -> dict[TopicPartition, GroupOffset]:
+    tps = {number: TopicPartition("app-counts-changelog", number) for number in tokens}
+    return {tps[number]: GroupOffset(tps[number], 9, each.encode()) for number, each in tokens.items()}
+
+
+@pytest.mark.parametrize("named", [-1, 4])
+def test_a_changelog_that_grew_is_moved_from_the_shards_that_hold_state(named: int) -> None:
+    """Tokens of an older version do not name the number of shards (-1)."""
+    rescale = Rescale({"bootstrap.servers": "b:9092"}, "app", "counts", "app", 4)
+    offsets = offsets_of(dict.fromkeys(range(4), replace(token(), shards=named)))
+    seen = MoveState(shape(6), None, None, rescale._shards(offsets, 6))
+    assert (seen.was, next_stage(seen, 4)) == (4, Stage.COPY)
+    cut, move = rescale._plan_move(seen, offsets)
+    assert (cut.shards, move.was, move.to) == (4, 4, 4)
+
+
+class Offsets:
+    """The committed offsets of a changelog, as `CommittedShard` reads them."""
+
+    def __init__(self, tokens: Mapping[int, Token]) -> None:
+        self.found = offsets_of(tokens)
+
+    def offsets(self, _partitions: object, _deadline: object) -> dict[TopicPartition, GroupOffset]:
+        return self.found
+
+
+def check_shards(shard: int, shards: int, tokens: Mapping[int, Token]) -> None:
+    task = SimpleNamespace(
+        identity=SimpleNamespace(shards=shards), tp=TopicPartition("app-counts-changelog", shard)
+    )
+    deadline = Deadline.after_seconds(60)
+    _check_shards(cast(Any, task), cast(Any, Offsets(tokens)), tokens.get(shard), deadline)
+
+
+def test_a_shard_of_a_changelog_that_grew_under_an_older_version_is_refused() -> None:
+    tokens = dict.fromkeys(range(4), token())
+    with pytest.raises(StateMismatchError, match="holds the state of 4 shards, but it has 6") as caught:
+        check_shards(5, 6, tokens)
+    assert "somebody added partitions" in str(caught.value)
+    assert "rescale --shards 6" in caught.value.fix
+    check_shards(3, 4, tokens)
+    check_shards(5, 6, {})  # no batch was committed yet
+
+
+def test_a_changelog_with_fewer_partitions_than_shards_hold_state_did_not_grow() -> None:
+    tokens = dict.fromkeys(range(6), replace(token(), shards=6))
+    with pytest.raises(StateMismatchError, match="holds the state of 6 shards, but it has 4") as caught:
+        check_shards(1, 4, tokens)
+    assert "added" not in str(caught.value)
+    assert "rescale" not in caught.value.fix
 
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int64())])

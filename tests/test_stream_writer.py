@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +17,11 @@ from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
-from kafka_eos_source.observe.journal import query_journal
+from kafka_eos_source.observe import background
+from kafka_eos_source.observe.journal import query_journal, query_journals
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
@@ -92,10 +95,9 @@ class RecordingSink:
 PART = StagedPart("", 1, 2, 3, inline=b"rows")
 
 
-def test_a_batch_that_tasks_wrote_themselves_has_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ``at_least_once`` there is no commit, but the driver knows from the tasks what they wrote."""
+@pytest.fixture
+def direct_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns the writer of an ``at_least_once`` query, whose checkpoint has planned batches 0 and 1."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     options = {
@@ -107,12 +109,20 @@ def test_a_batch_that_tasks_wrote_themselves_has_figures(
     }
     log(tmp_path / "checkpoint", 0, 10)
     log(tmp_path / "checkpoint", 1, 25)
-    writer: Any = stream_writer.stream_writer(parse_write(options, streaming=True), FRAME)
+    return stream_writer.stream_writer(parse_write(options, streaming=True), FRAME)
+
+
+def direct_messages(query: str = "query") -> list[stream_writer._Message]:
     tasks = [
-        WrittenPart(number, "query", "run", TaskFigures(2.0, 0.5, {"out": (number, 10)})) for number in (3, 4)
+        WrittenPart(number, query, "run", TaskFigures(2.0, 0.5, {"out": (number, 10)})) for number in (3, 4)
     ]
-    writer.commit([stream_writer._Message(None, written=each) for each in tasks], 1)
-    found = query_journal("app")
+    return [stream_writer._Message(None, written=each) for each in tasks]
+
+
+def test_a_batch_that_tasks_wrote_themselves_has_figures(direct_writer: Any) -> None:
+    """With ``at_least_once`` there is no commit, but the driver knows from the tasks what they wrote."""
+    direct_writer.commit(direct_messages(), 1)
+    found = query_journal(derived_application_id("query"))
     assert found is not None
     (batch,) = found.batches
     assert (batch.query_id, batch.run_id, batch.batch_id) == ("query", "run", 1)
@@ -120,6 +130,39 @@ def test_a_batch_that_tasks_wrote_themselves_has_figures(
     assert batch.topics == {"out": {"records": 7, "bytes": 20}}
     assert batch.gauges["longest_task_seconds"] == 2.0
     assert batch.sequence is None, "there is no token"
+
+
+def test_queries_without_a_commit_that_share_an_application_id_do_not_share_a_journal(
+    direct_writer: Any,
+) -> None:
+    """In one journal, each batch would look like a restart of the query."""
+    for batch_id in (0, 1):
+        for query in ("one", "two"):
+            direct_writer.commit(direct_messages(query), batch_id)
+    assert {each.batches[-1].query_id for each in query_journals()} == {"one", "two"}
+    for each in query_journals():
+        assert [batch.runs for batch in each.batches] == [1, 1]
+        assert each.batches[-1].totals["batches"] == 2
+
+
+def test_a_store_that_hangs_does_not_stop_a_query_without_a_commit(
+    direct_writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is read for the figures only, after the records are written."""
+    answers, has_returned = threading.Event(), threading.Event()
+    monkeypatch.setattr(background, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(background, "_background", background.Background())
+    monkeypatch.setattr(offset_log, "read", lambda *_: answers.wait(60))
+
+    def commit() -> None:
+        direct_writer.commit(direct_messages(), 1)
+        has_returned.set()
+
+    threading.Thread(target=commit, daemon=True).start()
+    try:
+        assert has_returned.wait(30), "the commit waits for the checkpoint"
+    finally:
+        answers.set()
 
 
 @pytest.mark.parametrize("other", [None, WriterCommitMessage()])

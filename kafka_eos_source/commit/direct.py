@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from kafka_eos_source.commit import tracing
-from kafka_eos_source.commit.sources import ranges
+from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
+from kafka_eos_source.observe.background import in_background
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import Journal
@@ -18,6 +19,7 @@ from kafka_eos_source.observe.trace import Subject, Trace
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -97,15 +99,27 @@ def report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -
 
 def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
     query_id, run_id = next(((part.query_id, part.run_id) for part in parts), ("", ""))
-    application_id = options.application_id or derived_application_id(query_id)
+    if not query_id:
+        return  # the batch had no task, and so no rows
+    # not the option application.id: only commits reserve it for one query, and queries that share a journal
+    # would look like one query that restarts all the time
+    application_id = derived_application_id(query_id)
     journal = Journal(application_id)
     trace = Trace(tracing.observers(journal))
-    checkpoint = options.checkpoint_location
-    logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
-    if checkpoint is not None and logged is not None:
-        before = offset_log.read(checkpoint, batch_id - 1) if batch_id > 0 else None
-        tracing.describe(trace, journal, logged, run_id, ranges(logged, before))
+    # the batch is already written: a store that hangs may cost the figures of what was read, but no time
+    planned = in_background(lambda: _planned(options.checkpoint_location, batch_id))
+    if planned is not None:
+        tracing.describe(trace, journal, planned[0], run_id, planned[1])
     trace.count(records=sum(part.records for part in parts))
     trace.tasks([part.measured for part in parts])
     trace.begin(Subject(application_id, query_id, run_id, batch_id))
     trace.finish(Outcome.COMMITTED)
+
+
+def _planned(checkpoint: str | None, batch_id: int) -> tuple[LoggedOffsets, tuple[SourceRange, ...]] | None:
+    """Reads from the offset log what a micro-batch reads; returns None if that is not known."""
+    logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
+    if checkpoint is None or logged is None:
+        return None
+    before = offset_log.read(checkpoint, batch_id - 1) if batch_id > 0 else None
+    return logged, tuple(ranges(logged, before))

@@ -17,6 +17,7 @@ from kafka_eos_source.errors import (
     OperatorError,
     UnavailableError,
 )
+from kafka_eos_source.protocol.writer_version import BY, writer_of
 from kafka_eos_source.runtime.file_systems import file_system
 
 _FILE = "kafka-eos/identity.json"
@@ -139,10 +140,11 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(text)
-        unknown = sorted(set(found) - {each.name for each in fields(FirstBatch)})
+        found = {**json.loads(text)}  # raises TypeError if it is no object
+        known = {each.name for each in fields(FirstBatch)}
+        unknown = sorted(found.keys() - known - {BY})
         if not unknown:
-            return FirstBatch(**found)
+            return FirstBatch(**{name: value for name, value in found.items() if name in known})
     except (ValueError, TypeError) as error:
         raise OperatorError(
             f"{checkpoint}/{_FILE} is damaged ({error}); expected application_id, query_id and first_batch.",
@@ -151,8 +153,9 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
             "is 0.",
         ) from error
     raise NewerVersionError(
-        f"{checkpoint}/{_FILE} has keys that this version of kafka-eos does not know: {', '.join(unknown)}.",
-        fix="run the query with the newer version of kafka-eos that wrote the file (docs/upgrading.md).",
+        f"{checkpoint}/{_FILE} has keys that this version of kafka-eos does not know: {', '.join(unknown)}. "
+        f"It was written by {writer_of(found)}.",
+        fix=f"run the query with {writer_of(found)} (docs/upgrading.md).",
     )
 
 

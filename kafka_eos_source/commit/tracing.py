@@ -9,7 +9,6 @@ from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import Offsets, ShardReport, StagedPart
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
 from kafka_eos_source.observe.guard import guarded
@@ -102,7 +101,7 @@ def _count_state(trace: Trace, shards: Sequence[ShardReport]) -> None:
 
 def complaint(producer: Producer | None) -> str:
     """Returns what the producer's client has reported, the likely reason why a commit stands still."""
-    return producer.complaint if isinstance(producer, TransactionalProducer) else ""
+    return "" if producer is None else producer.complaint
 
 
 def reads(sources: Iterable[SourceRange]) -> tuple[SourceRead, ...]:

@@ -84,7 +84,7 @@ class Background:
             self._hung = begun
             warn_once(
                 _log,
-                f"writing figures to the temporary folder takes longer than {PATIENCE_SECONDS:g} s. The "
+                f"reading or writing figures of the query takes longer than {PATIENCE_SECONDS:g} s. The "
                 "query continues, and figures are missing until the file system answers.",
             )
         return begun.result

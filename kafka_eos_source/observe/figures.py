@@ -121,11 +121,11 @@ class BatchFigures:
         gauges: numbers of this batch that are not summed:
 
             ``tasks``, ``median_task_seconds``, ``longest_task_seconds``
-                number of tasks that wrote rows, and how long they took, reading included
+                number of writing tasks, empty ones included, and how long they took, reading included
             ``queued_messages``
                 most records that were waiting in the client of the committing producer
-        topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. More than
-            `MOST_TOPICS` are summed under `OTHER_TOPICS`.
+        topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. `with_totals`
+            sums the topics without a name in ``topic_totals``, at most `MOST_TOPICS`, under `OTHER_TOPICS`.
         links: headers ``traceparent`` of some records, one per task at most.
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
@@ -342,7 +342,7 @@ class WaitingCommit:
 
 
 def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
-    """Returns the figures with the sums over the batches of this run.
+    """Returns the figures with the sums over the batches of this run, and with few names of topics.
 
     Args:
         figures: the batch that has ended.
@@ -351,6 +351,9 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
     counts = {**figures.counts, "batches": 1}
     if figures.outcome is not Outcome.COMMITTED:
         counts[figures.outcome.value] = 1
+    known = {} if last is None or last.run_id != figures.run_id else last.topic_totals
+    topic_totals = bounded(figures.topics, known)
+    figures = replace(figures, topics=_named_as(figures.topics, topic_totals))
     took = sum(figures.seconds.values())
     durations = tuple(int(took <= bound) for bound in DURATION_BOUNDS)
     if last is None or last.run_id != figures.run_id:
@@ -358,7 +361,7 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
             figures,
             totals=counts,
             sink_totals=dict(figures.sinks),
-            topic_totals=dict(figures.topics),
+            topic_totals=topic_totals,
             total_seconds=dict(figures.seconds),
             durations=durations,
             totals_since=figures.began_at,
@@ -372,7 +375,7 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
         figures,
         totals=summed(last.totals, counts),
         sink_totals=sinks,
-        topic_totals=bounded(figures.topics, last.topic_totals),
+        topic_totals=topic_totals,
         total_seconds=summed(last.total_seconds, figures.seconds),
         durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
         totals_since=last.totals_since,
@@ -408,6 +411,17 @@ def bounded(
         is_named = name in found or len(found.keys() - {OTHER_TOPICS}) < MOST_TOPICS
         kept = name if is_named else OTHER_TOPICS
         found[kept] = summed(found.get(kept, {}), topics[name])
+    return found
+
+
+def _named_as(
+    topics: Mapping[str, Mapping[str, float]], named: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Returns the figures of topics, summed under `OTHER_TOPICS` for those that are not named."""
+    found: dict[str, dict[str, float]] = {}
+    for name, each in topics.items():
+        kept = name if name in named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), each)
     return found
 
 

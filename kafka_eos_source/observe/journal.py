@@ -12,6 +12,7 @@ Losing a file costs figures and nothing else. Every error of these files is logg
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -27,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A journal has two parts of this size: 1,500 batches or more.
+#: A journal has two parts of this size: 1,500 batches of a query with one topic, 50 with the longest lines.
 _JOURNAL_BYTES = 1 << 20
-#: The newest line is within these last bytes, unless a query has dozens of sources and sinks.
-_NEWEST_BYTES = 32 << 10
+#: The newest line is within these last bytes. With the names of 50 output topics, it has about 40 KB.
+_NEWEST_BYTES = 128 << 10
 #: Size of the largest file of a source: 100,000 partitions.
 _SOURCE_BYTES = 8 << 20
 #: How much of a journal is read to show it.
@@ -39,6 +40,7 @@ _SHOWN_BYTES = 256 << 10
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _KEPT_SOURCE_SECONDS = 24 * 3600.0
 RENEWAL_SECONDS = 3600.0
+_TIDY_SECONDS = 24 * 3600.0
 _LONGEST_NAME = 200
 #: Queries whose newest batch a process remembers. It commits for few queries at a time.
 _MOST_REMEMBERED = 64
@@ -88,7 +90,7 @@ class Journal:
         before = _remembered.get(self._name)
 
         def append() -> _Remembered:
-            _tidy_once()
+            _tidy()
             made = figures
 
             def line(size: int) -> str:
@@ -130,7 +132,7 @@ class SourceFile:
 
     def write(self, figures: SourceFigures) -> None:
         """Replaces the file."""
-        _tidy_once()
+        _tidy()
         attempt(lambda: _sources().write(self._name, figures.to_json()), "write")
 
 
@@ -314,17 +316,18 @@ def attempt(call: Callable[[], T], what: str) -> T | None:
         return None
 
 
-def _tidy_once() -> None:
-    """Deletes the files of queries that no longer run, once per process."""
-    global _tidied
-    if not _tidied:
-        _tidied = True
+def _tidy() -> None:
+    """Deletes the files of queries that no longer run, once per day: a process may run for months."""
+    global _tidied_at
+    now = time.monotonic()
+    if _tidied_at is None or now - _tidied_at >= _TIDY_SECONDS:
+        _tidied_at = now
         attempt(lambda: _journals().remove_older(_KEPT_SECONDS), "delete")
         attempt(lambda: _waiting().remove_older(_KEPT_SECONDS), "delete")
         attempt(lambda: _sources().remove_older(_KEPT_SOURCE_SECONDS), "delete")
 
 
-_tidied = False
+_tidied_at: float | None = None
 
 
 def _remember(name: str, newest: _Remembered) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, bounded
 
 _log = logging.getLogger("kafka_eos_source.batches")
 
@@ -17,6 +18,7 @@ class BatchLog:
         """Logs the figures at level INFO, or WARNING if the commit failed."""
         level = logging.WARNING if figures.error else logging.INFO
         text = f"batch {figures.batch_id} of {figures.application_id}: {figures.outcome.value}"
+        figures = replace(figures, topics=bounded(figures.topics))
         _log.log(level, text, extra={"batch": json.loads(figures.to_json())})
 
     def waits(self, commit: WaitingCommit) -> None:

@@ -195,7 +195,7 @@ METRICS: tuple[Metric, ...] = (
         _G,
         "{task}",
         (),
-        "Tasks of the newest micro-batch that wrote rows.",
+        "Writing tasks of the newest micro-batch, also those without rows.",
         values.gauges({"": "tasks"}),
     ),
     Metric(
@@ -212,7 +212,7 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "{message}",
         (),
-        "Records written to output topics by committed transactions.",
+        "Records written to output topics by committed transactions, and by tasks with `at_least_once`.",
         values.total("records"),
     ),
     Metric(
@@ -220,7 +220,7 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "{record}",
         (TOPIC,),
-        f"Committed records per output topic, the dead-letter topic included. From the {MOST_TOPICS + 1}st topic of a run on, they are counted as `{OTHER_TOPICS}`.",
+        f"These records per output topic, and those of the dead-letter topic. From the {MOST_TOPICS + 1}st topic of a run on, they are counted as `{OTHER_TOPICS}`.",
         values.topic("records"),
     ),
     Metric(

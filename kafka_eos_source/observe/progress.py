@@ -116,5 +116,5 @@ def _offsets(found: object) -> dict[str, dict[str, int]]:
         for topic, partitions in position.items()
         if topic != OURS
         and isinstance(partitions, dict)
-        and all(type(offset) is int and number.isdigit() for number, offset in partitions.items())
+        and all(type(offset) is int and number.isdecimal() for number, offset in partitions.items())
     }

@@ -7,15 +7,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import (
+    QueryJournal,
     newest_batches,
     query_journal,
     query_journals,
     source_figures,
+    sources_of,
 )
 from kafka_eos_source.observe.metric_values import Query, query_of
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS
@@ -28,8 +31,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Queries that have neither committed nor planned for this long are not exported.
 _RECENT_SECONDS = 26 * 3600.0
 _REQUEST_SECONDS = 10.0
-#: How much of a journal a scrape reads in the process that plans: dozens of batches, in 3 ms instead of 13.
-_SCRAPED_BYTES = 64 << 10
+#: How much of a journal a scrape reads in the process that plans: the newest line, and usually dozens more.
+_SCRAPED_BYTES = 128 << 10
 
 
 def exposition(queries: Sequence[Query]) -> str:
@@ -69,7 +72,8 @@ def queries_of_source() -> list[Query]:
     """Returns the query whose source this process plans.
 
     Only the journal of that query is read. While the source does not know its ``application.id``, the newest
-    batches of this host are searched for the positions that it planned.
+    batches of this host are searched for the positions that it planned. Until one is found, and always with a
+    sink of another package, the query has no name and only the figures of its sources.
 
     Raises:
         OSError: if the figures cannot be read.
@@ -78,12 +82,19 @@ def queries_of_source() -> list[Query]:
     sources = source_figures()
     own = [each for each in sources if each.writer.process == process]
     names = {each.application_id for each in own if each.application_id}
-    if any(not each.application_id and each.state is not SourceState.STOPPED for each in own):
+    unnamed = [each for each in own if not each.application_id and each.state is not SourceState.STOPPED]
+    if unnamed:
         names |= {
             batch.application_id for batch in newest_batches(now - _RECENT_SECONDS) if _is_of(batch, own)
         }
     found = [query_journal(name, sources, _SCRAPED_BYTES) for name in sorted(names)]
-    return [query_of(each, now) for each in found if each is not None]
+    queries = [each for each in found if each is not None]
+    matched = {(each.writer, each.name) for query in queries for each in query.sources}
+    unnamed = [each for each in unnamed if (each.writer, each.name) not in matched]
+    if unnamed:
+        nameless = QueryJournal("")
+        queries.append(replace(nameless, sources=sources_of(nameless, unnamed)))
+    return [query_of(each, now) for each in queries]
 
 
 def _is_of(batch: BatchFigures, sources: Iterable[SourceFigures]) -> bool:

@@ -215,16 +215,22 @@ class SourceObserver:
         return journal.attempt(self._newest_batch, "read")
 
     def _newest_batch(self) -> BatchFigures | None:
-        if self._application_id:
-            return journal.newest_batch(self._application_id)
+        known = journal.newest_batch(self._application_id) if self._application_id else None
+        if known is not None and known.ended_at >= self._began_at:
+            return known
+        # A query without a commit does not use the option application.id.
+        return self._batch_at_position() or known
+
+    def _batch_at_position(self) -> BatchFigures | None:
+        """Searches the newest batches of this host for the position that this source planned last."""
         start, now = self._seen.start, self._clock()
         pause = 0.0 if self._searches < _QUICK_SEARCHES else _SEARCH_INTERVAL_SECONDS
         if not start or now - self._searched_at < pause:
             return None
         self._searched_at, self._searches = now, self._searches + 1
-        own, driver = position_id(start), this_writer().driver
+        own, driver = {position_id(start), *self._positions.copy()}, this_writer().driver
         for batch in journal.newest_batches(self._began_at):
-            if batch.writer.driver == driver and own in {read.position for read in batch.sources}:
+            if batch.writer.driver == driver and any(read.position in own for read in batch.sources):
                 self._application_id = batch.application_id
                 return batch
         return None

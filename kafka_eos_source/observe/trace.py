@@ -26,7 +26,6 @@ from kafka_eos_source.observe.figures import (
     Outcome,
     SourceRead,
     WaitingCommit,
-    bounded,
     summed,
 )
 from kafka_eos_source.observe.guard import guarded
@@ -321,7 +320,7 @@ class Trace:
             processor_counts=self._outcome.processor_counts,
             state=self._outcome.state,
             gauges=dict(self._gauges),
-            topics=bounded(self._outcome.topics),
+            topics=self._outcome.topics,
             links=self._outcome.links,
             events=tuple(self._events),
             error=error[:_LONGEST_TEXT],

@@ -14,6 +14,7 @@ from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
+from kafka_eos_source.protocol.identity import is_series
 
 #: Rates are computed over this many seconds.
 RATE_SECONDS = 60.0
@@ -102,7 +103,8 @@ class QueryView:
         totals: sums over this run; see `BatchFigures.totals`.
         totals_since: when the first of these batches began; None if there is none.
         sinks: sums per sink over this run.
-        token_at: when the newest transaction was committed, in seconds since 1970; None if that is not known.
+        token_at: when the newest transaction was committed, in seconds since 1970; None if that is not known,
+            and for a series of batch writes, which may be finished.
         sequence: sequence number of the newest token; None if that is not known.
         pressure: see `BatchFigures.pressure`.
         processor_counts: see `BatchFigures.processor_counts`.
@@ -183,6 +185,8 @@ def view(
     # another query may have used the application.id before
     of_query = [each for each in journal.batches if newest is not None and each.query_id == newest.query_id]
     with_token = [each for each in journal.batches if each.sequence is not None]
+    # nobody misses the token of a series of batch writes that is finished
+    may_expire = with_token[-1:] if newest is not None and not is_series(newest.query_id) else []
     return QueryView(
         application_id=journal.application_id,
         query_id=newest.query_id if newest is not None else "",
@@ -199,7 +203,7 @@ def view(
         totals=newest.totals if newest is not None else {},
         totals_since=newest.totals_since if newest is not None else None,
         sinks=newest.sink_totals if newest is not None else {},
-        token_at=with_token[-1].ended_at if with_token else None,
+        token_at=may_expire[-1].ended_at if may_expire else None,
         sequence=with_token[-1].sequence if with_token else None,
         pressure=newest.pressure if newest is not None else 0.0,
         processor_counts=newest.processor_counts if newest is not None else {},

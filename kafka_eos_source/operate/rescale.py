@@ -158,13 +158,15 @@ class Rescale:
         moves = [Move.decode(each.metadata) for each in offsets.values()]
         own = (move for move in moves if move is not None and move.store == self._store)
         move = next(own, None)
-        shards = None if move is not None else self._shards(offsets)
+        shards = (
+            None if move is not None or changelog is None else self._shards(offsets, changelog.partitions)
+        )
         return MoveState(changelog, copy, move, shards), offsets
 
-    def _shards(self, offsets: Mapping[TopicPartition, GroupOffset]) -> int | None:
+    def _shards(self, offsets: Mapping[TopicPartition, GroupOffset], partitions: int) -> int | None:
         """Returns the number of shards by the tokens on the changelog's offsets."""
-        own = (each for tp, each in offsets.items() if tp.topic == self._changelog)
-        return number_of_shards(Token.decode(each.metadata) for each in own)
+        own = (offsets.get(TopicPartition(self._changelog, number)) for number in range(partitions))
+        return number_of_shards(None if each is None else Token.decode(each.metadata) for each in own)
 
     def run(self) -> None:
         """Runs all remaining stages. After a failure, call it again; it continues where it stopped.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -293,7 +292,7 @@ def _sequence(entry: Entry) -> int:
 
 def _record_json(record: TokenRecord | None) -> dict[str, Any]:
     return {
-        "token": record and json.loads(record.token.encode()),
+        "token": record and record.token.to_json(),
         "time_ms": record and record.time_ms,
         "group_id": record and record.group_id,
         "topic_id": record and record.topic_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -221,7 +220,7 @@ def _kafka_json(kafka: KafkaView) -> dict[str, Any]:
 
 
 def _token_json(token: Token | None) -> Mapping[str, Any] | None:
-    return None if token is None else json.loads(token.encode())
+    return None if token is None else token.to_json()
 
 
 def _facts(found: Inspection) -> Iterable[tuple[str, str]]:

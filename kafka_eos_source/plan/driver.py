@@ -40,6 +40,7 @@ class Planning:
         self._observer = observer
         self._metrics = metrics
         self._open_transactions = OpenTransactions(admin)
+        self._reports = False  # whether Spark asks for `available`; not all versions do
 
     @classmethod
     def of(cls, options: ReadOptions, *, observed: bool = False) -> Planning:
@@ -77,7 +78,7 @@ class Planning:
 
     def latest(self, start: Json, *, once: bool = False, may_jump: bool = True) -> Json:
         position = SourcePosition.from_dict(start)
-        if self._observer is not None:
+        if self._observer is not None and self._reports:
             self._observer.look_up_newest_batch()
         with self._asking():
             end = self._plan.latest(position, once=once, may_jump=may_jump)
@@ -98,6 +99,7 @@ class Planning:
         return end.to_dict()
 
     def available(self) -> Json | None:
+        self._reports = True
         found = self._plan.available
         if found is None:
             return None

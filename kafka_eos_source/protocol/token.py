@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
@@ -114,30 +115,26 @@ class Token:
 
     def encode(self) -> str:
         """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
-        return json.dumps(
-            {
-                "kafka-eos": FORMAT,
-                "app": self.application_id,
-                "query": self.query_id,
-                "run": self.run_id,
-                "seq": self.sequence,
-                "batch": self.batch_id,
-                "start": self.start_digest,
-                "end": self.end_digest,
-                "rows": self.rows,
-                "txn": self.transaction_number,
-                "parts": self.partitions,
-                **(
-                    {}
-                    if self.sinks is None
-                    else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}
-                ),
-                **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
-                **({} if self.shards < 0 else {"shards": self.shards}),
-                BY: package_version(),
-            },
-            separators=(",", ":"),
-        )
+        return json.dumps({**self.to_json(), BY: package_version()}, separators=(",", ":"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON object of `encode` without the version of the package, which is the writer's."""
+        return {
+            "kafka-eos": FORMAT,
+            "app": self.application_id,
+            "query": self.query_id,
+            "run": self.run_id,
+            "seq": self.sequence,
+            "batch": self.batch_id,
+            "start": self.start_digest,
+            "end": self.end_digest,
+            "rows": self.rows,
+            "txn": self.transaction_number,
+            "parts": self.partitions,
+            **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
+            **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
+            **({} if self.shards < 0 else {"shards": self.shards}),
+        }
 
     @classmethod
     def decode(cls, metadata: str) -> Token | None:
@@ -251,16 +248,25 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
 
 
 def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
-    """Returns the number of shards that the newest token of a changelog names.
+    """Returns the number of shards whose state a changelog holds, if its tokens show it.
+
+    The newest token that names the number decides. Older versions wrote tokens without it, but every commit
+    writes the tokens of all shards. So if the first k partitions have such tokens and all later ones have
+    none, there are k shards, and somebody added the later partitions.
 
     Args:
-        tokens: the tokens of all partitions of the changelog; None for a partition without one.
+        tokens: the tokens of all partitions of the changelog, in order; None for a partition without one.
 
     Returns:
-        None if no token names the number.
+        None if the tokens do not show the number.
     """
-    known = [token for token in tokens if token is not None and token.shards > 0]
-    return max(known, key=lambda token: token.sequence).shards if known else None
+    found = list(tokens)
+    known = [token for token in found if token is not None and token.shards > 0]
+    if known:
+        return max(known, key=lambda token: token.sequence).shards
+    has_token = [token is not None for token in found]
+    first = sum(has_token)
+    return first if 0 < first < len(found) and all(has_token[:first]) else None
 
 
 def digest(parts: Iterable[str]) -> str:

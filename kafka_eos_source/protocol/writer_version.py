@@ -27,6 +27,12 @@ def package_version() -> str:
         return ""
 
 
+def writer_of(found: object) -> str:
+    """Returns the version that wrote this JSON, for messages about what only a newer version can read."""
+    by = found.get(BY) if isinstance(found, dict) else None
+    return f"kafka-eos {by}" if isinstance(by, str) and by else "a newer version of kafka-eos"
+
+
 def newer_version(what: str, found: object, version: object, readable: Collection[int]) -> NewerVersionError:
     """Returns the error for something that a newer version of this package wrote.
 
@@ -36,12 +42,11 @@ def newer_version(what: str, found: object, version: object, readable: Collectio
         version: its format.
         readable: the formats that this version reads.
     """
-    by = found.get(BY) if isinstance(found, dict) else None
-    writer = f"kafka-eos {by}" if isinstance(by, str) and by else "a newer version of kafka-eos"
+    writer = writer_of(found)
+    own = f"kafka-eos {package_version()}" if package_version() else "a copy of kafka-eos without a version"
     formats = " and ".join(map(str, sorted(readable)))
     return NewerVersionError(
-        f"{what} has format {version}, written by {writer}; this is kafka-eos {package_version()}, "
-        f"which reads format {formats}.",
+        f"{what} has format {version}, written by {writer}; this is {own}, which reads format {formats}.",
         fix=f"run the query with {writer}, which has committed batches that this version cannot continue "
         "(docs/upgrading.md).",
     )

@@ -157,8 +157,8 @@ class MoveState:
     Attributes:
         changelog, copy: the topics; None = it does not exist.
         move: the move record; None = no move has begun, or it is finished.
-        shards: number of shards that the tokens name; None = they name none. It is smaller than the number of
-            partitions if somebody added partitions to the changelog.
+        shards: number of shards that the tokens show (`number_of_shards`); None = they do not show it. It is
+            smaller than the number of partitions if somebody added partitions to the changelog.
     """
 
     changelog: TopicShape | None
@@ -226,7 +226,11 @@ def begin_move(
             f"shards {missing} of store {store!r} have no token: no batch of the query has committed them.",
             fix="if the store has no batch, there is nothing to move: delete its changelog topic, and start "
             "the query with the new number of shards. If batches were committed, the query uses another "
-            "group, or the group was deleted: pass --kafka group.id=….",
+            "group, or the group was deleted: pass --kafka group.id=…."
+            if len(missing) == len(tokens)
+            else "keep the changelog topic, which holds the state of the other shards. If somebody deleted "
+            "offsets of the group, start the query once with onMissingState=changelog and the number of "
+            "shards that it had, let it commit a batch, stop it, and run this command again.",
         )
     present = {shard: token for shard, token in tokens.items() if token is not None}
     batches = {(token.query_id, token.batch_id) for token in present.values()}

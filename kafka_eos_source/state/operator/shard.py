@@ -251,19 +251,28 @@ def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, d
     Raises:
         StateMismatchError: if the tokens of the changelog name another number of shards.
     """
-    shards = task.identity.shards
+    shards, topic = task.identity.shards, task.tp.topic
     told = number_of_shards([token])
     if token is None and shards > 1:
-        all_shards = [TopicPartition(task.tp.topic, number) for number in range(shards)]
+        all_shards = [TopicPartition(topic, number) for number in range(shards)]
         offsets = shard.offsets(all_shards, deadline)
-        told = number_of_shards(Token.decode(each.metadata) for each in offsets.values())
-    if told is not None and told != shards:
-        raise StateMismatchError(
-            f"the changelog topic {task.tp.topic!r} holds the state of {told} shards, but it has {shards} "
-            "partitions, and so has the operator: somebody added partitions to the topic.",
-            fix=f"stop the query and run `kafka-eos state rescale --shards {shards}`, which moves the state "
-            f"to {shards} shards; or --shards {told}, and set the operator's number of shards to {told}.",
+        told = number_of_shards(
+            Token.decode(offsets[each].metadata) if each in offsets else None for each in all_shards
         )
+    if told is None or told == shards:
+        return
+    what = f"the changelog topic {topic!r} holds the state of {told} shards, but it has {shards} partitions"
+    raise StateMismatchError(
+        f"{what}, and so has the operator: somebody added partitions to the topic."
+        if told < shards
+        else f"{what}: somebody deleted the topic and created it again, and the tokens in the group are of "
+        "the topic before.",
+        fix=f"stop the query and run `kafka-eos state rescale --shards {shards}`, which moves the state to "
+        f"{shards} shards; or --shards {told}, and set the operator's number of shards to {told}."
+        if told < shards
+        else "restore the topic from a copy with all its partitions. Without a copy the state is lost: start "
+        "the query with a new application.id and checkpoint.",
+    )
 
 
 def _open_at_token(

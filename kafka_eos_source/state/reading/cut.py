@@ -129,7 +129,9 @@ class Changelog:
             shards = CommittedShard(consumer, self.group_id, tps[0])
             committed = shards.offsets([*tps[1:], *inputs], deadline)
         # partitions that somebody added to the topic hold no state, and change the shard of no key
-        told = number_of_shards(Token.decode(committed[tp].metadata) for tp in tps if tp in committed)
+        told = number_of_shards(
+            Token.decode(committed[tp].metadata) if tp in committed else None for tp in tps
+        )
         tps = tps[:told]
         return Cut(
             application_id=self.application_id,
