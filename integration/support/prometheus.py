@@ -48,22 +48,26 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A Prometheus that scrapes these ports of this host every second. A context manager.
+    """A Prometheus that scrapes these ports of this host. A context manager.
 
     Args:
         folder: folder for its files.
         rules: changes the rules of the alarms.
+        scrape_seconds: interval and time limit of a scrape.
         ports: the ports, by the name of the job.
     """
 
-    def __init__(self, folder: Path, *, rules: Callable[[str], str] = fast, **ports: int) -> None:
+    def __init__(
+        self, folder: Path, *, rules: Callable[[str], str] = fast, scrape_seconds: int = 1, **ports: int
+    ) -> None:
         folder.mkdir()
         (folder / "alerts.yml").write_text(rules(RULES.read_text(encoding="utf-8")))
         jobs = [
             {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
             for job, port in ports.items()
         ]
-        every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"}
+        interval = f"{scrape_seconds}s"
+        every = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "500ms"}
         config = {"global": every, "rule_files": ["alerts.yml"], "scrape_configs": jobs}
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         self._folder, self._port = folder, free_port()

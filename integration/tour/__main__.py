@@ -294,6 +294,7 @@ def main() -> int:
     began = time.monotonic()
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kafka-eos-tour-")))
+        os.environ["TMPDIR"] = str(folder)  # of all processes: the exporter shows only this query
         console.print("Starting a Kafka broker and a Schema Registry", highlight=False)
         kafka = running.enter_context(EmbeddedKafka(java_options=JAVA_OPTIONS))
         (folder / "registry").mkdir()
