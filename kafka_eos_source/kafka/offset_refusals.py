@@ -1,14 +1,14 @@
-"""Explains why a group coordinator refused the offsets of a transaction."""
+"""Sends the offsets of a transaction in parts, and explains why a group coordinator refused one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.errors import KafkaEosError, OperatorError
+from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
@@ -18,7 +18,43 @@ from kafka_eos_source.runtime.deadline import Deadline
 #: Kafka's default of ``max.message.bytes``.
 _OFFSETS_TOPIC_BYTES = 1_048_588
 
+#: Longest time to look for the reason of a refusal.
+_SOON_SECONDS = 5.0
+
 _log = logging.getLogger(__name__)
+
+
+def send_in_parts(
+    connection: Mapping[str, Any],
+    offsets: Collection[GroupOffset],
+    group_id: str,
+    deadline: Deadline,
+    send: Callable[[Collection[GroupOffset], str, Deadline], None],
+) -> None:
+    """Sends offsets in requests that are small enough for one record batch in the coordinator's log.
+
+    All requests belong to the transaction, so a producer that dies between two of them commits none.
+
+    Args:
+        connection: librdkafka properties for connecting to the cluster.
+        offsets: the offsets that the transaction commits.
+        group_id: the group.
+        deadline: for all requests.
+        send: sends one request: offsets, group, deadline.
+
+    Raises:
+        OperatorError: if the coordinator's log does not accept record batches of that size.
+        KafkaEosError: what ``send`` raises.
+    """
+    for part in offset_requests.split(offsets, group_id):
+        try:
+            send(part, group_id, deadline)
+        except AbortableError as error:
+            soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
+            too_large = explain_too_large(connection, part, group_id, soon, error)
+            if too_large is None:
+                raise
+            raise too_large from error
 
 
 def explain_too_large(

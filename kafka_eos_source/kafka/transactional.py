@@ -23,17 +23,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import (
-    AbortableError,
     KafkaEosError,
     OutcomeUnknownError,
     RetriableError,
 )
-from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.offset_refusals import explain_too_large
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -195,15 +193,7 @@ class TransactionalProducer(RecordProducer):
         """
         if group_id not in self._group_metadata:
             self._group_metadata[group_id] = self._metadata_of(group_id)
-        for request in offset_requests.split(offsets, group_id):
-            try:
-                self._send_offsets(request, group_id, deadline)
-            except AbortableError as error:
-                soon = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
-                too_large = explain_too_large(self._connection, request, group_id, soon, error)
-                if too_large is None:
-                    raise
-                raise too_large from error
+        send_in_parts(self._connection, offsets, group_id, deadline, self._send_offsets)
 
     def _send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         wanted = [

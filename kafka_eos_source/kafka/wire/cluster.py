@@ -13,12 +13,13 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 
-from kafka_eos_source.kafka.failure import classify, is_transient, unreachable
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.wire.connection import Access, Connection, LoginRefusedError, Network
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 T = TypeVar("T")
 
@@ -75,25 +76,40 @@ class Cluster:
         self._login.record_success()
         return answer
 
-    def retried(self, doing: str, deadline: Deadline, call: Callable[[], T]) -> T:
+    def retried(
+        self,
+        doing: str,
+        deadline: Deadline,
+        call: Callable[[], T],
+        explained: Callable[[KafkaError, str], KafkaEosError] = classify,
+    ) -> T:
         """Calls ``call`` again while it raises `TemporaryError` or a temporary `KafkaException`.
+
+        Args:
+            doing: what is attempted, for messages.
+            deadline: when to give up.
+            call: is safe to repeat.
+            explained: returns the error to raise for a broker's error that no retry mends.
 
         Raises:
             KafkaEosError: if it fails for good, or the deadline passed.
         """
-        pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while True:
-            try:
-                return call()
-            except KafkaException as failure:
-                error = failure.args[0]
-                if not is_transient(error):
-                    raise classify(error, doing) from failure
-                self.complain(error.str())
-            except TemporaryError as failure:
+
+        def permanent(failure: Exception) -> KafkaEosError | None:
+            if not isinstance(failure, KafkaException):
                 self.complain(failure)
-            last = f"{doing}: {self.complaint}"
-            pauses.wait(lambda: unreachable(self.bootstrap, deadline.budget_seconds * 1000, last))  # noqa: B023
+                return None
+            error = kafka_error(failure)
+            if not is_transient(error):
+                return explained(error, doing)
+            self.complain(error.str())
+            return None
+
+        def timed_out(_: Exception) -> KafkaEosError:
+            return unreachable(self.bootstrap, deadline.budget_seconds * 1000, f"{doing}: {self.complaint}")
+
+        pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        return retry(call, (TemporaryError, KafkaException), pauses, permanent=permanent, timed_out=timed_out)
 
     def complain(self, what: object) -> None:
         """Remembers what went wrong last, for the message of a later error."""
@@ -291,12 +307,8 @@ class Cluster:
                 error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
                 raise self._login.error(error, f"connecting to {host}:{port}") from refusal
             raise TemporaryError(str(refusal)) from refusal
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            struct.error,
-        ) as failure:  # no connection, or no Kafka broker
+        except (OSError, ValueError, LookupError, struct.error) as failure:
+            # there is no connection, or the other side is not a Kafka broker
             raise self._no_connection(host, port, failure) from failure
 
     def _no_connection(self, host: str, port: int, failure: Exception) -> TemporaryError:

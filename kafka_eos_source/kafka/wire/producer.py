@@ -37,11 +37,10 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import FENCED_FIX, classify, is_transient, unreachable
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.offset_refusals import explain_too_large
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.producer import by_topic
 from kafka_eos_source.kafka.secrets import concealed, register_secrets
@@ -268,15 +267,7 @@ class WireProducer:
         self._raise_if_failed()
         if self._version < 2:
             self._add_offsets(group_id, deadline)
-        for part in offset_requests.split(offsets, group_id):
-            try:
-                self._commit_offsets(part, group_id, deadline)
-            except AbortableError as error:
-                soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
-                too_large = explain_too_large(self._connection, part, group_id, soon, error)
-                if too_large is None:
-                    raise
-                raise too_large from error
+        send_in_parts(self._connection, offsets, group_id, deadline, self._commit_offsets)
 
     def commit(self, deadline: Deadline) -> None:
         """Commits the transaction.
@@ -510,13 +501,7 @@ class WireProducer:
                 self._cluster.forget_coordinator(kind, key)
                 raise
 
-        try:
-            return self._cluster.retried(doing, deadline, once)
-        except KafkaEosError as error:
-            cause = error.__cause__
-            if isinstance(cause, KafkaException):
-                raise self._explained(cause.args[0], doing) from cause
-            raise
+        return self._cluster.retried(doing, deadline, once, self._explained)
 
     def _explained(self, error: KafkaError, doing: str) -> KafkaEosError:
         """Returns the error to raise for a broker's error in a transaction."""
@@ -740,9 +725,8 @@ class WireProducer:
             }
             reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
             for tp, code in reasons.items():
-                if (
-                    code == KafkaError.UNKNOWN_TOPIC_OR_PART
-                ):  # the coordinator has not heard of a new topic yet
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    # the coordinator has not heard of a new topic yet
                     raise TemporaryError(f"{tp} is unknown to {connection.address}")
                 _check(code, tp)
 
