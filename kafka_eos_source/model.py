@@ -164,9 +164,10 @@ class StagedPart:
 
     Attributes:
         name: file name in the staging folder of the batch; "" if ``inline`` holds the bytes.
-        rows: number of rows.
+        rows: number of records: rows, and records in sealed batches.
         size_bytes: length of the Arrow IPC stream.
-        crc32: CRC-32 (zlib) of that stream.
+        checksum: of that stream.
+        checksum_kind: which checksum it is (`stage.checksum`).
         topics: each output topic with the highest partition that a row names (-1 if no row names one).
         inline: the bytes of the stream, if they are few.
         run_id: Spark's id of the streaming run; "" in batch writes.
@@ -174,13 +175,14 @@ class StagedPart:
         operators: changelog topics of the operators that ran for the batch on the host of the task.
         dead_letters: number of dead letters, if the part holds these: all of its rows, or 0.
         dropped: number of invalid rows that the task dropped besides.
+        sealed_partitions: partitions of the topic when the task sealed rows for it; 0 if it did not.
         measured: what the task measured while it staged the part.
     """
 
     name: str
     rows: int
     size_bytes: int
-    crc32: int
+    checksum: int
     topics: tuple[tuple[str, int], ...] = ()
     inline: bytes | None = None
     run_id: str = ""
@@ -188,4 +190,6 @@ class StagedPart:
     operators: tuple[str, ...] = ()
     dead_letters: int = 0
     dropped: int = 0
+    checksum_kind: str = "CRC-32"
+    sealed_partitions: int = 0
     measured: TaskFigures = field(default=TaskFigures(), compare=False)

@@ -76,6 +76,11 @@ _RECORD = frozenset(
     }
 )
 
+_RECORD_FIX = (
+    "raise the topic's max.message.bytes and the option kafka.message.max.bytes, or filter out the record "
+    "before it reaches the sink."
+)
+
 _GONE = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -145,6 +150,12 @@ def is_login(failure: KafkaError | KafkaException) -> bool:
     return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
 
 
+def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
+    """Returns the error for a record that is larger than the client or its topic accepts."""
+    doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
+    return classify(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), doing)
+
+
 def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     """Returns the error of this package to raise for an error of Kafka's.
 
@@ -168,11 +179,7 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     if code in _LOGIN:
         return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
     if code in _RECORD:
-        return InvalidRecordError(
-            text,
-            fix="raise the topic's max.message.bytes and the option kafka.message.max.bytes, "
-            "or filter out the record before it reaches the sink.",
-        )
+        return InvalidRecordError(text, fix=_RECORD_FIX)
     if code in _GONE:
         return UnavailableError(text, fix="create the topic, or correct its name.")
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:

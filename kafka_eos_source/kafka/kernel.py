@@ -83,12 +83,15 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
     "place": (None, (c_void_p, c_int64, c_int32)),
     "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
-    "encode": (
+    "seal": (
         c_int64,
-        (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, POINTER(c_int64)),
+        (
+            *(c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int64),
+            *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        ),
     ),
-    "stamp": (None, (c_void_p, c_int64, c_int32, c_int64, c_int32, c_int32)),
-    "crc32c": (c_uint32, (c_void_p, c_int64)),
+    "stamp": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
     "deliveries": (c_void_p, (c_void_p,)),
     "failed": (c_int64, (c_void_p, POINTER(c_int32))),
     "reset": (None, (c_void_p,)),
@@ -103,7 +106,7 @@ class Kernel:
     produce: Any
     place: Any
     place_rows: Any
-    encode: Any
+    seal: Any
     stamp: Any
     crc32c: Any
     deliveries: Any

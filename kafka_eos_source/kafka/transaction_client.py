@@ -57,6 +57,16 @@ def transactional_producer(
     return WireProducer(config, kernel)
 
 
+def writes_sealed_batches(config: Mapping[str, Any], client: str = "") -> bool:
+    """Returns whether `transactional_producer` returns a client for batches that tasks have encoded.
+
+    Args:
+        config: librdkafka properties.
+        client: as for `transactional_producer`.
+    """
+    return (client or os.environ.get(VARIABLE, LIBRDKAFKA)) == NATIVE and not _why_not(config)
+
+
 def check_native(config: Mapping[str, Any]) -> None:
     """Checks that the native client can be used with these properties.
 

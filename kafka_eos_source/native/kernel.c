@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_KERNEL_VERSION 4
+#define KAFKA_EOS_KERNEL_VERSION 5
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -586,12 +586,13 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const
 }
 #endif
 
-EXPORT uint32_t kafka_eos_crc32c(const uint8_t *at, int64_t bytes) {
+/* Returns the checksum of some bytes that follow others, whose checksum is `before`; 0 = none come before. */
+EXPORT uint32_t kafka_eos_crc32c(uint32_t before, const uint8_t *at, int64_t bytes) {
 #if defined(__x86_64__) && defined(__GNUC__)
         if (__builtin_cpu_supports("sse4.2"))
-                return ~crc32c_sse(~0u, at, (size_t)bytes);
+                return ~crc32c_sse(~before, at, (size_t)bytes);
 #endif
-        return ~crc32c_tables(~0u, at, (size_t)bytes);
+        return ~crc32c_tables(~before, at, (size_t)bytes);
 }
 
 static uint8_t *put_number(uint8_t *at, uint64_t number, int bytes) {
@@ -659,19 +660,20 @@ enum {
 };
 
 /*
- * Sets what the sender of a record batch knows, its length and its checksum. `at` points to `bytes` bytes; the
- * records may have been compressed as `attributes` says.
+ * Completes the header of a record batch with what its sender knows, its length and its checksum. The records, which
+ * may be compressed, are `bytes` bytes in another place.
  */
-EXPORT void kafka_eos_stamp(uint8_t *at, int64_t bytes, int32_t attributes, int64_t producer_id, int32_t epoch,
-                            int32_t sequence) {
-        uint8_t *producer = at + AT_PRODUCER;
+EXPORT void kafka_eos_stamp(uint8_t *header, const uint8_t *records, int64_t bytes, int64_t producer_id,
+                            int32_t epoch, int32_t sequence) {
+        uint8_t *producer = header + AT_PRODUCER;
+        uint32_t crc;
 
-        put_number(at + AT_LENGTH, (uint64_t)(bytes - AT_EPOCH), 4);
-        put_number(at + AT_ATTRIBUTES, (uint64_t)attributes, 2);
+        put_number(header + AT_LENGTH, (uint64_t)(BATCH_HEADER + bytes - AT_EPOCH), 4);
         producer = put_number(producer, (uint64_t)producer_id, 8);
         producer = put_number(producer, (uint64_t)epoch, 2);
         put_number(producer, (uint64_t)sequence, 4);
-        put_number(at + AT_CRC, kafka_eos_crc32c(at + AT_ATTRIBUTES, bytes - AT_ATTRIBUTES), 4);
+        crc = kafka_eos_crc32c(0, header + AT_ATTRIBUTES, BATCH_HEADER - AT_ATTRIBUTES);
+        put_number(header + AT_CRC, kafka_eos_crc32c(crc, records, bytes), 4);
 }
 
 /* An Arrow array of binary values, as kafka.wire.rows._Values describes it. `validity` NULL: no value is null. */
@@ -716,17 +718,18 @@ EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *par
 
 /*
  * Encodes the first of the rows that `order` lists as one record batch of up to `limit` bytes, but at least one
- * row, without compression. Call kafka_eos_stamp after it. `now_ms` is the time of sending.
+ * row, without compression. `now_ms` is the time of rows that have none.
  *
- * Returns the batch's bytes, and in `taken` the number of rows. If not even one row fits into `capacity`, `taken`
- * is 0, and the result is the capacity that the first row needs.
+ * Returns the batch's bytes, and in `taken` the number of rows; 0 if not even one row fits into `capacity`.
  */
-EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_t count, int64_t now_ms,
-                                int64_t limit, uint8_t *out, int64_t capacity, int64_t *taken) {
+static int64_t encode(const rows_t *rows, const int64_t *order, int64_t count, int64_t now_ms, int32_t attributes,
+                      int64_t limit, uint8_t *out, int64_t capacity, int64_t *taken) {
         int64_t first_ms = 0, max_ms = 0, index, j;
         uint8_t *at      = out + BATCH_HEADER;
 
         *taken = 0;
+        if (capacity < BATCH_HEADER)
+                return 0;
         for (index = 0; index < count; index++) {
                 int64_t row    = order[index], key_bytes, value_bytes, bytes, total;
                 int64_t ms     = rows->timestamps_ms && rows->timestamps_ms[row] ? rows->timestamps_ms[row] : now_ms;
@@ -747,7 +750,7 @@ EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_
                         break;
                 if (at - out + total > capacity) {
                         if (index == 0)
-                                return BATCH_HEADER + total;
+                                return 0;
                         break;
                 }
                 at    = put_varint(at, bytes);
@@ -768,11 +771,39 @@ EXPORT int64_t kafka_eos_encode(const rows_t *rows, const int64_t *order, int64_
         memset(out, 0, BATCH_HEADER);
         put_number(out + AT_EPOCH, (uint64_t)-1, 4);
         out[AT_MAGIC] = 2;
+        put_number(out + AT_ATTRIBUTES, (uint64_t)attributes, 2);
         put_number(out + AT_LAST, (uint64_t)(index - 1), 4);
         put_number(out + AT_FIRST_MS, (uint64_t)first_ms, 8);
         put_number(out + AT_MAX_MS, (uint64_t)max_ms, 8);
         put_number(out + AT_COUNT, (uint64_t)index, 4);
         return at - out;
+}
+
+/*
+ * Encodes rows of several partitions as record batches, one after the other in `out`, each with its header. `order`
+ * lists the rows of one partition after the other; those of the last one end before ends[partitions - 1]. The other
+ * arguments are those of `encode`. A sender completes each header with kafka_eos_stamp.
+ *
+ * Returns the number of batches, and for each of them where it ends in `out` and the index of its partition; -1 if
+ * there is no room for all of them.
+ */
+EXPORT int64_t kafka_eos_seal(const rows_t *rows, const int64_t *order, const int64_t *ends, int64_t partitions,
+                              int64_t now_ms, int32_t attributes, int64_t limit, uint8_t *out, int64_t capacity,
+                              int64_t *batch_ends, int64_t *batch_partitions, int64_t most_batches) {
+        int64_t index, row = 0, batches = 0, bytes = 0, taken;
+
+        for (index = 0; index < partitions; index++)
+                for (; row < ends[index]; row += taken) {
+                        if (batches == most_batches)
+                                return -1;
+                        bytes += encode(rows, order + row, ends[index] - row, now_ms, attributes, limit, out + bytes,
+                                        capacity - bytes, &taken);
+                        if (taken == 0)
+                                return -1;
+                        batch_ends[batches]         = bytes;
+                        batch_partitions[batches++] = index;
+                }
+        return batches;
 }
 
 /*

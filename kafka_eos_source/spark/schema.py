@@ -67,6 +67,10 @@ ORIGIN_TYPE = StructType(
 #: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
+#: Column of staged parts with sealed record batches (`stage.sealing`); the other columns of such a row are
+#: null, but for the partition.
+SEALED = "sealed"
+
 
 def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
     """Returns the schema of the source. All columns are nullable.

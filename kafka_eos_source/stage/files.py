@@ -16,7 +16,6 @@ import logging
 import os
 import tempfile
 import uuid
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
@@ -28,6 +27,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
+from kafka_eos_source.stage.checksum import updating
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
@@ -153,11 +153,12 @@ class StagingFolder:
                 raise StagedPartError(
                     f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
-        crc32 = zlib.crc32(memoryview(found))
-        if found.size != part.size_bytes or crc32 != part.crc32:
+        kind = part.checksum_kind
+        checksum = updating(kind)(found, 0)
+        if found.size != part.size_bytes or checksum != part.checksum:
             raise StagedPartError(
-                f"{what} is damaged: it has {found.size:,} bytes and CRC-32 {crc32:08x}; "
-                f"its task wrote {part.size_bytes:,} bytes with CRC-32 {part.crc32:08x}.",
+                f"{what} is damaged: it has {found.size:,} bytes and {kind} {checksum:08x}; "
+                f"its task wrote {part.size_bytes:,} bytes with {kind} {part.checksum:08x}.",
                 fix=RESTART,
             )
         return found

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import packets
-from kafka_eos_source.spark.schema import CHANGES
+from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.sealed_column import is_sealed
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.state.batch_record import encode_batch
@@ -23,6 +24,7 @@ class StagedRows:
         rows: number of records that the batch writes, those of changelogs included.
         changelog_rows: number of records that the batch writes to changelogs.
         topics: each topic that the batch writes, with the highest partition that a row names (-1 = none).
+        sealed_partitions: partitions of the topic when tasks sealed rows for it; 0 if none did.
         shards: reports of the operators' shards (`stage.shards.reports`).
     """
 
@@ -46,14 +48,20 @@ class StagedRows:
         self.changelog_rows = changes
         self.rows = sum(part.rows for part in parts) - carriers + changes
         self.topics: Mapping[str, int] = _highest(parts)
+        self.sealed_partitions = max((part.sealed_partitions for part in parts), default=0)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the staged Arrow batches of records; can be called again."""
+        """Yields the staged Arrow batches of records; can be called again.
+
+        A batch with the column `SEALED` contains sealed batches and their partitions instead of rows.
+        """
         for each in self._parts.batches():
-            if CHANGES not in each.schema.names:
-                yield each
-            elif each.column(CHANGES).null_count:
-                yield each.drop_columns([CHANGES])
+            if CHANGES in each.schema.names and each.column(CHANGES).null_count == 0:
+                continue
+            if is_sealed(each):
+                yield each.select([PARTITION, SEALED])
+            else:
+                yield each.select([name for name in each.schema.names if name not in (CHANGES, SEALED)])
 
     def changes(self) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
         """Yields the state changes of operators, by changelog partition; can be called again.

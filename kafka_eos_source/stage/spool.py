@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import pyarrow as pa
 
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile
+from kafka_eos_source.stage.checksum import CRC32, updating
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import unwritable
 
 
 class Spool(WriteOnlyFile):
-    """A file-like object that moves its bytes to a file if there are many; computes size and CRC-32."""
+    """A file-like object that moves its bytes to a file if there are many; computes size and checksum.
 
-    def __init__(self, folder: StagingFolder | None, batch: str, inline_bytes: int) -> None:
+    Args:
+        folder: folder for the file; None = the bytes stay in memory.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size in memory.
+        checksum_kind: checksum of a file. Bytes in memory have a CRC-32, so that a task with few rows does
+            not load the C kernel.
+    """
+
+    def __init__(
+        self, folder: StagingFolder | None, batch: str, inline_bytes: int, checksum_kind: str = CRC32
+    ) -> None:
         self._folder = folder
         self._batch = batch
         self._inline_bytes = inline_bytes
@@ -24,12 +34,14 @@ class Spool(WriteOnlyFile):
         self._file: pa.NativeFile | None = None
         self.name = ""
         self.size = 0
-        self.crc32 = 0
+        self.checksum = 0
+        self.checksum_kind = CRC32
+        self._file_checksum_kind = checksum_kind
+        self._update = updating(CRC32)
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
         self.size += view.nbytes
-        self.crc32 = zlib.crc32(view, self.crc32)
         if self._memory is not None:
             if self._folder is None or self.size <= self._inline_bytes:
                 self._memory += view
@@ -42,6 +54,8 @@ class Spool(WriteOnlyFile):
         return None if self._memory is None else bytes(self._memory)
 
     def finish(self) -> None:
+        if self._memory is not None:
+            self.checksum = self._update(self._memory, 0)
         if self._file is not None and self._folder is not None:
             try:
                 self._file.close()
@@ -59,12 +73,15 @@ class Spool(WriteOnlyFile):
     def _spill(self, folder: StagingFolder) -> None:
         folder.check_shared()
         self.name, self._file = folder.create(self._batch)
+        self.checksum_kind = self._file_checksum_kind
+        self._update = updating(self.checksum_kind)
         head, self._memory = self._memory, None
         self._to_file(head)
 
     def _to_file(self, data: Any) -> None:
         assert self._file is not None
         assert self._folder is not None
+        self.checksum = self._update(data, self.checksum)
         try:
             self._file.write(data)
         except OSError as error:
@@ -79,18 +96,30 @@ class PartStage:
         folder: folder for a file; None = the part always stays in memory.
         batch: name of the micro-batch in the folder.
         inline_bytes: maximum size of a part that stays in memory, for the commit message.
+        checksum_kind: checksum of a file (`Spool`).
     """
 
     def __init__(
-        self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int
+        self,
+        schema: pa.Schema,
+        folder: StagingFolder | None,
+        batch: str,
+        inline_bytes: int,
+        checksum_kind: str = CRC32,
     ) -> None:
-        self._spool = Spool(folder, batch, inline_bytes)
+        self._spool = Spool(folder, batch, inline_bytes, checksum_kind)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
         self._rows = 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch, records: int | None = None) -> None:
+        """Adds an Arrow batch.
+
+        Args:
+            batch: the batch.
+            records: number of records in it; None = its number of rows.
+        """
         self._stream.write_batch(batch)
-        self._rows += batch.num_rows
+        self._rows += batch.num_rows if records is None else records
 
     def finish(self) -> StagedPart:
         self._stream.close()
@@ -100,7 +129,8 @@ class PartStage:
             name=spool.name,
             rows=self._rows,
             size_bytes=spool.size,
-            crc32=spool.crc32,
+            checksum=spool.checksum,
+            checksum_kind=spool.checksum_kind,
             inline=spool.inline(),
         )
 

@@ -10,6 +10,7 @@ from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.stage.files import LocalCopies, StagingFolder
 from kafka_eos_source.stage.paths import RESTART
+from kafka_eos_source.stage.sealed_column import records_in
 
 
 class VerifiedParts:
@@ -54,7 +55,7 @@ class VerifiedParts:
 def _check_rows(found: pa.Buffer, part: StagedPart, batch: str) -> None:
     name = part.name or "(inline)"
     try:
-        rows = sum(each.num_rows for each in pa.ipc.open_stream(found))
+        rows = sum(records_in(each) for each in pa.ipc.open_stream(found))
     except pa.ArrowInvalid as error:
         raise StagedPartError(
             f"staged part {name} of batch {batch} is not an Arrow IPC stream: {error}.", fix=RESTART

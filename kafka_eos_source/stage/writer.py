@@ -12,7 +12,10 @@ from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.meter import TaskMeter
+from kafka_eos_source.stage.sealed_column import records_in
+from kafka_eos_source.stage.sealing_plan import SealingPlan
 from kafka_eos_source.stage.spool import PartStage
 
 
@@ -25,6 +28,7 @@ def stage(
     inline_bytes: int,
     run_id: str = "",
     topic: str | None = None,
+    sealing: SealingPlan | None = None,
 ) -> StagedPart:
     """Stages the batches of one task attempt.
 
@@ -36,28 +40,43 @@ def stage(
         inline_bytes: maximum size of a part that stays in the commit message.
         run_id: id of this run of the query.
         topic: option ``topic``; None if the rows have a topic.
+        sealing: how to encode rows as record batches; None = they are staged as rows.
 
     Returns:
         The part, for the commit message.
 
     Raises:
-        InvalidRecordError: if ``batches`` raises it for a row.
+        InvalidRecordError: if ``batches`` raises it for a row, or a record is too large to be sealed.
         StateError: if the column with state changes of an operator contains anything else.
         UnavailableError: if the folder cannot be written, for example because the disk is full.
         InvalidOptionError: if the folder is not shared with the driver.
     """
-    part = PartStage(schema, folder, batch, inline_bytes)
+    sealer = None
+    if sealing is not None:
+        from kafka_eos_source.stage.sealing import Sealer, sealed_schema  # loads a Kafka client
+
+        schema = sealed_schema(schema)
+        sealer = Sealer(sealing, schema)
+    kind = CRC32 if sealer is None else CRC32C
+    part = PartStage(schema, folder, batch, inline_bytes, kind)
     meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
         for each in batches:
-            if each.num_rows:
+            if not each.num_rows:
+                continue
+            if shards is not None and each.column(CHANGES).null_count == 0:
+                shards += shard_parts(each)
                 with meter.staging():
-                    part.write(each)
-                if shards is not None and each.column(CHANGES).null_count == 0:
-                    shards += shard_parts(each)
-                    continue
-                meter.add(each)
+                    part.write(each if sealer is None else sealer.with_columns(each))
+                continue
+            meter.add(each)
+            with meter.staging():
+                for ready in (each,) if sealer is None else sealer.add(each):
+                    part.write(ready, records_in(ready))
+        with meter.staging():
+            for ready in () if sealer is None else sealer.finish():
+                part.write(ready, records_in(ready))
         failpoints.reach("stage.before_close")
         with meter.staging():
             staged = part.finish()
@@ -71,6 +90,7 @@ def stage(
         run_id=run_id,
         shards=None if shards is None else tuple(shards),
         measured=meter.figures(),
+        sealed_partitions=0 if sealing is None else sealing.partitions,
     )
 
 

@@ -1,11 +1,15 @@
-"""Encodes records as Kafka's record batches, version 2 (KIP-98), with the C kernel."""
+"""Encodes records as Kafka's record batches, version 2 (KIP-98), with the C kernel.
+
+A batch is *sealed* when its records are encoded and compressed. It is *stamped* when its header also names the
+producer, the epoch and the sequence number that make it part of one transaction.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_int64
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.wire.rows import Rows
+from kafka_eos_source.kafka.wire.rows import Groups, Rows
 
 #: Bytes before the first record.
 HEADER_BYTES = 61
 
 #: Bit of the attributes that marks the records of a transaction.
 TRANSACTIONAL = 0x10
+
+#: Where a header has the number of records.
+_COUNT = slice(57, 61)
 
 #: Bytes that are compressed at a time.
 _LZ4_BLOCK_BYTES = 64 << 10
@@ -49,26 +56,53 @@ class Stamp:
 
 @dataclass
 class EncodedBatch:
-    """A record batch that is ready to be sent.
+    """A record batch that is ready to be sent: sealed and stamped.
 
     Attributes:
         records: number of records.
         sequence: sequence number of the first record.
-        data: the bytes.
+        header: the first `HEADER_BYTES` bytes.
+        body: the other bytes, which may be in memory that cannot be written.
     """
 
     records: int
     sequence: int
-    data: memoryview
+    header: bytes
+    body: memoryview
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the batch, as the broker compares them with ``max.message.bytes``."""
-        return len(self.data)
+        return HEADER_BYTES + len(self.body)
+
+
+@dataclass(frozen=True)
+class SealedBatches:
+    """Record batches without a stamp.
+
+    Attributes:
+        data: the batches, one after the other.
+        ends: where each of them ends in ``data``.
+        partitions: partition of each of them.
+    """
+
+    data: memoryview
+    ends: npt.NDArray[np.int64]
+    partitions: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
+        """Yields the partition and the bytes of each batch."""
+        begin = 0
+        for partition, end in zip(self.partitions.tolist(), self.ends.tolist(), strict=True):
+            yield partition, self.data[begin:end]
+            begin = end
 
 
 class Encoder:
-    """Encodes messages of one partition as batches.
+    """Encodes rows as sealed batches.
 
     Args:
         kernel: the C kernel.
@@ -78,56 +112,66 @@ class Encoder:
 
     def __init__(self, kernel: Kernel, compression: str = "none", level: int | None = None) -> None:
         self._kernel = kernel
-        self._attributes, self._compress = _codec(compression, level)
+        codec, self._compress = _codec(compression, level)
+        self._attributes = codec | TRANSACTIONAL
 
-    def encode(
-        self, rows: Rows, order: npt.NDArray[np.int64], stamp: Stamp, limit_bytes: int
-    ) -> Iterator[EncodedBatch]:
-        """Yields rows as batches with ascending sequence numbers.
+    def seal(self, rows: Rows, groups: Groups, limit_bytes: int) -> SealedBatches:
+        """Encodes rows as batches, those of each partition in their order.
 
         Args:
             rows: rows of one topic.
-            order: which of them belong to one partition, in their order.
-            stamp: of the first one.
+            groups: which of them to encode, by partition.
             limit_bytes: largest batch before compression. A record that alone is larger gets a batch of its
                 own.
         """
-        now_ms = time.time_ns() // 1_000_000
-        taken = c_int64()
-        done, sequence = 0, stamp.sequence
-        enough = HEADER_BYTES + int(rows.encoded_sizes[order].sum())
-        while done < len(order):
-            rest = order[done:]
-            capacity = min(limit_bytes, enough)
-            while True:
-                out = np.empty(max(capacity, HEADER_BYTES), np.uint8)
-                size = self._kernel.encode(
-                    rows.address,
-                    rest.ctypes.data,
-                    len(rest),
-                    now_ms,
-                    limit_bytes,
-                    out.ctypes.data,
-                    len(out),
-                    byref(taken),
-                )
-                if taken.value:
-                    break
-                capacity = size
-            yield EncodedBatch(taken.value, sequence, self._finish(out, size, stamp, sequence))
-            done += taken.value
-            sequence = next_sequence(sequence, taken.value)
+        bytes_of_groups = groups.sums(rows.encoded_sizes)
+        # two batches in a row of one partition exceed the limit together, or the second one's rows would be
+        # in the first one
+        most = int((2 * bytes_of_groups // limit_bytes + 1).sum())
+        out = np.empty(int(bytes_of_groups.sum()) + most * HEADER_BYTES, np.uint8)
+        ends, owners = np.empty(most, np.int64), np.empty(most, np.int64)
+        count = self._kernel.seal(
+            rows.address,
+            groups.order.ctypes.data,
+            groups.ends.ctypes.data,
+            len(groups.ends),
+            time.time_ns() // 1_000_000,
+            self._attributes,
+            limit_bytes,
+            out.ctypes.data,
+            len(out),
+            ends.ctypes.data,
+            owners.ctypes.data,
+            most,
+        )
+        if count < 0:
+            raise AssertionError(f"{groups.order.size} rows do not fit into {len(out)} bytes")
+        ends, partitions = ends[:count], groups.partitions[owners[:count]]
+        used = out.data[: int(ends[-1]) if count else 0]
+        sealed = SealedBatches(used, ends, partitions)
+        return sealed if self._compress is None else self._compressed(sealed, self._compress)
 
-    def _finish(self, out: npt.NDArray[np.uint8], size: int, stamp: Stamp, sequence: int) -> memoryview:
-        attributes = self._attributes | TRANSACTIONAL
-        if self._compress is not None:
-            packed = self._compress(out.data[HEADER_BYTES:size])
-            smaller = np.empty(HEADER_BYTES + len(packed), np.uint8)
-            smaller[:HEADER_BYTES] = out[:HEADER_BYTES]
-            smaller[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)
-            out, size = smaller, len(smaller)
-        self._kernel.stamp(out.ctypes.data, size, attributes, stamp.producer_id, stamp.epoch, sequence)
-        return out.data[:size]
+    @staticmethod
+    def _compressed(sealed: SealedBatches, compress: Callable[[memoryview], bytes]) -> SealedBatches:
+        pieces: list[bytes | memoryview] = []
+        for _, batch in sealed:
+            pieces += [batch[:HEADER_BYTES], compress(batch[HEADER_BYTES:])]
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        return SealedBatches(memoryview(b"".join(pieces)), np.cumsum(sizes)[1::2], sealed.partitions)
+
+
+def stamped(kernel: Kernel, sealed: memoryview, stamp: Stamp) -> EncodedBatch:
+    """Returns a sealed batch with its stamp, without copying or changing its records."""
+    header = ctypes.create_string_buffer(bytes(sealed[:HEADER_BYTES]), HEADER_BYTES)
+    body = sealed[HEADER_BYTES:]
+    address = np.frombuffer(body, np.uint8).ctypes.data
+    kernel.stamp(header, address, len(body), stamp.producer_id, stamp.epoch, stamp.sequence)
+    return EncodedBatch(records_of(sealed), stamp.sequence, header.raw, body)
+
+
+def records_of(batch: memoryview) -> int:
+    """Returns the number of records in a sealed batch, as its header says."""
+    return int.from_bytes(batch[_COUNT], "big")
 
 
 def next_sequence(sequence: int, records: int) -> int:

@@ -1,0 +1,39 @@
+"""Checksums of staged parts: CRC-32C with the C kernel, CRC-32 (zlib) without it, which takes five times as long."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kafka_eos_source.kafka.kernel import choice
+
+#: Names of the two checksums.
+CRC32, CRC32C = "CRC-32", "CRC-32C"
+
+
+def updating(kind: str) -> Callable[[Any, int], int]:
+    """Returns a function that returns the checksum of bytes which follow others.
+
+    The function takes the bytes, which support the buffer protocol, and the checksum of those before; 0 = none
+    come before.
+
+    Args:
+        kind: `CRC32` or `CRC32C`.
+
+    Raises:
+        LookupError: if this process cannot compute it. Tasks use `CRC32C` only if the driver can.
+    """
+    if kind == CRC32:
+        return zlib.crc32
+    kernel = choice().kernel
+    if kind != CRC32C or kernel is None:
+        raise LookupError(f"{kind}: {choice().why_not or 'it is not known'}")
+
+    def update(data: Any, before: int) -> int:
+        array = np.frombuffer(data, np.uint8)
+        return int(kernel.crc32c(before, array.ctypes.data, array.nbytes))
+
+    return update

@@ -1,0 +1,94 @@
+"""Asks the cluster what tasks need to know before they encode rows as Kafka's record batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.transaction_client import writes_sealed_batches
+from kafka_eos_source.runtime.deadline import Deadline
+
+_log = logging.getLogger(__name__)
+
+#: Plans are made again after this time, in seconds: topics grow.
+_VALID_SECONDS = 60.0
+#: A micro-batch does not wait longer for a plan, in ms; its tasks then stage rows.
+_WAIT_MS = 3_000
+
+_known: dict[str, tuple[float, SealingPlan | None]] = {}
+
+
+@dataclass(frozen=True)
+class SealingPlan:
+    """How tasks encode the rows of one topic as record batches.
+
+    Attributes:
+        topic: name of the topic.
+        partitions: number of its partitions.
+        topic_bytes: largest record batch that it accepts (``max.message.bytes``).
+        batch_bytes: largest record batch to make, before compression.
+        record_bytes: largest record, without compression (``message.max.bytes`` of the client).
+        compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
+        level: level of the compression; None = the codec's default.
+    """
+
+    topic: str
+    partitions: int
+    topic_bytes: int
+    batch_bytes: int
+    record_bytes: int
+    compression: str = "none"
+    level: int | None = None
+
+
+def sealing_plan(kafka: Mapping[str, str], topic: str | None, client: str) -> SealingPlan | None:
+    """Returns how the tasks of a micro-batch encode their rows; None if they stage rows.
+
+    They stage rows if the client that commits cannot send sealed batches, if each row names its topic, or if
+    the cluster does not say now what the topic accepts. The commit reports what is wrong with the topic.
+
+    Args:
+        kafka: librdkafka properties of the write.
+        topic: option ``topic``; None = each row names its topic.
+        client: option ``transaction.client``.
+    """
+    if topic is None or not writes_sealed_batches(kafka, client):
+        return None
+    key = repr((topic, sorted(kafka.items())))
+    at, known = _known.get(key, (0.0, None))
+    if key not in _known or time.monotonic() - at > _VALID_SECONDS:
+        known = _ask(kafka, topic)
+        _known[key] = time.monotonic(), known
+    return known
+
+
+def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
+    deadline = Deadline.after_ms(_WAIT_MS)
+    try:
+        with TopicAdmin(kafka) as admin:
+            shape = admin.shape(topic, deadline)
+            if shape is None:
+                return None
+            topic_bytes = int(admin.config(topic, deadline)["max.message.bytes"])
+    except KafkaEosError as error:
+        _log.info("tasks stage rows instead of record batches: %s", error)
+        return None
+    config = producer_config(kafka)
+    compression = str(config.get("compression.type", "none"))
+    level = config.get("compression.level")
+    # what cannot be compressed gets a little larger
+    room = topic_bytes if compression == "none" else topic_bytes - topic_bytes // 64 - 128
+    return SealingPlan(
+        topic,
+        shape.partitions,
+        topic_bytes,
+        max(1, min(int(config["batch.size"]), room)),
+        int(config.get("message.max.bytes", 1_000_000)),
+        compression,
+        None if level in (None, "-1", -1) else int(str(level)),
+    )
