@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, next_sequence
-from kafka_eos_source.kafka.wire.connection import produce_body
+from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, next_sequence, stamp
+from kafka_eos_source.kafka.wire.messages import produce_body
 from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.spark.schema import HEADERS_ARROW
 
@@ -50,13 +50,13 @@ def test_another_client_reads_the_same_records(
     assert KERNEL is not None
     found = []
     for batch in Encoder(KERNEL, compression).encode(
-        Rows(columns(rows, skip)), np.arange(len(rows)), Stamp(77, 5, sequence), limit_bytes
+        Rows(columns(rows, skip)), np.arange(len(rows)), limit_bytes
     ):
-        assert batch.sequence == sequence
-        sequence = next_sequence(sequence, batch.records)
+        stamp(KERNEL, batch, Stamp(77, 5, sequence))
         read = MemoryRecords(bytes(batch.data)).next_batch()
         assert read.validate_crc()
-        assert (read.producer_id, read.producer_epoch, read.base_sequence) == (77, 5, batch.sequence)
+        assert (read.producer_id, read.producer_epoch, read.base_sequence) == (77, 5, sequence)
+        sequence = next_sequence(sequence, batch.records)
         assert read.is_transactional
         records = list(read)
         assert len(records) == batch.records

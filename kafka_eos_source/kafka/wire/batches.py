@@ -49,16 +49,16 @@ class Stamp:
 
 @dataclass
 class EncodedBatch:
-    """A record batch that is ready to be sent.
+    """A record batch that is ready to be sent once `stamp` has completed it.
 
     Attributes:
         records: number of records.
-        sequence: sequence number of the first record.
-        data: the bytes.
+        attributes: compression, and the mark of a transaction.
+        data: the bytes, in memory that may be written.
     """
 
     records: int
-    sequence: int
+    attributes: int
     data: memoryview
 
     @property
@@ -80,21 +80,18 @@ class Encoder:
         self._kernel = kernel
         self._attributes, self._compress = _codec(compression, level)
 
-    def encode(
-        self, rows: Rows, order: npt.NDArray[np.int64], stamp: Stamp, limit_bytes: int
-    ) -> Iterator[EncodedBatch]:
-        """Yields rows as batches with ascending sequence numbers.
+    def encode(self, rows: Rows, order: npt.NDArray[np.int64], limit_bytes: int) -> Iterator[EncodedBatch]:
+        """Yields rows as batches.
 
         Args:
             rows: rows of one topic.
             order: which of them belong to one partition, in their order.
-            stamp: of the first one.
             limit_bytes: largest batch before compression. A record that alone is larger gets a batch of its
                 own.
         """
         now_ms = time.time_ns() // 1_000_000
         taken = c_int64()
-        done, sequence = 0, stamp.sequence
+        done = 0
         enough = HEADER_BYTES + int(rows.encoded_sizes[order].sum())
         while done < len(order):
             rest = order[done:]
@@ -114,20 +111,23 @@ class Encoder:
                 if taken.value:
                     break
                 capacity = size
-            yield EncodedBatch(taken.value, sequence, self._finish(out, size, stamp, sequence))
+            yield EncodedBatch(taken.value, self._attributes | TRANSACTIONAL, self._compressed(out, size))
             done += taken.value
-            sequence = next_sequence(sequence, taken.value)
 
-    def _finish(self, out: npt.NDArray[np.uint8], size: int, stamp: Stamp, sequence: int) -> memoryview:
-        attributes = self._attributes | TRANSACTIONAL
-        if self._compress is not None:
-            packed = self._compress(out.data[HEADER_BYTES:size])
-            smaller = np.empty(HEADER_BYTES + len(packed), np.uint8)
-            smaller[:HEADER_BYTES] = out[:HEADER_BYTES]
-            smaller[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)
-            out, size = smaller, len(smaller)
-        self._kernel.stamp(out.ctypes.data, size, attributes, stamp.producer_id, stamp.epoch, sequence)
-        return out.data[:size]
+    def _compressed(self, out: npt.NDArray[np.uint8], size: int) -> memoryview:
+        if self._compress is None:
+            return out.data[:size]
+        packed = self._compress(out.data[HEADER_BYTES:size])
+        smaller = np.empty(HEADER_BYTES + len(packed), np.uint8)
+        smaller[:HEADER_BYTES] = out[:HEADER_BYTES]
+        smaller[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)
+        return smaller.data
+
+
+def stamp(kernel: Kernel, batch: EncodedBatch, owner: Stamp) -> None:
+    """Completes a batch's header: attributes, producer id, epoch, sequence, length and checksum."""
+    at = np.frombuffer(batch.data, np.uint8).ctypes.data
+    kernel.stamp(at, batch.size_bytes, batch.attributes, owner.producer_id, owner.epoch, owner.sequence)
 
 
 def next_sequence(sequence: int, records: int) -> int:
