@@ -229,7 +229,7 @@ def test_any_changed_byte_of_a_staged_part_is_detected(position: int, byte: byte
         changed[at] ^= 1
     else:
         changed[at : at + 1] = byte
-    damaged = StagedPart("", part.rows, part.size_bytes, part.crc32, inline=bytes(changed))
+    damaged = StagedPart("", part.rows, part.size_bytes, part.checksum, inline=bytes(changed))
     with pytest.raises(StagedPartError, match="damaged"):
         StagingFolder("nowhere").read("3", damaged)
 
@@ -248,7 +248,7 @@ def test_a_damaged_file_is_refused_before_any_record_is_sent(folder: StagingFold
 
 def test_a_part_with_a_wrong_row_count_is_refused(folder: StagingFolder) -> None:
     part = stage_batches(folder, value_only(3))
-    wrong = StagedPart(part.name, 4, part.size_bytes, part.crc32)
+    wrong = StagedPart(part.name, 4, part.size_bytes, part.checksum)
     with pytest.raises(StagedPartError, match="3 rows; expected 4"):
         StagedRows(folder, "3", [wrong])
 
@@ -401,7 +401,7 @@ _ESCAPING_NAMES = [
 
 def renamed_part(part: StagedPart, name: str) -> StagedPart:
     """Returns the part under another file name, with the right length and checksum."""
-    return StagedPart(name, part.rows, part.size_bytes, part.crc32)
+    return StagedPart(name, part.rows, part.size_bytes, part.checksum)
 
 
 @pytest.mark.parametrize("name", _ESCAPING_NAMES)

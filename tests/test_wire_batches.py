@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, next_sequence
-from kafka_eos_source.kafka.wire.connection import produce_body
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, Stamp, next_sequence, stamped
+from kafka_eos_source.kafka.wire.messages import produce_body
 from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.spark.schema import HEADERS_ARROW
 
@@ -49,14 +49,19 @@ def test_another_client_reads_the_same_records(
 ) -> None:
     assert KERNEL is not None
     found = []
-    for batch in Encoder(KERNEL, compression).encode(
-        Rows(columns(rows, skip)), np.arange(len(rows)), Stamp(77, 5, sequence), limit_bytes
+    described = Rows(columns(rows, skip))
+    described.partitions[:] = 4
+    for partition, sealed in Encoder(KERNEL, compression).seal(
+        described, described.by_partition(), limit_bytes
     ):
-        assert batch.sequence == sequence
-        sequence = next_sequence(sequence, batch.records)
-        read = MemoryRecords(bytes(batch.data)).next_batch()
+        assert partition == 4
+        before = bytes(sealed)
+        batch = stamped(KERNEL, sealed, Stamp(77, 5, sequence))
+        assert bytes(sealed) == before, "the same sealed batch gets another stamp in the next try"
+        read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
         assert read.validate_crc()
-        assert (read.producer_id, read.producer_epoch, read.base_sequence) == (77, 5, batch.sequence)
+        assert (read.producer_id, read.producer_epoch, read.base_sequence) == (77, 5, sequence)
+        sequence = next_sequence(sequence, batch.records)
         assert read.is_transactional
         records = list(read)
         assert len(records) == batch.records
@@ -73,9 +78,11 @@ def test_the_checksum_is_crc32c() -> None:
     """The check value of RFC 3720, and every length of the code that handles eight bytes at a time."""
     assert KERNEL is not None
     data = np.frombuffer(b"123456789" * 9, np.uint8)
-    assert KERNEL.crc32c(data.ctypes.data, 9) == 0xE3069283
+    assert KERNEL.crc32c(0, data.ctypes.data, 9) == 0xE3069283
     slow = [_crc32c(data[:length].tobytes()) for length in range(len(data))]
-    assert [KERNEL.crc32c(data.ctypes.data, length) for length in range(len(data))] == slow
+    assert [KERNEL.crc32c(0, data.ctypes.data, length) for length in range(len(data))] == slow
+    first = KERNEL.crc32c(0, data.ctypes.data, 20)
+    assert KERNEL.crc32c(first, data.ctypes.data + 20, 30) == slow[50]
 
 
 def _crc32c(data: bytes) -> int:
@@ -113,17 +120,27 @@ def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | N
             assert found == (murmur2(key) & 0x7FFFFFFF) % 7
         else:
             assert 0 <= found < 7
-    order = placed.by_partition()
-    assert [each for each, _ in order] == sorted(set(placed.partitions.tolist()))
-    assert sorted(row for _, part in order for row in part.tolist()) == list(range(len(rows)))
-    assert all(part.tolist() == sorted(part.tolist()) for _, part in order)
+    groups = placed.by_partition()
+    assert groups.partitions.tolist() == sorted(set(placed.partitions.tolist()))
+    expected = [
+        row for partition in groups.partitions for row in np.flatnonzero(placed.partitions == partition)
+    ]
+    assert groups.order.tolist() == expected
+    sizes = np.arange(len(rows)) + 1
+    assert groups.sums(sizes).tolist() == [
+        sizes[placed.partitions == partition].sum() for partition in groups.partitions
+    ]
+    some = groups.select(groups.partitions % 2 == 1)
+    assert some.partitions.tolist() == [each for each in groups.partitions if each % 2 == 1]
+    assert some.order.tolist() == [row for row in expected if placed.partitions[row] % 2 == 1]
+    assert some.ends.tolist() == np.cumsum(some.sums(np.ones(len(rows), np.int64))).tolist()
 
 
 def test_the_body_of_produce_is_what_kafka_python_encodes() -> None:
     from kafka.protocol.producer import ProduceRequest
 
     kind = ProduceRequest.TopicProduceData
-    batches = {"a": [(0, b"x" * 200), (7, b"y")], "é": [(1, b"")]}
+    batches = {"a": [(0, b"x" * 200), (7, b"y" * 62)], "é": [(1, b"z" * 61)]}
     for version in (9, 11, 12):
         request = ProduceRequest(
             transactional_id="t" * 130,
@@ -142,5 +159,8 @@ def test_the_body_of_produce_is_what_kafka_python_encodes() -> None:
             ],
             version=version,
         )
-        parts = {topic: [(n, memoryview(data)) for n, data in each] for topic, each in batches.items()}
+        parts = {
+            topic: [(n, EncodedBatch(1, 0, data[:61], memoryview(data[61:]))) for n, data in each]
+            for topic, each in batches.items()
+        }
         assert b"".join(produce_body("t" * 130, 9500, parts)) == bytes(request.encode())

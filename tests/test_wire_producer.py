@@ -87,7 +87,7 @@ def connected(coordinator: Coordinator) -> WireProducer:
     assert KERNEL is not None
     made = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"), KERNEL)
     made._cluster.close()
-    made._cluster = coordinator
+    made._cluster = made._transaction._cluster = coordinator
     return made
 
 
@@ -113,7 +113,7 @@ def test_no_two_transactions_have_the_same_epoch(batches: list[tuple[int, bool, 
             coordinator.faults = [NOT_COORDINATOR]
         producer.begin()
         coordinator.faults = []
-        used.append((producer._producer_id, producer._epoch))
+        used.append((producer._transaction.producer_id, producer._transaction.epoch))
         if end_is_lost and version >= 2:
             coordinator.faults = [None]
         producer.commit(soon())

@@ -41,7 +41,7 @@ def _no_epoch_of_its_own() -> None:
     begin = WireProducer.begin
 
     def begin_as_before(self: WireProducer) -> None:
-        self._epoch_is_used = False
+        self._transaction.epoch_is_used = False
         begin(self)
 
     WireProducer.begin = begin_as_before  # type: ignore[method-assign]

@@ -45,8 +45,10 @@ from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
+    InvalidRecordError,
     KafkaEosError,
     OutcomeUnknownError,
+    RestartQueryError,
     RetriableError,
     SinkRetryableError,
     SinkUnavailableError,
@@ -219,6 +221,25 @@ class Commit:
         self._progress.move(Step.COMMITTED)
         return self._result(Step.SKIPPED)
 
+    def _check_sealed(self, decision: Decision) -> None:
+        """Checks that the topic still has every partition for which tasks have encoded record batches.
+
+        Raises:
+            RestartQueryError: if the topic was deleted and created again with fewer partitions.
+        """
+        context, topic = self._context, self._context.request.topic
+        partitions = context.staged.sealed_partitions
+        if topic is None or partitions == 0:
+            return
+        try:
+            decision.producer.check_partitions({topic: partitions - 1}, context.deadline)
+        except InvalidRecordError as fewer:
+            raise RestartQueryError(
+                f"tasks encoded the batch for {partitions} partitions of topic {topic!r}, which has fewer "
+                "now: it was deleted and created again. Nothing of the batch was written.",
+                fix="restart the query a minute later; its tasks then encode the batch again.",
+            ) from fewer
+
     def _write(self, decision: Decision) -> Result:
         """Commits the batch: records, state, offsets and token in one transaction, and then the sinks."""
         context, batch = self._context, decision.batch
@@ -230,6 +251,7 @@ class Commit:
             # 1. Output topics exist and have enough partitions. Crash here ⇒ nothing has happened.
             self._progress.move(Step.CHECK)
             decision.producer.check_partitions(staged.topics, context.deadline)
+            self._check_sealed(decision)
         # 2. Sinks prepare. Crash here ⇒ the next owner finds work that no token names, and aborts it.
         self._progress.move(Step.PREPARE)
         token = self._token(decision, staged.rows)

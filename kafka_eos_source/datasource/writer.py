@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.stage.fanout import Plan, SinkPart
     from kafka_eos_source.stage.row_rules import RecordLimits
+    from kafka_eos_source.stage.sealing import SealingPlan
 
 #: Since PySpark 4.1, a stream writer can receive Arrow batches. Before, it receives rows.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -152,7 +153,7 @@ class _StagedSink:
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
-        return {**self.__dict__, "planned": self.planned, "limits": self.limits}
+        return {**self.__dict__, "planned": self.planned, "limits": self.limits, "sealing": self.sealing}
 
     @cached_property
     def limits(self) -> RecordLimits | None:
@@ -163,6 +164,14 @@ class _StagedSink:
         from kafka_eos_source.stage.record_limits import record_limits
 
         return record_limits(options.kafka, options.topic, options.dead_letter_topic)
+
+    @cached_property
+    def sealing(self) -> SealingPlan | None:
+        """How the tasks encode rows as record batches; None if they stage rows."""
+        from kafka_eos_source.stage.sealing_plan import sealing_plan
+
+        options = self.options
+        return sealing_plan(options.kafka, options.topic, options.transaction_client)
 
     @cached_property
     def planned(self) -> PlannedBatch | None:
@@ -218,6 +227,7 @@ class _StagedSink:
                 inline_bytes=self.options.staging_inline_bytes,
                 run_id=task.run_id,
                 topic=self.options.topic,
+                sealing=self.sealing,
             )
             dead = None if invalid is None else invalid.finish()
         except BaseException:

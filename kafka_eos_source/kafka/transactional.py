@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from kafka_eos_source.errors import (
     KafkaEosError,
     OutcomeUnknownError,
+    RestartQueryError,
     RetriableError,
 )
 from kafka_eos_source.kafka.admin import SourceAdmin
@@ -180,6 +181,24 @@ class TransactionalProducer(RecordProducer):
             UnavailableError: if no broker answers.
         """
         return self._source_admin().visible_topic_ids(topics)
+
+    def send_sealed(
+        self,
+        batches: Iterable[tuple[int, memoryview]],  # noqa: ARG002
+        topic: str,
+        deadline: Deadline,  # noqa: ARG002
+    ) -> None:
+        """Refuses record batches that tasks have encoded: librdkafka encodes records itself.
+
+        Raises:
+            RestartQueryError: always. Tasks encode for this client only if the process that planned the batch
+                has the C kernel, and this one does not.
+        """
+        raise RestartQueryError(
+            f"tasks encoded record batches for topic {topic!r}, but this process writes with librdkafka.",
+            fix="install the same build of kafka-eos for all Python processes of the driver, and set the "
+            "environment variables KAFKA_EOS_NATIVE and KAFKA_EOS_TRANSACTION_CLIENT alike for all of them.",
+        )
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Adds the group's offsets to the transaction (TxnOffsetCommit, KIP-98 and KIP-447).

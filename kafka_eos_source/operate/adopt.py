@@ -254,7 +254,7 @@ def _options(inspection: Inspection, location: str | None, *, adopts: bool) -> d
 class NoRows:
     """The staged rows of an empty batch."""
 
-    rows = 0
+    rows = sealed_partitions = 0
     topics: Mapping[str, int] = {}
     shards: Sequence[ShardReport] = ()
 

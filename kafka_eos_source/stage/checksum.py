@@ -1,4 +1,4 @@
-"""Checksums of staged parts: CRC-32C with the C kernel, CRC-32 (zlib) without it, which takes five times as long."""
+"""Checksums of staged parts: CRC-32C with the C kernel, else CRC-32, which takes five times as long."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from kafka_eos_source.kafka.kernel import choice
-
 #: Names of the two checksums.
 CRC32, CRC32C = "CRC-32", "CRC-32C"
 
 
-def updating(kind: str) -> Callable[[Any, int], int]:
-    """Returns a function that returns the checksum of bytes which follow others.
+def fastest() -> str:
+    """Returns the fastest checksum that this process can compute."""
+    from kafka_eos_source.kafka.kernel import choice  # loads a Kafka client
 
-    The function takes the bytes, which support the buffer protocol, and the checksum of those before; 0 = none
-    come before.
+    return CRC32 if choice().kernel is None else CRC32C
+
+
+def updating(kind: str) -> Callable[[Any, int], int]:
+    """Returns a function for the checksum of bytes that follow others.
+
+    It takes the bytes, as an object with a buffer, and the checksum of those before them; 0 = there are none.
 
     Args:
         kind: `CRC32` or `CRC32C`.
@@ -28,6 +32,8 @@ def updating(kind: str) -> Callable[[Any, int], int]:
     """
     if kind == CRC32:
         return zlib.crc32
+    from kafka_eos_source.kafka.kernel import choice
+
     kernel = choice().kernel
     if kind != CRC32C or kernel is None:
         raise LookupError(f"{kind}: {choice().why_not or 'it is not known'}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transaction_client import writes_sealed_batches
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.stage.sealing import SealingPlan
 
 _log = logging.getLogger(__name__)
 
@@ -21,29 +21,6 @@ _VALID_SECONDS = 60.0
 _WAIT_MS = 3_000
 
 _known: dict[str, tuple[float, SealingPlan | None]] = {}
-
-
-@dataclass(frozen=True)
-class SealingPlan:
-    """How tasks encode the rows of one topic as record batches.
-
-    Attributes:
-        topic: name of the topic.
-        partitions: number of its partitions.
-        topic_bytes: largest record batch that it accepts (``max.message.bytes``).
-        batch_bytes: largest record batch to make, before compression.
-        record_bytes: largest record, without compression (``message.max.bytes`` of the client).
-        compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
-        level: level of the compression; None = the codec's default.
-    """
-
-    topic: str
-    partitions: int
-    topic_bytes: int
-    batch_bytes: int
-    record_bytes: int
-    compression: str = "none"
-    level: int | None = None
 
 
 def sealing_plan(kafka: Mapping[str, str], topic: str | None, client: str) -> SealingPlan | None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile
-from kafka_eos_source.stage.checksum import CRC32, updating
+from kafka_eos_source.stage.checksum import CRC32, fastest, updating
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import unwritable
 
@@ -20,12 +20,12 @@ class Spool(WriteOnlyFile):
         folder: folder for the file; None = the bytes stay in memory.
         batch: name of the micro-batch in the folder.
         inline_bytes: maximum size in memory.
-        checksum_kind: checksum of a file. Bytes in memory have a CRC-32, so that a task with few rows does
-            not load the C kernel.
+        any_checksum: whether the reader can compute every checksum. Bytes in memory have a CRC-32, so that a
+            task with few rows does not load the C kernel.
     """
 
     def __init__(
-        self, folder: StagingFolder | None, batch: str, inline_bytes: int, checksum_kind: str = CRC32
+        self, folder: StagingFolder | None, batch: str, inline_bytes: int, *, any_checksum: bool = False
     ) -> None:
         self._folder = folder
         self._batch = batch
@@ -36,7 +36,7 @@ class Spool(WriteOnlyFile):
         self.size = 0
         self.checksum = 0
         self.checksum_kind = CRC32
-        self._file_checksum_kind = checksum_kind
+        self._any_checksum = any_checksum
         self._update = updating(CRC32)
 
     def write(self, data: Any) -> int:
@@ -73,7 +73,7 @@ class Spool(WriteOnlyFile):
     def _spill(self, folder: StagingFolder) -> None:
         folder.check_shared()
         self.name, self._file = folder.create(self._batch)
-        self.checksum_kind = self._file_checksum_kind
+        self.checksum_kind = fastest() if self._any_checksum else CRC32
         self._update = updating(self.checksum_kind)
         head, self._memory = self._memory, None
         self._to_file(head)
@@ -96,7 +96,7 @@ class PartStage:
         folder: folder for a file; None = the part always stays in memory.
         batch: name of the micro-batch in the folder.
         inline_bytes: maximum size of a part that stays in memory, for the commit message.
-        checksum_kind: checksum of a file (`Spool`).
+        any_checksum: whether the reader can compute every checksum.
     """
 
     def __init__(
@@ -105,9 +105,10 @@ class PartStage:
         folder: StagingFolder | None,
         batch: str,
         inline_bytes: int,
-        checksum_kind: str = CRC32,
+        *,
+        any_checksum: bool = False,
     ) -> None:
-        self._spool = Spool(folder, batch, inline_bytes, checksum_kind)
+        self._spool = Spool(folder, batch, inline_bytes, any_checksum=any_checksum)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
         self._rows = 0
 

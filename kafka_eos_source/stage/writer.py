@@ -12,10 +12,9 @@ from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.sealed_column import records_in
-from kafka_eos_source.stage.sealing_plan import SealingPlan
+from kafka_eos_source.stage.sealing import Sealer, SealingPlan, filled, sealed_schema
 from kafka_eos_source.stage.spool import PartStage
 
 
@@ -53,12 +52,9 @@ def stage(
     """
     sealer = None
     if sealing is not None:
-        from kafka_eos_source.stage.sealing import Sealer, sealed_schema  # loads a Kafka client
-
         schema = sealed_schema(schema)
         sealer = Sealer(sealing, schema)
-    kind = CRC32 if sealer is None else CRC32C
-    part = PartStage(schema, folder, batch, inline_bytes, kind)
+    part = PartStage(schema, folder, batch, inline_bytes, any_checksum=sealing is not None)
     meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
@@ -68,7 +64,7 @@ def stage(
             if shards is not None and each.column(CHANGES).null_count == 0:
                 shards += shard_parts(each)
                 with meter.staging():
-                    part.write(each if sealer is None else sealer.with_columns(each))
+                    part.write(each if sealer is None else filled(each, schema))
                 continue
             meter.add(each)
             with meter.staging():

@@ -1,7 +1,7 @@
 """Encodes records as Kafka's record batches, version 2 (KIP-98), with the C kernel.
 
-A batch is *sealed* when its records are encoded and compressed. It is *stamped* when its header also names the
-producer, the epoch and the sequence number that make it part of one transaction.
+A batch is *sealed* when its records are encoded and compressed. It is *stamped* when its header also names
+the producer, the epoch and the sequence number that make it part of one transaction.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ class EncodedBatch:
         sequence: sequence number of the first record.
         header: the first `HEADER_BYTES` bytes.
         body: the other bytes, which may be in memory that cannot be written.
+        is_final: whether the next try to write the records has the same batch.
     """
 
     records: int
     sequence: int
     header: bytes
     body: memoryview
+    is_final: bool = False
 
     @property
     def size_bytes(self) -> int:

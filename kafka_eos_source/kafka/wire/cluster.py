@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.wire.connection import Access, Connection, LoginRefusedError, Network
+from kafka_eos_source.kafka.wire.access import Access, LoginRefusedError
+from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.messages import versions_request
+from kafka_eos_source.kafka.wire.network import Network
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -25,7 +28,7 @@ T = TypeVar("T")
 
 GROUP, TRANSACTION = 0, 1
 
-_METADATA, _COORDINATOR, _LIST_OFFSETS, _API_VERSIONS = 12, 4, 7, 3
+_METADATA, _COORDINATOR, _LIST_OFFSETS = 12, 4, 7
 _LATEST = -1
 _DEFAULT_PORT = 9092
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
@@ -282,10 +285,7 @@ class Cluster:
 
     def features(self, connection: Connection, deadline: Deadline) -> Mapping[str, int]:
         """Asks a broker for the finalized features as they are now."""
-        request = ApiVersionsRequest(
-            client_software_name="kafka-eos", client_software_version="1", version=_API_VERSIONS
-        )
-        self.ask(connection, request, deadline)
+        self.ask(connection, versions_request(), deadline)
         return connection.features
 
     def close(self) -> None:

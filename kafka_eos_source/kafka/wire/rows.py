@@ -15,6 +15,8 @@ import pyarrow as pa
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.librdkafka import extras
 
+#: Rows without a key go to the same partition in stripes of at least this length.
+STRIPE_ROWS = 500
 _UNASSIGNED = -1
 #: Most bytes of a record's attributes, deltas and lengths, and of the lengths of one header.
 _FIELDS_BYTES, _HEADER_FIELDS_BYTES = 40, 10

@@ -1,0 +1,140 @@
+"""How to connect to a broker: TLS, the login, and the first requests of a connection."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.errors import KafkaError as KafkaPythonError
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from kafka_eos_source.kafka.api_versions import tls_context
+from kafka_eos_source.kafka.wire.messages import SOFTWARE, check_size, decoded, encoded, versions_request
+from kafka_eos_source.runtime.sockets import receive
+
+#: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
+_SESSION_SHARE = 0.85
+
+
+class LoginRefusedError(Exception):
+    """The broker refused the credentials."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to connect and log in.
+
+    Attributes:
+        kafka: librdkafka properties of TLS and SASL.
+        connect_seconds: limits each step of connecting: TCP, TLS, and each request of the login.
+        request_seconds: limits the answer to each request.
+    """
+
+    kafka: Mapping[str, str]
+    connect_seconds: float = 10.0
+    request_seconds: float = 10.0
+
+    @property
+    def client_id(self) -> str:
+        """The name of the client in the broker's quotas and logs."""
+        return self.kafka.get("client.id", SOFTWARE)
+
+    @property
+    def _protocol(self) -> str:
+        return self.kafka.get("security.protocol", "plaintext").lower()
+
+    def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
+        """Returns the socket with TLS, if the protocol asks for it."""
+        if not self._protocol.endswith("ssl"):
+            return plain
+        return tls_context(self.kafka).wrap_socket(plain, server_hostname=host)
+
+    def mechanism(self, host: str) -> tuple[str, Any] | None:
+        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login."""
+        if not self._protocol.startswith("sasl"):
+            return None
+        name = self.kafka.get("sasl.mechanisms", "GSSAPI").upper()
+        exchange = get_sasl_mechanism(name)(
+            host=host,
+            sasl_mechanism=name,
+            sasl_plain_username=self.kafka.get("sasl.username", ""),
+            sasl_plain_password=self.kafka.get("sasl.password", ""),
+        )
+        return name, exchange
+
+
+@dataclass
+class Session:
+    """What the first requests of a connection found.
+
+    Attributes:
+        versions: lowest and highest version by API key.
+        features: finalized levels by feature.
+        expires: when the session should be renewed, on the monotonic clock (KIP-368).
+        requests: number of requests that were sent.
+    """
+
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
+    expires: float = float("inf")
+    requests: int = 0
+
+    def learn(self, answer: Any, address: str) -> None:
+        """Takes over versions and features from an `ApiVersions` answer.
+
+        Raises:
+            ConnectionError: if the broker is too old.
+        """
+        if answer.error_code:
+            raise ConnectionError(f"broker {address} is older than Kafka 2.4")
+        self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        self.features = {each.name: each.max_version_level for each in answer.finalized_features or ()}
+
+
+def open_session(connection: socket.socket, host: str, address: str, access: Access) -> Session:
+    """Asks the broker for its versions and logs in, while the socket still blocks.
+
+    Args:
+        connection: the socket.
+        host: of the broker.
+        address: host and port, for messages.
+        access: the login.
+
+    Raises:
+        OSError: if the broker does not answer in time, or its answer is not one of Kafka's.
+        ValueError: if an answer is damaged.
+        LoginRefusedError: if the broker refuses the credentials.
+    """
+    session = Session()
+
+    def ask(request: Any) -> Any:
+        session.requests += 1
+        connection.sendall(encoded(request, session.requests, access.client_id))
+        (size,) = struct.unpack(">i", receive(connection, 4))
+        check_size(size, address)
+        return decoded(request, receive(connection, size), session.requests)
+
+    session.learn(ask(versions_request()), address)
+    login = access.mechanism(host)
+    if login is None:
+        return session
+    name, exchange = login
+    answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
+    if answer.error_code:
+        raise LoginRefusedError(f"the broker supports {', '.join(answer.mechanisms)}, not {name}")
+    while not exchange.is_done():
+        answer = ask(SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes(), version=1))
+        if answer.error_code:
+            raise LoginRefusedError(answer.error_message or f"error {answer.error_code}")
+        try:
+            exchange.receive(answer.auth_bytes)
+        except (ValueError, KafkaPythonError) as error:  # the broker does not know the password either
+            raise LoginRefusedError(f"the broker's answer to {name} is wrong: {error}") from error
+    if answer.session_lifetime_ms:
+        session.expires = time.monotonic() + answer.session_lifetime_ms / 1000 * _SESSION_SHARE
+    return session

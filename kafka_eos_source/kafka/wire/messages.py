@@ -1,0 +1,107 @@
+"""Encodes requests and decodes answers. Messages come from ``kafka-python``; only Produce is encoded here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.metadata import ApiVersionsRequest
+
+from kafka_eos_source.kafka.wire.batches import EncodedBatch
+
+#: What brokers log as the client's software, and the default client id.
+SOFTWARE = "kafka-eos"
+
+_LARGEST_ANSWER_BYTES = 100 << 20
+_PRODUCE, _API_VERSIONS_VERSION = 0, 3
+
+
+def versions_request() -> ApiVersionsRequest:
+    """Returns the request for the versions of requests, and for the finalized features."""
+    return ApiVersionsRequest(
+        client_software_name=SOFTWARE, client_software_version="1", version=_API_VERSIONS_VERSION
+    )
+
+
+def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
+    """Returns the bytes of a request, with its length and header."""
+    request.with_header(correlation_id=correlation_id, client_id=client_id)
+    return bytes(request.encode(framed=True, header=True))
+
+
+def check_size(size: int, address: str) -> None:
+    """Checks the length that precedes an answer.
+
+    Raises:
+        ConnectionError: if no broker sends such an answer.
+    """
+    if not 4 <= size <= _LARGEST_ANSWER_BYTES:
+        raise ConnectionError(f"{address} sent {size} bytes: it is not a Kafka broker")
+
+
+def decoded(request: Any, data: bytes, correlation_id: int) -> ApiMessage:
+    """Returns the answer to a request.
+
+    Raises:
+        ValueError: if the bytes are not that answer.
+    """
+    kind = request.header.get_response_class() if request.header is not None else _response_of(request)
+    (found,) = struct.unpack_from(">i", data)
+    if found != correlation_id:
+        raise ValueError(f"its correlation id is {found}, not {correlation_id}")
+    version = request.API_VERSION
+    is_flexible = kind.flexible_version_q(version) and kind.name != "ApiVersionsResponse"
+    return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+
+
+def _response_of(request: Any) -> Any:
+    request.with_header(correlation_id=0, client_id="")
+    return request.header.get_response_class()
+
+
+def produce_head(version: int, correlation_id: int, client_id: str, body_bytes: int) -> bytes:
+    """Returns the length and header that precede the body of a Produce request."""
+    name = client_id.encode()
+    head = struct.pack(">hhih", _PRODUCE, version, correlation_id, len(name)) + name + b"\0"
+    return struct.pack(">i", len(head) + body_bytes) + head
+
+
+def produce_body(
+    transactional_id: str,
+    timeout_ms: int,
+    topics: Mapping[str, Iterable[tuple[int, EncodedBatch]]],
+) -> list[bytes | memoryview]:
+    """Returns the body of a Produce request, version 9 to 12, without copying the batches.
+
+    Args:
+        transactional_id: of the producer.
+        timeout_ms: how long the leader waits for the in-sync replicas.
+        topics: partitions and their batches by topic, at most one batch for each partition.
+    """
+    out: list[bytes | memoryview] = []
+    head = _compact(transactional_id.encode()) + struct.pack(">hi", -1, timeout_ms)
+    head += _varint(len(topics) + 1)
+    for topic, partitions in topics.items():
+        parts = list(partitions)
+        head += _compact(topic.encode()) + _varint(len(parts) + 1)
+        for number, batch in parts:
+            size = struct.pack(">i", number) + _varint(batch.size_bytes + 1)
+            out += [head + size + batch.header, batch.body]
+            head = b"\0"  # no tags of the partition
+        head += b"\0"
+    out.append(head + b"\0")
+    return out
+
+
+def _compact(text: bytes) -> bytes:
+    return _varint(len(text) + 1) + text
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number >= 0x80:
+        out += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return out + bytes([number])

@@ -1,0 +1,303 @@
+"""The record batches of a transaction that no broker has acknowledged yet, by partition and in order."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError
+from kafka.protocol.producer import ProduceRequest
+
+from kafka_eos_source.errors import AbortableError, KafkaEosError, RestartQueryError, UnavailableError
+from kafka_eos_source.kafka.failure import is_transient, unreachable
+from kafka_eos_source.kafka.kernel import Kernel
+from kafka_eos_source.kafka.partition_counts import PartitionCounts
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, Stamp, next_sequence, stamped
+from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.messages import produce_body
+from kafka_eos_source.kafka.wire.transaction import OUT_OF_ORDER, TransactionRequests
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
+
+#: Largest Produce request.
+_REQUEST_BYTES = 1 << 20
+_TOPIC_CHECK_SECONDS = 10.0
+_TICK_SECONDS = 0.5
+_DUPLICATE = 46
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
+#: Batch sizes by cluster and topic, where the topic's ``max.message.bytes`` is smaller than ``batch.size``.
+_smaller_batches: dict[tuple[str, str], int] = {}
+
+
+@dataclass
+class _Partition:
+    """What one transaction writes to one partition.
+
+    Attributes:
+        waiting: batches without an acknowledgement, in order.
+        sent: how many of them are in flight.
+        sequence: of the next record.
+        end: offset after the last acknowledged record.
+        is_enlisted: whether the coordinator knows that the transaction writes here (version 1).
+    """
+
+    waiting: deque[EncodedBatch] = field(default_factory=deque)
+    sent: int = 0
+    sequence: int = 0
+    end: int = 0
+    is_enlisted: bool = False
+
+
+class RecordQueue:
+    """Stamps the record batches of one transaction, and sends them to the leaders of their partitions.
+
+    After an error the queue drains: it waits for the answers to all requests in flight, asks for leaders
+    again, and sends everything that was not acknowledged again, in order.
+
+    Args:
+        cluster: the brokers.
+        kernel: the C kernel.
+        transaction: whose producer id and epoch the batches get.
+        counts: partition counts of topics.
+        acks_ms: how long a leader waits for the in-sync replicas.
+
+    Attributes:
+        records: number of records without an acknowledgement.
+        bytes: size of their batches.
+        in_flight: number of Produce requests without an answer.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        kernel: Kernel,
+        transaction: TransactionRequests,
+        counts: PartitionCounts,
+        acks_ms: int,
+    ) -> None:
+        self.records = self.bytes = self.in_flight = 0
+        self._cluster = cluster
+        self._kernel = kernel
+        self._transaction = transaction
+        self._counts = counts
+        self._acks_ms = acks_ms
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._must_drain = False
+        self._failure: KafkaEosError | None = None
+
+    def add(self, topic: str, batches: Iterable[tuple[int, memoryview]], *, is_final: bool = False) -> None:
+        """Stamps batches with producer id, epoch and sequence, and enqueues them.
+
+        Call it only while a transaction is open.
+
+        Args:
+            topic: the topic.
+            batches: its next sealed batches, in order, each with its partition. Their memory must not change
+                until they are acknowledged.
+            is_final: whether the next try has the same batches, because a task has encoded them.
+        """
+        owner = self._transaction
+        for number, sealed in batches:
+            partition = self._partitions.setdefault(TopicPartition(topic, number), _Partition())
+            batch = stamped(self._kernel, sealed, Stamp(owner.producer_id, owner.epoch, partition.sequence))
+            batch.is_final = is_final
+            partition.sequence = next_sequence(partition.sequence, batch.records)
+            partition.waiting.append(batch)
+            self.records += batch.records
+            self.bytes += batch.size_bytes
+
+    def end_of(self, tp: TopicPartition) -> int:
+        """Returns the offset after the last acknowledged record of this transaction; 0 if there is none."""
+        found = self._partitions.get(tp)
+        return 0 if found is None else found.end
+
+    def batch_bytes(self, topic: str, wanted: int) -> int:
+        """Returns the largest batch that a topic accepts, as far as it is known; at most ``wanted``."""
+        return min(wanted, _smaller_batches.get((self._cluster.bootstrap, topic), wanted))
+
+    def raise_if_failed(self) -> None:
+        """Raises the error with which a batch failed, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def send(self, deadline: Deadline, *, until_bytes: int) -> None:
+        """Sends batches until at most that many bytes wait for an acknowledgement."""
+        if self.bytes and not self._must_drain:
+            self._fill(deadline)  # the brokers work while the caller prepares the next batches
+            self._cluster.network.wait(0)
+        pauses: Pauses | None = None
+        next_check = Deadline.after_seconds(_TOPIC_CHECK_SECONDS)
+        while self.bytes > until_bytes:
+            self.raise_if_failed()
+            if deadline.expired:
+                raise self._expired(deadline)
+            if next_check.expired:
+                self._counts.clear()
+                self._counts.check(dict.fromkeys({tp.topic for tp in self._unsent()}, -1), deadline)
+                next_check = Deadline.after_seconds(_TOPIC_CHECK_SECONDS)
+            if self._must_drain and self.in_flight == 0:
+                pauses = pauses or Pauses(deadline, 0.01, 0.5)
+                pauses.wait()
+                self._recover(deadline)
+            if not self._must_drain:
+                self._fill(deadline)
+            if self.bytes > until_bytes:
+                self._cluster.network.wait(deadline.remaining_seconds(_TICK_SECONDS))
+        self.raise_if_failed()
+
+    def _unsent(self) -> list[TopicPartition]:
+        return [tp for tp, state in self._partitions.items() if state.waiting]
+
+    def _recover(self, deadline: Deadline) -> None:
+        """Asks for leaders again, and prepares to send everything that was not acknowledged, in order."""
+        for state in self._partitions.values():
+            state.sent = 0
+        self._cluster.ask_another()
+        try:
+            self._cluster.metadata({tp.topic for tp in self._unsent()}, deadline)
+            self._must_drain = False
+        except TemporaryError as error:
+            self._cluster.complain(error)
+
+    def _fill(self, deadline: Deadline) -> None:
+        """Sends the next batch of each partition, to every leader that has room."""
+        by_leader: dict[int, list[TopicPartition]] = {}
+        missing = []
+        for tp, state in self._partitions.items():
+            if state.sent < len(state.waiting):
+                node = self._cluster.leader(tp)
+                if node is None:
+                    missing.append(tp)
+                else:
+                    by_leader.setdefault(node, []).append(tp)
+        if missing:
+            self._cluster.complain(f"{missing[0]} has no leader")
+            self._must_drain = True
+            return
+        try:
+            if self._transaction.version < 2:
+                self._enlist([tp for tps in by_leader.values() for tp in tps], deadline)
+            for node, tps in by_leader.items():
+                connection = self._cluster.broker(node)
+                random.shuffle(tps)  # so that no partition waits for the others for long
+                while connection.has_room and self._send_one(connection, tps):
+                    pass
+        except TemporaryError as error:
+            self._cluster.complain(error)
+            self._must_drain = True
+
+    def _send_one(self, connection: Connection, tps: Collection[TopicPartition]) -> bool:
+        """Sends one request with at most one batch for each partition; returns whether there was any."""
+        size = 0
+        topics: dict[str, list[tuple[int, EncodedBatch]]] = {}
+        sent: list[tuple[TopicPartition, EncodedBatch]] = []
+        for tp in tps:
+            state = self._partitions[tp]
+            if state.sent >= len(state.waiting):
+                continue
+            batch = state.waiting[state.sent]
+            if sent and size + batch.size_bytes > _REQUEST_BYTES:
+                continue
+            size += batch.size_bytes
+            state.sent += 1
+            sent.append((tp, batch))
+            topics.setdefault(tp.topic, []).append((tp.partition, batch))
+        if not sent:
+            return False
+        version = connection.version(ProduceRequest, 12 if self._transaction.version >= 2 else 11, 9)
+        body = produce_body(self._transaction.transactional_id, self._acks_ms, topics)
+        request = ProduceRequest(acks=-1, version=version)
+        self.in_flight += 1
+        connection.send(request, lambda answer, error: self._on_produced(sent, answer, error), body)
+        return True
+
+    def _on_produced(
+        self,
+        sent: list[tuple[TopicPartition, EncodedBatch]],
+        answer: Any,
+        error: Exception | None,
+    ) -> None:
+        self.in_flight -= 1
+        if error is not None:
+            self._cluster.complain(error)
+            self._must_drain = True
+            return
+        answers = {
+            TopicPartition(topic.name, each.index): each
+            for topic in answer.responses
+            for each in topic.partition_responses
+        }
+        for tp, batch in sent:
+            found = answers.get(tp)
+            if found is None:
+                self._fail(AbortableError(f"the broker's answer does not mention {tp}"))
+            else:
+                self._on_batch(tp, batch, found.error_code, found.base_offset, found.error_message)
+
+    def _on_batch(
+        self, tp: TopicPartition, batch: EncodedBatch, code: int, offset: int, text: str | None
+    ) -> None:
+        state = self._partitions[tp]
+        if code in (0, _DUPLICATE):
+            if not state.waiting or state.waiting[0] is not batch:
+                # an earlier batch failed, perhaps after it was appended; both are sent again in order, and
+                # the broker recognises what it has
+                self._must_drain = True
+                return
+            if offset >= 0:
+                state.end = max(state.end, offset + batch.records)
+            state.waiting.popleft()
+            state.sent -= 1
+            self.records -= batch.records
+            self.bytes -= batch.size_bytes
+            return
+        failure = KafkaError(code, text) if text else KafkaError(code)
+        self._cluster.complain(f"{tp}: {failure.str()}")
+        is_first = bool(state.waiting) and state.waiting[0] is batch
+        if code == OUT_OF_ORDER and not is_first:
+            self._must_drain = True  # an earlier batch failed
+        elif code in _TOO_LARGE and batch.is_final:
+            self._fail(
+                RestartQueryError(
+                    f"topic {tp.topic!r} does not accept a record batch of {batch.size_bytes:,} bytes: its "
+                    "max.message.bytes was lowered after tasks had encoded the batch.",
+                    fix="restart the query a minute later; its tasks then encode smaller batches.",
+                )
+            )
+        elif code in _TOO_LARGE and batch.records > 1:
+            key = self._cluster.bootstrap, tp.topic
+            _smaller_batches[key] = min(_smaller_batches.get(key, batch.size_bytes), batch.size_bytes // 2)
+            self._fail(
+                AbortableError(
+                    f"topic {tp.topic!r} does not accept a batch of {batch.size_bytes:,} bytes; the next try "
+                    "sends batches of half that size"
+                )
+            )
+        elif is_transient(failure) or code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._must_drain = True
+        else:
+            self._fail(
+                self._transaction.explained(
+                    failure, f"writing records to {tp} under {self._transaction.transactional_id!r}"
+                )
+            )
+
+    def _enlist(self, tps: Iterable[TopicPartition], deadline: Deadline) -> None:
+        """Tells the coordinator about partitions to which the transaction has not written yet."""
+        new = [tp for tp in tps if not self._partitions[tp].is_enlisted]
+        if new:
+            self._transaction.add_partitions(new, deadline)
+        for tp in new:
+            self._partitions[tp].is_enlisted = True
+
+    def _fail(self, error: KafkaEosError) -> None:
+        self._failure = self._failure or error
+
+    def _expired(self, deadline: Deadline) -> UnavailableError:
+        return unreachable(self._cluster.bootstrap, deadline.budget_seconds * 1000, self._cluster.complaint)

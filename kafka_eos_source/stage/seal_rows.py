@@ -1,0 +1,83 @@
+"""Encodes staged rows as sealed record batches, with the C kernel."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.kafka.failure import record_too_large
+from kafka_eos_source.kafka.kernel import choice
+from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches, records_of
+from kafka_eos_source.kafka.wire.rows import STRIPE_ROWS, Groups, Rows
+from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
+from kafka_eos_source.stage.sealing import LEAST_BYTES, SealingPlan, filled
+
+#: Largest binary column.
+_COLUMN_BYTES = (1 << 31) - 1
+
+
+def seal_rows(
+    batches: list[pa.RecordBatch], plan: SealingPlan, schema: pa.Schema
+) -> tuple[pa.RecordBatch, pa.RecordBatch] | None:
+    """Seals the rows of partitions that have enough of them.
+
+    Args:
+        batches: the rows, in order.
+        plan: how to encode them.
+        schema: of the rows and of the result, `sealing.sealed_schema`.
+
+    Returns:
+        The sealed batches, and the other rows with the partitions that were chosen for them. None if the rows
+        cannot be sealed: this executor has no kernel, although the driver has, or they are too large.
+
+    Raises:
+        InvalidRecordError: if a record is larger than the client or the topic accepts.
+    """
+    kernel = choice().kernel
+    if kernel is None or sum(each.nbytes for each in batches) > _COLUMN_BYTES:
+        return None
+    (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    rows = Rows({name: batch.column(name) for name in schema.names if name not in (SEALED, CHANGES)})
+    largest = int(rows.sizes.max(initial=0))
+    if largest > plan.record_bytes:
+        raise record_too_large(largest, plan.topic)
+    rows.place(kernel, plan.partitions, random.randrange(plan.partitions), STRIPE_ROWS)
+    groups = rows.by_partition()
+    is_enough = groups.sums(rows.sizes) >= LEAST_BYTES
+    sealed = _fitting(Encoder(kernel, plan.compression, plan.level), rows, groups.select(is_enough), plan)
+    if sealed.data.nbytes > _COLUMN_BYTES:
+        return None
+    return _of_sealed(sealed, schema), _rest(batch, rows, groups.select(~is_enough))
+
+
+def _fitting(encoder: Encoder, rows: Rows, groups: Groups, plan: SealingPlan) -> SealedBatches:
+    """Seals rows as batches that the topic accepts."""
+    limit = plan.batch_bytes
+    while True:
+        sealed = encoder.seal(rows, groups, limit)
+        too_large = next((each for _, each in sealed if len(each) > plan.topic_bytes), None)
+        if too_large is None:
+            return sealed
+        if records_of(too_large) == 1:
+            raise record_too_large(len(too_large), plan.topic)
+        limit //= 2
+
+
+def _of_sealed(sealed: SealedBatches, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns sealed batches as rows of a part, without copying them."""
+    offsets: npt.NDArray[np.int32] = np.zeros(len(sealed) + 1, np.int32)
+    offsets[1:] = sealed.ends
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(sealed.data)]
+    column = pa.Array.from_buffers(pa.binary(), len(sealed), buffers)
+    partitions = pa.array(sealed.partitions, pa.int32())
+    return filled(pa.RecordBatch.from_arrays([partitions, column], [PARTITION, SEALED]), schema)
+
+
+def _rest(batch: pa.RecordBatch, rows: Rows, groups: Groups) -> pa.RecordBatch:
+    """Returns some rows with their partitions."""
+    at = batch.schema.get_field_index(PARTITION)
+    placed = batch.set_column(at, batch.schema.field(PARTITION), pa.array(rows.partitions))
+    return placed.take(pa.array(groups.order))

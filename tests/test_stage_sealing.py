@@ -1,0 +1,241 @@
+"""Tasks seal rows as record batches, and the driver sends them: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record.memory_records import MemoryRecords
+
+from kafka_eos_source.commit.transaction import _sealed
+from kafka_eos_source.errors import InvalidRecordError, StagedPartError
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, stamped
+from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
+from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage.checksum import CRC32, CRC32C
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.sealing import SealingPlan
+from kafka_eos_source.stage.writer import stage
+
+KERNEL = kernel.choice().kernel
+pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+
+PARTITIONS = 5
+PLAN = SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=1000)
+SCHEMA = pa.schema([STAGED_ARROW.field(name) for name in ("key", "value", "partition", "headers")])
+
+#: key, partition, size of the value
+_ROW = st.tuples(
+    st.none() | st.sampled_from([b"a", b"b", b"c"]), st.none() | st.integers(0, 4), st.integers(0, 60)
+)
+#: Arrow batches of rows of tasks
+_TASKS = st.lists(st.lists(st.lists(_ROW, min_size=1, max_size=12), max_size=4), min_size=1, max_size=5)
+
+
+def numbered(tasks: Sequence[Sequence[Sequence[tuple[Any, ...]]]]) -> list[list[pa.RecordBatch]]:
+    """Returns the batches of each task. Each value begins with the row's number, in the order of tasks."""
+    number, found = 0, []
+    for task in tasks:
+        found.append([])
+        for rows in task:
+            values = [b"%05d" % (number + index) + b"x" * row[2] for index, row in enumerate(rows)]
+            number += len(rows)
+            columns = [
+                pa.array([row[0] for row in rows], pa.binary()),
+                pa.array(values, pa.binary()),
+                pa.array([row[1] for row in rows], pa.int32()),
+                pa.array(
+                    [[{"key": "n", "value": b"%d" % len(each)}] for each in values],
+                    SCHEMA.field("headers").type,
+                ),
+            ]
+            found[-1].append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    return found
+
+
+def staged(
+    batches: Sequence[pa.RecordBatch],
+    plan: SealingPlan | None = PLAN,
+    folder: StagingFolder | None = None,
+    inline: int = 1 << 30,
+) -> StagedPart:
+    return stage(batches, SCHEMA, folder=folder, batch="3", inline_bytes=inline, topic="out", sealing=plan)
+
+
+class RecordingQueue:
+    """A `RecordQueue` whose broker acknowledges every batch, and keeps it."""
+
+    def __init__(self) -> None:
+        self.records = self.bytes = 0
+        self.logs: dict[int, list[tuple[bytes | None, bytes]]] = {}
+        self.batches = 0
+
+    def add(self, topic: str, batches: Any, *, is_final: bool = False) -> None:
+        assert topic == "out"
+        assert KERNEL is not None
+        for partition, sealed in batches:
+            batch = stamped(KERNEL, sealed, Stamp(7, 1, 0))
+            read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
+            assert read.validate_crc()
+            records = list(read)
+            for each in records:
+                assert each.headers == [("n", b"%d" % len(each.value))]
+            self.logs.setdefault(partition, []).extend((each.key, each.value) for each in records)
+            self.records += len(records)
+            self.batches += 1
+
+    def send(self, deadline: Deadline, *, until_bytes: int) -> None:
+        """Has nothing to wait for."""
+
+    def batch_bytes(self, topic: str, wanted: int) -> int:
+        return wanted
+
+
+def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None, least: int = 1) -> RecordingQueue:
+    """Sends parts as a commit does."""
+    assert KERNEL is not None
+    producer = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"), KERNEL)
+    queue: Any = RecordingQueue()
+    producer._queue = queue
+    producer._counts._ask = lambda _topic, _deadline: PARTITIONS
+    deadline = Deadline.after_seconds(60)
+    rows = StagedRows(folder or StagingFolder("/nowhere"), "3", parts)
+    for batch in rows.batches():
+        if SEALED in batch.schema.names:
+            producer.send_sealed(_sealed(batch), "out", deadline)
+        else:
+            producer.send(batch, "out", deadline)
+    producer._encode(deadline)
+    producer.close()
+    assert producer.enqueued == rows.rows == queue.records
+    return queue
+
+
+@given(_TASKS, st.integers(50, 2000), st.integers(1, 600), st.sampled_from([0, 200, 10**6]))
+@settings(max_examples=200)
+def test_every_record_arrives_once_and_in_the_order_of_the_tasks(
+    tasks: list[list[list[tuple[Any, ...]]]], collect: int, least: int, waiting: int
+) -> None:
+    given_batches = numbered(tasks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sealing, "_COLLECT_BYTES", collect)
+        patch.setattr(sealing, "LEAST_BYTES", least)
+        patch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", least)
+        patch.setattr(sealing, "_WAITING_BYTES", waiting)
+        parts = [staged(batches) for batches in given_batches]
+    assert [part.rows for part in parts] == [sum(map(len, task)) for task in tasks]
+    logs = sent(parts).logs
+    rows = [
+        row
+        for task in given_batches
+        for batch in task
+        for row in zip(
+            *(batch.column(name).to_pylist() for name in ("key", "value", "partition")), strict=True
+        )
+    ]
+    assert sorted(value for log in logs.values() for _, value in log) == [value for _, value, _ in rows]
+    where = {value: (key, partition) for partition, log in logs.items() for key, value in log}
+    for key, value, partition in rows:
+        assert where[value][0] == key
+        assert partition is None or where[value][1] == partition
+    keyed = [value for key, value, partition in rows if key is not None or partition is not None]
+    for log in logs.values():
+        mine = [value for _, value in log if value in set(keyed)]
+        assert mine == sorted(mine), "rows with a key or a partition keep their order"
+
+
+def test_a_task_seals_large_partitions_and_leaves_small_ones_to_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 tasks with 1,000 partitions must not make 64,000 batches."""
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 2000)
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 2000)
+    large = [(None, 0, 60)] * 40
+    small = [(None, partition, 10) for partition in range(1, PARTITIONS)]
+    parts = [staged(batches) for batches in numbered([[[*large, *small]]] * 30)]
+    queue = sent(parts)
+    assert all(part.sealed_partitions == PARTITIONS for part in parts)
+    tables = [pa.ipc.open_stream(part.inline).read_all() for part in parts]
+    assert all(each.num_rows - each[SEALED].null_count > 0 for each in tables)
+    assert [each[SEALED].null_count for each in tables] == [PARTITIONS - 1] * 30
+    # 30 tasks with some batches of partition 0; the others' rows are merged into full batches
+    of_small = sum(-(-30 * 60 // 300) for _ in small)
+    assert queue.batches <= sum(each.num_rows - each[SEALED].null_count for each in tables) + of_small * 2
+
+
+def test_few_rows_travel_as_rows() -> None:
+    part = staged(numbered([[[(b"a", None, 3)] * 10]])[0])
+    table = pa.ipc.open_stream(part.inline).read_all()
+    assert (table.num_rows, table[SEALED].null_count) == (10, 10)
+    assert part.checksum_kind == CRC32
+
+
+def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 10)
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 10)
+    (batches,) = numbered([[[(b"a", None, 60)]]])
+    for plan in (
+        SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=50),
+        SealingPlan("out", PARTITIONS, topic_bytes=100, batch_bytes=100, record_bytes=1000),
+    ):
+        with pytest.raises(
+            InvalidRecordError, match=r"writing a record of .* to topic 'out'.*MSG_SIZE_TOO_LARGE"
+        ):
+            staged(batches, plan)
+
+
+def test_batches_that_compression_enlarges_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 10)
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 10)
+    noise = np.random.default_rng(1).bytes(30 * 60)
+    values = pa.array([noise[at : at + 60] for at in range(0, len(noise), 60)], pa.binary())
+    batch = pa.RecordBatch.from_arrays([values], ["value"])
+    plan = SealingPlan("out", 1, topic_bytes=700, batch_bytes=700, record_bytes=1000, compression="gzip")
+    part = stage([batch], batch.schema, folder=None, batch="3", inline_bytes=0, topic="out", sealing=plan)
+    sealed = pa.ipc.open_stream(part.inline).read_all()[SEALED].drop_null()
+    assert len(sealed) > 2
+    assert max(len(each.as_py()) for each in sealed) <= 700
+    assert part.rows == 30
+
+
+def test_a_file_has_the_kernels_checksum_and_damage_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 100)
+    folder = StagingFolder(str(tmp_path / "staging"))
+    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], folder=folder, inline=0)
+    assert part.checksum_kind == CRC32C
+    assert sum(map(len, sent([part], folder).logs.values())) == 30
+    (file,) = (tmp_path / "staging" / "3").iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StagedPartError, match="CRC-32C"):
+        StagedRows(folder, "3", [part])
+
+
+@given(st.integers(61, 400), st.integers(1, 40))
+def test_the_kernel_never_writes_beyond_its_buffer(limit: int, count: int) -> None:
+    """The bound for the number of batches and bytes holds for every size of record."""
+    assert KERNEL is not None
+    sizes = [(7 * index) % 90 for index in range(count)]
+    columns = {"value": pa.array([b"v" * size for size in sizes], pa.binary())}
+    from kafka_eos_source.kafka.wire.rows import Rows
+
+    rows = Rows(columns)
+    rows.place(KERNEL, 3, 0, 1)
+    sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
+    assert sum(int.from_bytes(each[57:61], "big") for _, each in sealed) == count
