@@ -220,6 +220,8 @@ def no_sleep(_seconds: float) -> None:
 class ModelRows:
     """Staged rows that are kept in memory."""
 
+    sealed_partitions = 0
+
     def __init__(self, rows: Iterable[str], shards: Sequence[ShardReport] = ()) -> None:
         self._rows = list(rows)
         self.shards = shards
