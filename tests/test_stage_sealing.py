@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.commit.transaction import _sealed
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
@@ -26,6 +25,7 @@ from kafka_eos_source.stage import sealing
 from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.sealed_column import sealed_batches
 from kafka_eos_source.stage.sealing import SealingPlan
 from kafka_eos_source.stage.writer import stage
 
@@ -114,7 +114,7 @@ def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None, least
     rows = StagedRows(folder or StagingFolder("/nowhere"), "3", parts)
     for batch in rows.batches():
         if SEALED in batch.schema.names:
-            producer.send_sealed(_sealed(batch), "out", deadline)
+            producer.send_sealed(sealed_batches(batch), "out", deadline)
         else:
             producer.send(batch, "out", deadline)
     producer._encode(deadline)

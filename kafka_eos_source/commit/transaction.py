@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import pyarrow as pa
 
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed
@@ -20,7 +18,8 @@ from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicParti
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.spark.schema import PARTITION, SEALED, TOPIC
+from kafka_eos_source.spark.schema import SEALED, TOPIC
+from kafka_eos_source.stage.sealed_column import sealed_batches
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class Transaction:
             # dead letters name their topic, even if the option `topic` is set
             topic = None if TOPIC in batch.schema.names else self._request.topic
             if SEALED in batch.schema.names:
-                producer.send_sealed(_sealed(batch), str(topic), deadline)
+                producer.send_sealed(sealed_batches(batch), str(topic), deadline)
             else:
                 producer.send(batch, topic, deadline)
             self._sent_bytes += batch.nbytes
@@ -295,12 +294,6 @@ class Transaction:
             if now.get(topic) != before.get(topic, now.get(topic)):
                 raise AbortableError(f"output topic {topic!r} was deleted and created again meanwhile")
         return recreated
-
-
-def _sealed(batch: pa.RecordBatch) -> Iterator[tuple[int, memoryview]]:
-    """Yields the sealed batches in an Arrow batch, each with its partition."""
-    for partition, sealed in zip(batch.column(PARTITION), batch.column(SEALED), strict=True):
-        yield partition.as_py(), memoryview(sealed.as_buffer())
 
 
 def _recreated(topic_ids: Mapping[str, str], own: OwnOffsets) -> set[str]:

@@ -25,6 +25,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
 
+#: Arrow needs buffers that begin at a multiple of this address; packed batches are padded to it.
+_ALIGNMENT = 8
 #: Most bytes in a binary column, because its offsets are signed 32-bit numbers.
 _COLUMN_BYTES = 2**31 - 1
 
@@ -110,8 +112,16 @@ def column(packed: Sequence[pa.Buffer]) -> pa.BinaryArray:
 
 
 def values(packed: pa.BinaryArray) -> Iterator[pa.Buffer]:
-    """Yields the values of a binary column, which are not copied; skips nulls."""
-    return (each.as_buffer() for each in packed if each.is_valid)
+    """Yields the values of a binary column, which are not copied unless they are unaligned; skips nulls."""
+    _, offsets, data = packed.buffers()
+    if data is None or packed.null_count == len(packed):
+        return
+    # a scalar of Arrow's is a copy of its value
+    bounds = np.frombuffer(offsets, np.int32, len(packed) + 1, packed.offset * 4).tolist()
+    for index, is_valid in enumerate(packed.is_valid().to_pylist()):
+        if is_valid:
+            value = data.slice(bounds[index], bounds[index + 1] - bounds[index])
+            yield value if value.address % _ALIGNMENT == 0 else pa.py_buffer(value.to_pybytes())
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from kafka.protocol.metadata import ApiVersionsRequest
@@ -21,6 +23,8 @@ from kafka_eos_source.kafka.wire.messages import check_size, decoded, encoded, p
 #: among the last five of a producer and partition.
 MOST_IN_FLIGHT = 5
 
+#: Buffers of one system call; no system accepts fewer than 16, and Linux accepts 1,024.
+_MOST_BUFFERS = 256 if sys.platform == "linux" else 16
 _READ_BYTES = 64 << 10
 
 Buffers = Sequence[bytes | memoryview]
@@ -152,11 +156,15 @@ class Connection:
         """Writes as much as the socket takes."""
         try:
             while self._out:
-                sent = self.socket.send(self._out[0])
-                if sent == len(self._out[0]):
-                    self._out.popleft()
+                if isinstance(self.socket, ssl.SSLSocket):  # which cannot send several buffers at once
+                    sent = self.socket.send(self._out[0])
                 else:
-                    self._out[0] = self._out[0][sent:]
+                    sent = self.socket.sendmsg(list(islice(self._out, _MOST_BUFFERS)))
+                while sent:
+                    first = self._out.popleft()
+                    if sent < len(first):
+                        self._out.appendleft(first[sent:])
+                    sent -= min(sent, len(first))
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:

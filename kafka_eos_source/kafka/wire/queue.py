@@ -26,6 +26,8 @@ from kafka_eos_source.runtime.retry import Pauses
 
 #: Largest Produce request.
 _REQUEST_BYTES = 1 << 20
+#: A request of this size is sent without a look for another batch that fits.
+_ENOUGH_BYTES = _REQUEST_BYTES * 3 // 4
 _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
 _DUPLICATE = 46
@@ -198,6 +200,8 @@ class RecordQueue:
         topics: dict[str, list[tuple[int, EncodedBatch]]] = {}
         sent: list[tuple[TopicPartition, EncodedBatch]] = []
         for tp in tps:
+            if size > _ENOUGH_BYTES:
+                break
             state = self._partitions[tp]
             if state.sent >= len(state.waiting):
                 continue
