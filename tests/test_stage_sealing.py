@@ -175,6 +175,12 @@ def test_a_task_seals_large_partitions_and_leaves_small_ones_to_the_driver(
     assert queue.batches <= sum(each.num_rows - each[SEALED].null_count for each in tables) + of_small * 2
 
 
+def test_rows_that_are_lost_while_they_are_sealed_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing.Sealer, "finish", lambda self: iter(self._collected[1:]))
+    with pytest.raises(AssertionError, match="received 6 rows, but staged 4"):
+        staged(numbered([[[(b"a", None, 3)] * 2] * 3])[0])
+
+
 def test_few_rows_travel_as_rows() -> None:
     part = staged(numbered([[[(b"a", None, 3)] * 10]])[0])
     table = pa.ipc.open_stream(part.inline).read_all()

@@ -38,11 +38,16 @@ from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
+from kafka_eos_source.stage import seal_rows, sealing
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
 _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
+
+
+#: Tasks seal rows from this size on, so that the small batches of these tests have sealed batches and rows.
+sealing.LEAST_BYTES = seal_rows.LEAST_BYTES = 200
 
 
 class Checkpoint:

@@ -53,8 +53,12 @@ def _lose_a_record() -> None:
     def lossy(send: Any) -> Any:
         return lambda self, rows, topic, deadline: send(self, rows.slice(1), topic, deadline)
 
+    def lossy_for_sealed(send_sealed: Any) -> Any:
+        return lambda self, batches, topic, deadline: send_sealed(self, list(batches)[1:], topic, deadline)
+
     for client in _CLIENTS:
         client.send = lossy(client.send)  # type: ignore[method-assign]
+        client.send_sealed = lossy_for_sealed(client.send_sealed)  # type: ignore[method-assign]
 
 
 def _no_count_check() -> None:

@@ -54,7 +54,7 @@ def scenario_of_version(
 def test_t150_a_killed_driver_neither_loses_nor_doubles_records(scenario_of_version: Scenario) -> None:
     scenario = scenario_of_version
     scenario.feed(200)
-    for step in [*STEPS, "commit.before_commit", "commit.after_commit"]:
+    for step in [*STEPS, "commit.within_sealed", "commit.before_commit", "commit.after_commit"]:
         killed = scenario.start(f"{step}=kill@{scenario.once(step)}")
         assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
         assert scenario.once(step).exists(), f"{step} was not reached:\n{killed.tail()}"

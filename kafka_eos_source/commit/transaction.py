@@ -152,6 +152,7 @@ class Transaction:
             topic = None if TOPIC in batch.schema.names else self._request.topic
             if SEALED in batch.schema.names:
                 producer.send_sealed(sealed_batches(batch), str(topic), deadline)
+                failpoints.reach("commit.within_sealed")
             else:
                 producer.send(batch, topic, deadline)
             self._sent_bytes += batch.nbytes

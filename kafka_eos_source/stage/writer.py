@@ -57,10 +57,12 @@ def stage(
     part = PartStage(schema, folder, batch, inline_bytes, any_checksum=sealing is not None)
     meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
+    taken = 0
     try:
         for each in batches:
             if not each.num_rows:
                 continue
+            taken += each.num_rows
             if shards is not None and each.column(CHANGES).null_count == 0:
                 shards += shard_parts(each)
                 with meter.staging():
@@ -76,6 +78,8 @@ def stage(
         failpoints.reach("stage.before_close")
         with meter.staging():
             staged = part.finish()
+        if staged.rows != taken:
+            raise AssertionError(f"the task received {taken} rows, but staged {staged.rows}")
     except BaseException:
         part.discard()
         raise
