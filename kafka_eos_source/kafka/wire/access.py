@@ -14,8 +14,16 @@ from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_eos_source.kafka.api_versions import tls_context
-from kafka_eos_source.kafka.wire.messages import SOFTWARE, check_size, decoded, encoded, versions_request
-from kafka_eos_source.runtime.sockets import receive
+from kafka_eos_source.kafka.wire.messages import (
+    SOFTWARE,
+    check_size,
+    decoded,
+    encoded,
+    features_of,
+    versions_request,
+)
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.sockets import limit, receive
 
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
@@ -31,7 +39,7 @@ class Access:
 
     Attributes:
         kafka: librdkafka properties of TLS and SASL.
-        connect_seconds: limits each step of connecting: TCP, TLS, and each request of the login.
+        connect_seconds: limits connecting: TCP, TLS, and the login.
         request_seconds: limits the answer to each request.
     """
 
@@ -93,10 +101,12 @@ class Session:
         if answer.error_code:
             raise ConnectionError(f"broker {address} is older than Kafka 2.4")
         self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-        self.features = {each.name: each.max_version_level for each in answer.finalized_features or ()}
+        self.features = features_of(answer)
 
 
-def open_session(connection: socket.socket, host: str, address: str, access: Access) -> Session:
+def open_session(
+    connection: socket.socket, host: str, address: str, access: Access, deadline: Deadline
+) -> Session:
     """Asks the broker for its versions and logs in, while the socket still blocks.
 
     Args:
@@ -104,6 +114,7 @@ def open_session(connection: socket.socket, host: str, address: str, access: Acc
         host: of the broker.
         address: host and port, for messages.
         access: the login.
+        deadline: for all requests.
 
     Raises:
         OSError: if the broker does not answer in time, or its answer is not one of Kafka's.
@@ -114,10 +125,11 @@ def open_session(connection: socket.socket, host: str, address: str, access: Acc
 
     def ask(request: Any) -> Any:
         session.requests += 1
+        limit(connection, deadline)
         connection.sendall(encoded(request, session.requests, access.client_id))
-        (size,) = struct.unpack(">i", receive(connection, 4))
+        (size,) = struct.unpack(">i", receive(connection, 4, deadline))
         check_size(size, address)
-        return decoded(request, receive(connection, size), session.requests)
+        return decoded(request, receive(connection, size, deadline), session.requests)
 
     session.learn(ask(versions_request()), address)
     login = access.mechanism(host)

@@ -18,7 +18,6 @@ from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, 
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.wire.access import Access, LoginRefusedError
 from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.messages import versions_request
 from kafka_eos_source.kafka.wire.network import Network
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -50,7 +49,11 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
-        self._access = Access(kafka, request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000)
+        self._access = Access(
+            kafka,
+            connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
+            request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000,
+        )
         self._login = Login(config)
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, Connection] = {}
@@ -134,7 +137,7 @@ class Cluster:
             addresses = [*candidates, *_addresses(self.bootstrap)]
             for host, port in addresses:
                 try:
-                    self._any = self._connect(host, port)
+                    self._any = self._connect(host, port, deadline)
                     break
                 except TemporaryError:
                     if deadline.expired:
@@ -149,7 +152,7 @@ class Cluster:
         if chosen is not None:
             chosen.fail(ConnectionAbortedError("another broker is asked"))
 
-    def broker(self, node: int) -> Connection:
+    def broker(self, node: int, deadline: Deadline) -> Connection:
         """Returns the connection to a broker.
 
         Raises:
@@ -162,7 +165,7 @@ class Cluster:
             raise TemporaryError(f"broker {node} is not in the cluster's metadata")
         if found is not None:
             found.fail(ConnectionAbortedError("its session ends soon"))
-        self._connections[node] = made = self._connect(*self._brokers[node])
+        self._connections[node] = made = self._connect(*self._brokers[node], deadline)
         if found is not None:
             made.muted_until = found.muted_until  # the broker's quota applies to the client
         return made
@@ -199,7 +202,9 @@ class Cluster:
             KafkaException: with the error of the topic.
             TemporaryError: if no broker answers.
         """
-        (found,) = self.metadata([topic], deadline).topics
+        found = next((each for each in self.metadata([topic], deadline).topics if each.name == topic), None)
+        if found is None:
+            raise TemporaryError(f"the answer does not mention topic {topic!r}")
         if found.error_code:
             raise KafkaException(KafkaError(found.error_code))
         return len(found.partitions)
@@ -221,7 +226,7 @@ class Cluster:
             by_leader.setdefault(node, {}).setdefault(tp.topic, []).append(tp.partition)
         found: dict[TopicPartition, int] = {}
         for node, topics in by_leader.items():
-            connection = self.broker(node)
+            connection = self.broker(node, deadline)
             version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
             kind = ListOffsetsRequest.ListOffsetsTopic
             request = ListOffsetsRequest(
@@ -250,6 +255,8 @@ class Cluster:
                     if each.error_code:
                         raise KafkaException(KafkaError(each.error_code))
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
+        for tp in wanted - found.keys():
+            raise TemporaryError(f"the leader's answer does not mention {tp}")
         return found
 
     def coordinator(self, kind: int, key: str, deadline: Deadline) -> Connection:
@@ -266,14 +273,18 @@ class Cluster:
             named = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
             request = FindCoordinatorRequest(key_type=kind, version=version, **named)
             answer = self.ask(connection, request, deadline)
-            found = answer.coordinators[0] if version >= 4 else answer
+            found = answer
+            if version >= 4:
+                found = next((each for each in answer.coordinators if each.key == key), None)
+            if found is None:
+                raise TemporaryError(f"the answer of {connection.address} does not mention {key!r}")
             if found.error_code:
                 raise KafkaException(KafkaError(found.error_code))
             node = found.node_id
             self._brokers[node] = (found.host, found.port)
             self._coordinators[kind, key] = node
         try:
-            return self.broker(node)
+            return self.broker(node, deadline)
         except TemporaryError:
             self.forget_coordinator(kind, key)
             raise
@@ -283,20 +294,17 @@ class Cluster:
         self.ask_another()
         self._coordinators.pop((kind, key), None)
 
-    def features(self, connection: Connection, deadline: Deadline) -> Mapping[str, int]:
-        """Asks a broker for the finalized features as they are now."""
-        self.ask(connection, versions_request(), deadline)
-        return connection.features
-
     def close(self) -> None:
         """Closes all connections."""
         self.network.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _connect(self, host: str, port: int) -> Connection:
+    def _connect(self, host: str, port: int, deadline: Deadline) -> Connection:
+        if deadline.expired:
+            raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
         try:
-            return self.network.connect(host, port, self._access)
+            return self.network.connect(host, port, self._access, deadline)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
             raise self._no_connection(host, port, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:

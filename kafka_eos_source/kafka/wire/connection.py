@@ -18,6 +18,8 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka.wire.access import Access, open_session
 from kafka_eos_source.kafka.wire.messages import check_size, decoded, encoded, produce_head
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.sockets import limit
 
 #: Requests that may wait for an answer on one connection. Brokers recognise a batch that was sent again only
 #: among the last five of a producer and partition.
@@ -46,6 +48,7 @@ class Connection:
         host: of the broker.
         port: of the broker.
         access: TLS and login.
+        deadline: for connecting, which also has its own limit.
         on_end: called once when the connection ends, before the socket is closed.
 
     Attributes:
@@ -55,7 +58,14 @@ class Connection:
         failure: why the connection ended; None = it works.
     """
 
-    def __init__(self, host: str, port: int, access: Access, on_end: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        access: Access,
+        deadline: Deadline,
+        on_end: Callable[[Connection], None],
+    ) -> None:
         self._access = access
         self._on_end = on_end
         self.address = f"{host}:{port}"
@@ -64,11 +74,16 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
         self.muted_until = 0.0
-        self.socket = socket.create_connection((host, port), access.connect_seconds)
+        seconds = deadline.remaining_seconds(access.connect_seconds)
+        if not seconds:
+            raise TimeoutError(f"no time is left to connect to {self.address}")
+        soon = Deadline.after_seconds(seconds)
+        self.socket = socket.create_connection((host, port), seconds)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            limit(self.socket, soon)
             self.socket = access.wrapped(self.socket, host)
-            self._session = open_session(self.socket, host, self.address, access)
+            self._session = open_session(self.socket, host, self.address, access, soon)
             self.socket.setblocking(False)
         except BaseException:
             self.socket.close()
@@ -94,12 +109,16 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether another request may be sent now."""
+        """Whether another request of many may be sent now.
+
+        No more requests follow when the session ends soon (KIP-368): once all are answered, `Cluster.broker`
+        opens another connection.
+        """
         return (
             self.failure is None
             and len(self._in_flight) < MOST_IN_FLIGHT
             and not self._out
-            and time.monotonic() >= self.muted_until
+            and self.muted_until <= time.monotonic() < self.expires
         )
 
     def version(self, kind: Any, highest: int, lowest: int = 0) -> int:

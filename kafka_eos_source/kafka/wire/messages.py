@@ -25,6 +25,11 @@ def versions_request() -> ApiVersionsRequest:
     )
 
 
+def features_of(answer: Any) -> dict[str, int]:
+    """Returns the finalized levels by feature, from an `ApiVersions` answer."""
+    return {each.name: each.max_version_level for each in answer.finalized_features or ()}
+
+
 def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
     """Returns the bytes of a request, with its length and header."""
     request.with_header(correlation_id=correlation_id, client_id=client_id)

@@ -7,6 +7,7 @@ import time
 
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 class Network:
@@ -14,29 +15,35 @@ class Network:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._connections: set[Connection] = set()
+        #: The events that the selector waits for, by connection.
+        self._connections: dict[Connection, int] = {}
 
-    def connect(self, host: str, port: int, access: Access) -> Connection:
+    def connect(self, host: str, port: int, access: Access, deadline: Deadline) -> Connection:
         """Connects and logs in.
 
         Raises:
             OSError: if that is not possible.
             LoginRefusedError: if the broker refuses the credentials.
         """
-        connection = Connection(host, port, access, self.forget)
+        connection = Connection(host, port, access, deadline, self.forget)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        self._connections.add(connection)
+        self._connections[connection] = selectors.EVENT_READ
         return connection
 
     def wait(self, seconds: float) -> None:
-        """Serves every connection once; waits up to that long if nothing has arrived."""
-        now = time.monotonic()
-        for connection in self._connections:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
-            self._selector.modify(connection.socket, events, connection)
-            seconds = min(seconds, max(0.0, connection.next_event - now))
+        """Serves every connection once; waits up to that long if nothing has arrived.
+
+        Without a connection nothing can arrive, so callers look for brokers again instead of waiting.
+        """
         if not self._connections:
-            time.sleep(min(seconds, 0.01))
+            return
+        now = time.monotonic()
+        for connection, before in self._connections.items():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
+            if events != before:
+                self._selector.modify(connection.socket, events, connection)
+                self._connections[connection] = events
+            seconds = min(seconds, max(0.0, connection.next_event - now))
         for key, events in self._selector.select(seconds):
             connection = key.data
             if events & selectors.EVENT_WRITE and connection.failure is None:
@@ -49,7 +56,7 @@ class Network:
     def forget(self, connection: Connection) -> None:
         """Stops serving a connection that ended."""
         if connection in self._connections:
-            self._connections.discard(connection)
+            del self._connections[connection]
             self._selector.unregister(connection.socket)
 
     def close(self) -> None:

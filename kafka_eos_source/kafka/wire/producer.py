@@ -20,7 +20,13 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError, UnavailableError
+from kafka_eos_source.errors import (
+    AbortableError,
+    KafkaEosError,
+    OutcomeUnknownError,
+    RetriableError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify
 from kafka_eos_source.kafka.kernel import Kernel
@@ -62,10 +68,10 @@ class State(enum.Enum):
 #: Every legal move. `close` is legal in every state.
 _MOVES: Mapping[State, frozenset[State]] = {
     State.NEW: frozenset({State.READY}),
-    State.READY: frozenset({State.OPEN, State.READY}),
-    State.OPEN: frozenset({State.READY, State.FAILED, State.UNKNOWN}),
+    State.READY: frozenset({State.OPEN}),
+    State.OPEN: frozenset({State.FAILED, State.UNKNOWN}),
     State.FAILED: frozenset({State.UNKNOWN}),
-    State.UNKNOWN: frozenset({State.UNKNOWN}),
+    State.UNKNOWN: frozenset({State.READY}),
     State.CLOSED: frozenset(),
 }
 
@@ -149,6 +155,7 @@ class WireProducer:
         self._collected = self._new_collection()
         self._queue = self._new_queue()
         self._cluster.complaint = ""
+        self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
         try:
             self._transaction.begin(deadline)
         except UnavailableError as error:
@@ -212,6 +219,10 @@ class WireProducer:
         with self._failing():
             self._encode(deadline)
             self._queue.send(deadline, until_bytes=0)
+            if self._queue.acknowledged != self.enqueued:
+                raise AbortableError(
+                    f"brokers acknowledged {self._queue.acknowledged} of {self.enqueued} records"
+                )
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Adds the group's offsets to the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
@@ -220,6 +231,7 @@ class WireProducer:
             AbortableError, UnavailableError: if the request failed; see `failure.classify`.
         """
         with self._failing():
+            self._transaction.confirm_version(deadline)
             if self._transaction.version < 2:
                 self._transaction.add_offsets(group_id, deadline)
             send_in_parts(self._connection, offsets, group_id, deadline, self._transaction.commit_offsets)
@@ -233,10 +245,12 @@ class WireProducer:
         """
         if self._state is not State.OPEN or self.queued:
             raise AssertionError(f"{self._state}, and {self.queued} records were not acknowledged")
+        with self._failing():
+            self._transaction.confirm_version(deadline)
+        self._move(State.UNKNOWN)  # whatever happens now, only the answer to EndTxn changes that
         try:
             self._transaction.end(True, deadline)
         except KafkaEosError as error:
-            self._move(State.UNKNOWN)
             raise OutcomeUnknownError(f"the commit was sent, but not confirmed: {error}") from error
         self._move(State.READY)
 

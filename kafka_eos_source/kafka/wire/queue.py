@@ -17,7 +17,7 @@ from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Stamp, next_sequence, stamped
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.connection import MOST_IN_FLIGHT, Connection
 from kafka_eos_source.kafka.wire.messages import produce_body
 from kafka_eos_source.kafka.wire.transaction import OUT_OF_ORDER, TransactionRequests
 from kafka_eos_source.model import TopicPartition
@@ -44,6 +44,9 @@ class _Partition:
     Attributes:
         waiting: batches without an acknowledgement, in order.
         sent: how many of them are in flight.
+        most: how many may be in flight. It is 1 until the broker has acknowledged a batch after `begin` or an
+            error: a leader that knows nothing of this producer accepts any sequence number, so it might take
+            the second batch although it refused the first.
         sequence: of the next record.
         end: offset after the last acknowledged record.
         is_enlisted: whether the coordinator knows that the transaction writes here (version 1).
@@ -51,9 +54,15 @@ class _Partition:
 
     waiting: deque[EncodedBatch] = field(default_factory=deque)
     sent: int = 0
+    most: int = 1
     sequence: int = 0
     end: int = 0
     is_enlisted: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another batch may be sent now."""
+        return self.sent < min(len(self.waiting), self.most)
 
 
 class RecordQueue:
@@ -71,6 +80,7 @@ class RecordQueue:
 
     Attributes:
         records: number of records without an acknowledgement.
+        acknowledged: number of records that brokers have acknowledged.
         bytes: size of their batches.
         in_flight: number of Produce requests without an answer.
     """
@@ -83,7 +93,7 @@ class RecordQueue:
         counts: PartitionCounts,
         acks_ms: int,
     ) -> None:
-        self.records = self.bytes = self.in_flight = 0
+        self.records = self.acknowledged = self.bytes = self.in_flight = 0
         self._cluster = cluster
         self._kernel = kernel
         self._transaction = transaction
@@ -149,7 +159,7 @@ class RecordQueue:
                 self._recover(deadline)
             if not self._must_drain:
                 self._fill(deadline)
-            if self.bytes > until_bytes:
+            if self.bytes > until_bytes and (self.in_flight or not self._must_drain):
                 self._cluster.network.wait(deadline.remaining_seconds(_TICK_SECONDS))
         self.raise_if_failed()
 
@@ -159,7 +169,7 @@ class RecordQueue:
     def _recover(self, deadline: Deadline) -> None:
         """Asks for leaders again, and prepares to send everything that was not acknowledged, in order."""
         for state in self._partitions.values():
-            state.sent = 0
+            state.sent, state.most = 0, 1
         self._cluster.ask_another()
         try:
             self._cluster.metadata({tp.topic for tp in self._unsent()}, deadline)
@@ -172,7 +182,7 @@ class RecordQueue:
         by_leader: dict[int, list[TopicPartition]] = {}
         missing = []
         for tp, state in self._partitions.items():
-            if state.sent < len(state.waiting):
+            if state.is_due:
                 node = self._cluster.leader(tp)
                 if node is None:
                     missing.append(tp)
@@ -186,7 +196,9 @@ class RecordQueue:
             if self._transaction.version < 2:
                 self._enlist([tp for tps in by_leader.values() for tp in tps], deadline)
             for node, tps in by_leader.items():
-                connection = self._cluster.broker(node)
+                if self._must_drain:  # an answer that arrived meanwhile was an error
+                    return
+                connection = self._cluster.broker(node, deadline)
                 random.shuffle(tps)  # so that no partition waits for the others for long
                 while connection.has_room and self._send_one(connection, tps):
                     pass
@@ -203,7 +215,7 @@ class RecordQueue:
             if size > _ENOUGH_BYTES:
                 break
             state = self._partitions[tp]
-            if state.sent >= len(state.waiting):
+            if not state.is_due:
                 continue
             batch = state.waiting[state.sent]
             if sent and size + batch.size_bytes > _REQUEST_BYTES:
@@ -258,6 +270,8 @@ class RecordQueue:
                 state.end = max(state.end, offset + batch.records)
             state.waiting.popleft()
             state.sent -= 1
+            state.most = MOST_IN_FLIGHT
+            self.acknowledged += batch.records
             self.records -= batch.records
             self.bytes -= batch.size_bytes
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.producer import (
@@ -15,13 +15,17 @@ from kafka.protocol.producer import (
 )
 
 from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError
-from kafka_eos_source.kafka.failure import FENCED_FIX, classify
+from kafka_eos_source.kafka.failure import FENCED_FIX, classify, kafka_error
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
+from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.messages import features_of, versions_request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 T = TypeVar("T")
+
+_FEATURE = "transaction.version"
 
 #: The broker expects another sequence number.
 OUT_OF_ORDER = 45
@@ -30,6 +34,8 @@ OUT_OF_ORDER = 45
 _FENCED = frozenset({KafkaError.INVALID_PRODUCER_EPOCH, 90, KafkaError.INVALID_PRODUCER_ID_MAPPING})
 #: The broker did not look at a partition, because it refused another one of the request.
 _NOT_ATTEMPTED = 55
+#: The right broker answers, and asks for patience.
+_BUSY = frozenset({KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})
 #: Errors that end this transaction, and nothing else.
 _ABORTABLE = frozenset(
     {
@@ -41,6 +47,25 @@ _ABORTABLE = frozenset(
         120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
     }
 )
+
+
+class _Level:
+    """The finalized level of ``transaction.version``, which a request asks for.
+
+    Attributes:
+        is_asked: whether the answer is to come.
+        found: the level; None = not known.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = True
+        self.found: int | None = None
+
+    def take(self, answer: Any, error: Exception | None) -> None:
+        """Takes the answer, or the error instead of one."""
+        self.is_asked = False
+        if error is None:
+            self.found = features_of(answer).get(_FEATURE, 0)
 
 
 class TransactionRequests:
@@ -65,33 +90,57 @@ class TransactionRequests:
         self.epoch_is_used = False
         self._cluster = cluster
         self._timeout_ms = timeout_ms
+        self._level = _Level()
 
     def begin(self, deadline: Deadline) -> None:
         """Takes an epoch that no transaction has used.
+
+        The level of ``transaction.version`` that the coordinator told last decides how the transaction works.
+        The request for the present level is sent now, and `confirm_version` takes its answer, so that no
+        transaction has to wait for it.
 
         Raises:
             FencedError: if another producer took over.
             UnavailableError: if no coordinator answered in time.
             KafkaEosError: if the coordinator refuses.
         """
-        self.version = self._transaction_version(deadline)
+        connection = self._transactional(
+            f"beginning a transaction of transactional id {self.transactional_id!r}",
+            deadline,
+            lambda connection: connection,
+        )
+        self.version = connection.features.get(_FEATURE, 0)
+        self._level = _Level()
+        connection.send(versions_request(), self._level.take)
         if self.epoch_is_used:
             self.init(self.producer_id, self.epoch, deadline)
         self.epoch_is_used = True
 
-    def _transaction_version(self, deadline: Deadline) -> int:
-        """Returns the finalized ``transaction.version`` as it is now."""
+    def confirm_version(self, deadline: Deadline) -> None:
+        """Checks that ``transaction.version`` had not been lowered when this transaction began.
 
-        def ask() -> int:
-            connection = self._cluster.coordinator(TRANSACTION, self.transactional_id, deadline)
-            return self._cluster.features(connection, deadline).get("transaction.version", 0)
+        Brokers that went back to version 1 still accept every request of a transaction of version 2, but do
+        not protect the next transaction from late requests of this one.
 
-        doing = f"beginning a transaction of transactional id {self.transactional_id!r}"
-        return self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+        Raises:
+            AbortableError: if it had been lowered.
+            UnavailableError: if no coordinator answered in time.
+        """
+        level = self._level
+        while level.is_asked and not deadline.expired:
+            self._cluster.network.wait(deadline.remaining_seconds(1.0))
+        if level.found is None:
+
+            def ask(connection: Connection) -> None:
+                level.take(self._cluster.ask(connection, versions_request(), deadline), None)
+
+            doing = f"confirming the transaction of transactional id {self.transactional_id!r}"
+            self._transactional(doing, deadline, ask)
+        if level.found is not None and level.found < self.version:
+            raise AbortableError(f"transaction.version was lowered from {self.version} to {level.found}")
 
     def init(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
-        def ask() -> None:
-            connection = self._cluster.coordinator(TRANSACTION, self.transactional_id, deadline)
+        def ask(connection: Connection) -> None:
             version = connection.version(InitProducerIdRequest, 5)
             request = InitProducerIdRequest(
                 transactional_id=self.transactional_id,
@@ -101,18 +150,17 @@ class TransactionRequests:
                 version=version,
             )
             answer = self._cluster.ask(connection, request, deadline)
-            check(answer.error_code)
+            check(answer.error_code, f"coordinator {connection.address}")
             self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
             self.epoch_is_used = False
 
         doing = f"initialising transactional id {self.transactional_id!r}"
-        self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+        self._transactional(doing, deadline, ask)
 
     def end(self, commit: bool, deadline: Deadline) -> None:
         """Sends EndTxn, the same request again while its outcome is open, and takes over the next epoch."""
 
-        def ask() -> None:
-            connection = self._cluster.coordinator(TRANSACTION, self.transactional_id, deadline)
+        def ask(connection: Connection) -> None:
             highest = 5 if self.version >= 2 else 4
             version = connection.version(EndTxnRequest, highest)
             if self.version >= 2 and version < highest:
@@ -125,18 +173,19 @@ class TransactionRequests:
                 version=version,
             )
             answer = self._cluster.ask(connection, request, deadline)
-            check(answer.error_code)
-            if self.version >= 2:
-                self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            check(answer.error_code, f"coordinator {connection.address}")
+            before = self.producer_id, self.epoch
+            after = answer.producer_id, answer.producer_epoch
+            if self.version >= 2 and min(after) >= 0 and (after[0] != before[0] or after[1] > before[1]):
+                self.producer_id, self.epoch = after
                 self.epoch_is_used = False
 
         verb = "committing" if commit else "aborting"
         doing = f"{verb} the transaction of transactional id {self.transactional_id!r}"
-        self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+        self._transactional(doing, deadline, ask)
 
     def add_offsets(self, group_id: str, deadline: Deadline) -> None:
-        def ask() -> None:
-            connection = self._cluster.coordinator(TRANSACTION, self.transactional_id, deadline)
+        def ask(connection: Connection) -> None:
             request = AddOffsetsToTxnRequest(
                 transactional_id=self.transactional_id,
                 producer_id=self.producer_id,
@@ -144,18 +193,18 @@ class TransactionRequests:
                 group_id=group_id,
                 version=connection.version(AddOffsetsToTxnRequest, 3),
             )
-            check(self._cluster.ask(connection, request, deadline).error_code)
+            answer = self._cluster.ask(connection, request, deadline)
+            check(answer.error_code, f"coordinator {connection.address}")
 
         doing = f"adding the offsets of group {group_id!r} to the transaction"
-        self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+        self._transactional(doing, deadline, ask)
 
-    def commit_offsets(self, offsets: Iterable[GroupOffset], group_id: str, deadline: Deadline) -> None:
+    def commit_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         topics: dict[str, list[GroupOffset]] = {}
         for each in offsets:
             topics.setdefault(each.tp.topic, []).append(each)
 
-        def ask() -> None:
-            connection = self._cluster.coordinator(GROUP, group_id, deadline)
+        def ask(connection: Connection) -> None:
             version = connection.version(TxnOffsetCommitRequest, 5 if self.version >= 2 else 3)
             kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
             request = TxnOffsetCommitRequest(
@@ -187,21 +236,34 @@ class TransactionRequests:
                 version=version,
             )
             answer = self._cluster.ask(connection, request, deadline)
+            accepted = set()
             for topic in answer.topics:
                 for each in topic.partitions:
-                    check(each.error_code, TopicPartition(topic.name, each.partition_index))
+                    tp = TopicPartition(topic.name, each.partition_index)
+                    check(each.error_code, f"coordinator {connection.address}, {tp}")
+                    accepted.add(tp)
+            _check_complete({each.tp for each in offsets}, accepted, connection)
 
         doing = f"committing offsets of group {group_id!r}"
         self._coordinated(doing, deadline, GROUP, group_id, ask)
 
-    def _coordinated(self, doing: str, deadline: Deadline, kind: int, key: str, ask: Callable[[], T]) -> T:
-        """Asks a coordinator, and looks for it again after each failure."""
+    def _transactional(self, doing: str, deadline: Deadline, ask: Callable[[Connection], T]) -> T:
+        return self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+
+    def _coordinated(
+        self, doing: str, deadline: Deadline, kind: int, key: str, ask: Callable[[Connection], T]
+    ) -> T:
+        """Asks a coordinator, and looks for it again after a failure that another broker may not have."""
 
         def once() -> T:
             try:
-                return ask()
-            except (TemporaryError, KafkaException):
+                return ask(self._cluster.coordinator(kind, key, deadline))
+            except TemporaryError:
                 self._cluster.forget_coordinator(kind, key)
+                raise
+            except KafkaException as failure:
+                if kafka_error(failure).code() not in _BUSY:
+                    self._cluster.forget_coordinator(kind, key)
                 raise
 
         return self._cluster.retried(doing, deadline, once, self.explained)
@@ -220,8 +282,7 @@ class TransactionRequests:
         for tp in tps:
             topics.setdefault(tp.topic, []).append(tp.partition)
 
-        def ask() -> None:
-            connection = self._cluster.coordinator(TRANSACTION, self.transactional_id, deadline)
+        def ask(connection: Connection) -> None:
             version = connection.version(AddPartitionsToTxnRequest, 3)
             kind = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
             request = AddPartitionsToTxnRequest(
@@ -234,25 +295,33 @@ class TransactionRequests:
                 version=version,
             )
             answer = self._cluster.ask(connection, request, deadline)
-            refused = {
+            codes = {
                 TopicPartition(topic.name, each.partition_index): each.partition_error_code
                 for topic in answer.results_by_topic_v3_and_below
                 for each in topic.results_by_partition
-                if each.partition_error_code
             }
+            refused = {tp: code for tp, code in codes.items() if code}
             reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
             for tp, code in reasons.items():
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     # the coordinator has not heard of a new topic yet
                     raise TemporaryError(f"{tp} is unknown to {connection.address}")
-                check(code, tp)
+                check(code, f"coordinator {connection.address}, {tp}")
+            _check_complete(set(tps), codes.keys(), connection)
 
         doing = f"adding partitions to the transaction of {self.transactional_id!r}"
-        self._coordinated(doing, deadline, TRANSACTION, self.transactional_id, ask)
+        self._transactional(doing, deadline, ask)
 
 
-def check(code: int, tp: TopicPartition | None = None) -> None:
-    """Raises the broker's error, if there is one; the text names the partition that it concerns."""
+def check(code: int, where: str) -> None:
+    """Raises the broker's error, if there is one; the text names the broker or partition that it concerns."""
     if code:
-        error = KafkaError(code)
-        raise KafkaException(error if tp is None else KafkaError(code, f"{tp}: {error.str()}"))
+        raise KafkaException(KafkaError(code, f"{where}: {KafkaError(code).str()}"))
+
+
+def _check_complete(
+    asked: Collection[TopicPartition], answered: Collection[TopicPartition], connection: Connection
+) -> None:
+    missing = set(asked) - set(answered)
+    if missing:
+        raise TemporaryError(f"the answer of {connection.address} does not mention {min(missing)}")

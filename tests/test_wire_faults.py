@@ -1,0 +1,401 @@
+"""The native client against brokers that refuse, lose, delay, cut and damage requests and answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from wire_cluster import (
+    CONCURRENT,
+    LAST_EPOCH,
+    NOT_COORDINATOR,
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER,
+    OUT_OF_ORDER,
+    Fault,
+    WireCluster,
+)
+
+from kafka_eos_source.errors import (
+    AbortableError,
+    FencedError,
+    KafkaEosError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.wire import producer as module
+from kafka_eos_source.kafka.wire import queue
+from kafka_eos_source.kafka.wire.network import Network
+from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+
+KERNEL = kernel.choice().kernel
+pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+
+TOPIC, PARTITIONS, ROWS = "t", 3, 60
+SOURCE = TopicPartition("source", 0)
+#: More than any step takes that does not hang.
+SECONDS = 20.0
+KINDS = [
+    "ApiVersions",
+    "FindCoordinator",
+    "Metadata",
+    "InitProducerId",
+    "AddPartitionsToTxn",
+    "AddOffsetsToTxn",
+    "Produce",
+    "TxnOffsetCommit",
+    "EndTxn",
+]
+TRANSIENT = [NOT_LEADER, 7, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS, 14, 15, 20, CONCURRENT]
+
+
+def producer(cluster: WireCluster, **properties: str) -> WireProducer:
+    """Returns a client whose batches are tiny, so that each partition has many of them."""
+    assert KERNEL is not None
+    config = {
+        "bootstrap.servers": cluster.bootstrap,
+        "socket.timeout.ms": "200",
+        "socket.connection.setup.timeout.ms": "300",
+        "batch.size": "300",
+        **properties,
+    }
+    return WireProducer(producer_config(config, "app"), KERNEL)
+
+
+def soon(seconds: float = SECONDS) -> Deadline:
+    return Deadline.after_seconds(seconds)
+
+
+def rows(transaction: int, count: int = ROWS) -> pa.RecordBatch:
+    values = [b"%d-%04d" % (transaction, number) for number in range(count)]
+    partitions = [number % PARTITIONS for number in range(count)]
+    return pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+    )
+
+
+def write(client: WireProducer, transaction: int, count: int = ROWS) -> None:
+    """Runs one transaction, whose token is its number."""
+    client.begin()
+    client.send(rows(transaction, count), TOPIC, soon())
+    client.flush(soon())
+    client.send_offsets([GroupOffset(SOURCE, transaction, "token")], "group", soon())
+    client.commit(soon())
+
+
+def expected(transactions: int, count: int = ROWS) -> dict[int, list[bytes]]:
+    return {
+        partition: [
+            b"%d-%04d" % (transaction, number)
+            for transaction in range(transactions)
+            for number in range(partition, count, PARTITIONS)
+        ]
+        for partition in range(PARTITIONS)
+    }
+
+
+def write_until_committed(cluster: WireCluster, transactions: int) -> None:
+    """Writes transactions as `commit.machine` does: after an error, a new producer and the token decide."""
+    client: WireProducer | None = None
+    limit = soon(60)
+    number = 0
+    while number < transactions:
+        assert not limit.expired, f"transaction {number} was never committed"
+        try:
+            if client is None:
+                client = producer(cluster)
+                client.init(soon())
+                # a token that is there decides: the transaction whose outcome was unknown was committed
+                number = cluster.offsets.get(SOURCE, (-1, ""))[0] + 1
+                continue
+            assert client.is_clean()
+            write(client, number)
+            number += 1
+        except KafkaEosError as error:
+            if client is not None:
+                if not isinstance(error, OutcomeUnknownError):
+                    client.abort(soon())
+                client.close()
+            client = None
+    if client is not None:
+        client.close()
+
+
+def planned(*faults: tuple[str, int, Fault]) -> Callable[[str], Fault | None]:
+    """Returns a `WireCluster.fault` that misbehaves at the n-th request of a kind."""
+    seen: Counter[str] = Counter()
+    plan = {(kind, number): fault for kind, number, fault in faults}
+
+    def fault(kind: str) -> Fault | None:
+        seen[kind] += 1
+        return plan.get((kind, seen[kind]))
+
+    return fault
+
+
+@pytest.fixture(params=[2, 1], ids=["transaction.version=2", "transaction.version=1"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[WireCluster]:
+    with WireCluster({TOPIC: PARTITIONS}, brokers=2, version=request.param) as made:
+        yield made
+
+
+_FAULT = st.one_of(
+    st.builds(Fault, st.just("error"), st.sampled_from(TRANSIENT)),
+    st.builds(Fault, st.sampled_from(["cut", "lost", "silent", "move"])),
+    st.builds(Fault, st.sampled_from(["late", "delay"]), st.sampled_from([5, 60, 300])),
+    st.builds(Fault, st.just("truncate"), st.integers(0, 80)),
+    st.builds(Fault, st.just("throttle"), st.sampled_from([1, 40])),
+)
+
+
+@given(
+    st.sampled_from([1, 2]),
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12), _FAULT), max_size=8),
+)
+@example(2, [("Produce", number, Fault("error", NOT_LEADER)) for number in (1, 3, 5)])
+@example(2, [("EndTxn", 1, Fault("lost")), ("EndTxn", 3, Fault("silent"))])
+@example(2, [("EndTxn", 1, Fault("late", 60)), ("Produce", 4, Fault("late", 60))])
+@example(1, [("Produce", 2, Fault("late", 60)), ("Produce", 3, Fault("late", 5))])
+@example(1, [("EndTxn", 1, Fault("late", 5)), ("InitProducerId", 2, Fault("lost"))])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_happens_to_requests_and_answers_each_transaction_is_exact(
+    version: int, faults: list[tuple[str, int, Fault]]
+) -> None:
+    with WireCluster({TOPIC: PARTITIONS}, brokers=2, version=version) as cluster:
+        cluster.fault = planned(*faults)
+        write_until_committed(cluster, 3)
+        assert cluster.committed(TOPIC) == expected(3)
+        if version >= 2:
+            assert cluster.hanging() == 0
+
+
+@given(
+    st.sampled_from(
+        ["Produce", "TxnOffsetCommit", "EndTxn", "InitProducerId", "Metadata", "FindCoordinator"]
+    ),
+    st.integers(1, 3),
+    st.integers(0, 8 * 400),
+)
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+def test_a_damaged_answer_neither_loses_nor_doubles_records(kind: str, number: int, bit: int) -> None:
+    """The requests themselves arrive; what the client believes must not tear a transaction."""
+    with WireCluster({TOPIC: PARTITIONS}, brokers=2) as cluster:
+        cluster.fault = planned((kind, number, Fault("damage", bit)))
+        write_until_committed(cluster, 2)
+        assert cluster.committed(TOPIC) == expected(2)
+
+
+def test_pipelined_requests_survive_leaders_that_move(cluster: WireCluster) -> None:
+    """Without an abort: the batches are sent again, in order, to the new leaders."""
+    cluster.fault = planned(*[("Produce", number, Fault("move")) for number in (4, 9, 10, 17)])
+    client = producer(cluster)
+    client.init(soon())
+    for number in range(3):
+        write(client, number)
+    client.close()
+    assert cluster.committed(TOPIC) == expected(3)
+
+
+@pytest.mark.parametrize("code", [NOT_LEADER, NOT_ENOUGH_REPLICAS, CONCURRENT, OUT_OF_ORDER])
+def test_the_first_batch_of_a_partition_goes_alone_because_any_sequence_may_follow(
+    cluster: WireCluster, code: int
+) -> None:
+    """A leader that does not know the producer would take the second batch after it refused the first."""
+    refused = 1 if code == OUT_OF_ORDER else 3
+    cluster.fault = planned(*[("Produce", number + 1, Fault("error", code)) for number in range(refused)])
+    client = producer(cluster)
+    client.init(soon())
+    if code == OUT_OF_ORDER:  # for the first batch: the leader lost what it knew, and the transaction is void
+        with pytest.raises(AbortableError):
+            write(client, 0)
+        client.abort(soon())
+        assert cluster.committed(TOPIC) == expected(0)
+    else:
+        write(client, 0)
+        assert cluster.committed(TOPIC) == expected(1)
+    client.close()
+
+
+def test_an_answer_that_leaves_out_a_partition_is_no_acknowledgement(
+    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = cluster._on_TxnOffsetCommit
+
+    def without_partitions(*request: object) -> dict[str, object]:
+        return {**answer(*request), "topics": []}  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cluster, "_on_TxnOffsetCommit", without_partitions)
+    client = producer(cluster)
+    client.init(soon())
+    client.begin()
+    with pytest.raises(UnavailableError, match="does not mention source"):
+        client.send_offsets([GroupOffset(SOURCE, 1, "token")], "group", soon(0.3))
+    client.close()
+
+
+def finish(zombie: WireProducer, step: str) -> None:
+    """Continues a transaction from a step on."""
+    if step == "send":
+        zombie.flush(soon())
+    if step != "commit":
+        zombie.send_offsets([GroupOffset(SOURCE, 0, "zombie")], "group", soon())
+    zombie.commit(soon())
+
+
+def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
+    for step in ("send", "send_offsets", "commit"):
+        zombie = producer(cluster)
+        zombie.init(soon())
+        zombie.begin()
+        zombie.send(rows(0), TOPIC, soon())
+        if step != "send":
+            zombie.flush(soon())
+        if step == "commit":
+            zombie.send_offsets([GroupOffset(SOURCE, 0, "zombie")], "group", soon())
+        owner = producer(cluster)
+        owner.init(soon())
+        with pytest.raises(KafkaEosError) as raised:
+            finish(zombie, step)
+        assert FencedError in (type(raised.value), type(raised.value.__cause__))
+        zombie.abort(soon())
+        zombie.close()
+        owner.close()
+    assert cluster.committed(TOPIC) == expected(0)
+    assert cluster.offsets == {}
+
+
+def test_the_epoch_wraps_to_another_producer_id(cluster: WireCluster) -> None:
+    cluster.epoch = LAST_EPOCH - 2
+    write_until_committed(cluster, 5)
+    assert cluster.producer_id == 1001
+    assert cluster.committed(TOPIC) == expected(5)
+
+
+def test_sequence_numbers_wrap(cluster: WireCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that does not know the producer accepts any first sequence number, so the test can begin late."""
+    made = queue._Partition
+    monkeypatch.setattr(queue, "_Partition", lambda: made(sequence=2**31 - 7))
+    client = producer(cluster)
+    client.init(soon())
+    write(client, 0)
+    client.close()
+    assert cluster.committed(TOPIC) == expected(1)
+
+
+def test_a_version_that_was_lowered_before_the_transaction_began_aborts_it() -> None:
+    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+        client = producer(cluster)
+        client.init(soon())
+        write(client, 0)
+        cluster.version = 1
+        with pytest.raises(AbortableError, match=r"transaction\.version was lowered from 2 to 1"):
+            write(client, 1)
+        client.abort(soon())
+        client.close()
+        write_until_committed(cluster, 2)
+        assert cluster.committed(TOPIC) == expected(2)
+
+
+def test_a_version_that_was_raised_is_used_by_the_transaction_after_the_next(cluster: WireCluster) -> None:
+    cluster.version = 1
+    client = producer(cluster)
+    client.init(soon())
+    write(client, 0)
+    cluster.version = 2
+    write(client, 1)
+    before = cluster.received["AddOffsetsToTxn"]
+    write(client, 2)
+    assert cluster.received["AddOffsetsToTxn"] == before, "version 2 needs no such request"
+    client.close()
+    assert cluster.committed(TOPIC) == expected(3)
+
+
+@pytest.mark.parametrize("kind", ["InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"])
+@pytest.mark.parametrize("fault", [Fault("silent"), Fault("error", CONCURRENT), Fault("cut")], ids=str)
+def test_no_call_outlives_its_deadline(cluster: WireCluster, kind: str, fault: Fault) -> None:
+    client = producer(cluster)
+    client.init(soon())
+    client.begin()
+    client.send(rows(0), TOPIC, soon())
+    cluster.fault = lambda name: fault if name == kind else None
+    limit = soon(0.5)
+    calls: dict[str, Callable[[], object]] = {
+        "InitProducerId": lambda: producer(cluster).init(limit),
+        "Produce": lambda: client.flush(limit),
+        "TxnOffsetCommit": lambda: client.send_offsets([GroupOffset(SOURCE, 0, "token")], "group", limit),
+        "EndTxn": lambda: client.commit(limit),
+    }
+    if kind == "EndTxn":
+        client.flush(soon())
+    ended = threading.Event()
+
+    def call() -> None:
+        with pytest.raises((UnavailableError, OutcomeUnknownError)):
+            calls[kind]()
+        ended.set()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert ended.wait(SECONDS), f"{kind} hangs"
+    assert limit.expired
+    client.close()
+
+
+def test_a_broker_that_accepts_connections_and_says_nothing_does_not_exceed_the_deadline(
+    cluster: WireCluster,
+) -> None:
+    cluster.fault = lambda kind: Fault("silent") if kind == "ApiVersions" else None
+    client = producer(cluster, **{"socket.connection.setup.timeout.ms": "60000"})
+    limit = soon(0.3)
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError):
+        client.init(limit)
+    assert time.monotonic() - begun < SECONDS, "the connection's own limit is a minute"
+    client.close()
+
+
+def test_idle_connections_that_brokers_closed_cost_no_error(cluster: WireCluster) -> None:
+    client = producer(cluster)
+    client.init(soon())
+    write(client, 0)
+    cluster.drop_connections()
+    write(client, 1)
+    client.close()
+    assert cluster.committed(TOPIC) == expected(2)
+
+
+def test_waiting_without_a_connection_returns_at_once() -> None:
+    """Nothing can arrive; the callers pace themselves."""
+    network = Network()
+    begun = time.monotonic()
+    network.wait(SECONDS)
+    assert time.monotonic() - begun < SECONDS / 2
+    network.close()
+
+
+def test_the_queue_bounds_its_memory(cluster: WireCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are encoded and sent while more arrive."""
+    monkeypatch.setattr(module, "_COLLECT_BYTES", 1_000)
+    monkeypatch.setattr(module, "_QUEUE_BYTES", 4_000)
+    client = producer(cluster)
+    client.init(soon())
+    client.begin()
+    most = 0
+    for _ in range(50):
+        client.send(rows(0), TOPIC, soon())
+        most = max(most, client._queue.bytes)
+    client.flush(soon())
+    assert most <= 4_000
+    assert client.enqueued == 50 * ROWS
+    client.abort(soon())
+    client.close()
