@@ -78,8 +78,7 @@ def stage(
         failpoints.reach("stage.before_close")
         with meter.staging():
             staged = part.finish()
-        if staged.rows != taken:
-            raise AssertionError(f"the task received {taken} rows, but staged {staged.rows}")
+        _check_count(staged, taken)
     except BaseException:
         part.discard()
         raise
@@ -92,6 +91,12 @@ def stage(
         measured=meter.figures(),
         sealed_partitions=0 if sealing is None else sealing.partitions,
     )
+
+
+def _check_count(staged: StagedPart, taken: int) -> None:
+    """Checks that sealing has neither lost nor doubled a row."""
+    if staged.rows != taken:
+        raise AssertionError(f"the task received {taken} rows, but staged {staged.rows}")
 
 
 def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
