@@ -15,6 +15,7 @@ LIBRARIES = [
     Extension(
         f"kafka_eos_source.native.{name}",
         [f"kafka_eos_source/native/{name}.c"],
+        depends=["kafka_eos_source/native/buffers.h"],
         optional=True,
         py_limited_api=HAS_GIL,
     )

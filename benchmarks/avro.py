@@ -10,6 +10,7 @@ decoding. Spark downloads the jar of spark-avro. "in a Python worker" includes t
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import io
 import json
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyspark
 
 from kafka_eos_source.embedded import jars
+from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
 from kafka_eos_source.registry.avro.kernel import choice
 from kafka_eos_source.registry.codec import Schema
@@ -56,17 +58,30 @@ _FIELDS: list[dict[str, Any]] = [
 _TEXT = json.dumps({"type": "record", "name": "Order", "fields": _FIELDS})
 SCHEMA = Schema("AVRO", _TEXT)
 
-#: Spark's own reader and writer of Avro, which PySpark does not contain.
-SPARK_AVRO = jars.JarSet(
-    "spark-avro",
-    (("org.apache.spark", "spark-avro_2.13", pyspark.__version__),),
-    1,
-    version=pyspark.__version__,
-    transitive=False,
-)
+#: Versions of spark-avro to try, the best first. The last works with PySpark 4.1 to 4.3.
+_SPARK_AVRO = (pyspark.__version__, "4.1.1")
 
 #: Does a contender's work on `_ROWS` records a number of times.
 Work = Callable[[int], None]
+
+
+def spark_avro() -> str:
+    """Returns the path of Spark's own reader and writer of Avro, which PySpark does not contain.
+
+    Raises:
+        UnavailableError: if no version can be downloaded.
+    """
+    *better, last = _SPARK_AVRO
+    for version in better:
+        with contextlib.suppress(UnavailableError):
+            return _spark_avro(version)
+    return _spark_avro(last)
+
+
+def _spark_avro(version: str) -> str:
+    artifacts = (("org.apache.spark", "spark-avro_2.13", version),)
+    wanted = jars.JarSet("spark-avro", artifacts, 1, version=version, transitive=False)
+    return ",".join(map(str, jars.jars(wanted).glob("*.jar")))
 
 
 def column() -> pa.Array:
@@ -150,7 +165,7 @@ def spark_jobs(messages: pa.Array, million: float) -> dict[str, Callable[[], flo
 
     spark = (
         SparkSession.builder.master("local[1]")
-        .config("spark.jars", ",".join(map(str, jars.jars(SPARK_AVRO).glob("*.jar"))))
+        .config("spark.jars", spark_avro())
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()

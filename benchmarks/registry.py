@@ -8,17 +8,16 @@ Python workers. ``read`` does not decode.
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
 import os
-import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -29,11 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.avro.functions import from_avro
 
-from benchmarks.avro import SPARK_AVRO
-from integration.support.kafka import Admin
-from integration.support.registry import APICURIO, Registry, fetch
+from benchmarks.avro import spark_avro
+from benchmarks.kafka import Cluster
 from kafka_eos_source import from_registry
-from kafka_eos_source.embedded import EmbeddedKafka, jars
+from kafka_eos_source.embedded import EmbeddedKafka
 
 FLIGHT = json.dumps(
     {
@@ -52,6 +50,7 @@ FLIGHT = json.dumps(
     }
 )
 _TOPIC = "bench.registry"
+_SCHEMA_ID = 1
 _DIFFERENT = 10_000
 
 Contender = Callable[[DataFrame], DataFrame]
@@ -62,20 +61,19 @@ Contender = Callable[[DataFrame], DataFrame]
 @click.option("--rounds", default=5, show_default=True)
 def main(records: int, rounds: int) -> None:
     """Compares from_registry with Spark's from_avro."""
-    folder = jars.jars(SPARK_AVRO)
-    with TemporaryDirectory() as scratch, EmbeddedKafka() as kafka, _registry(Path(scratch)) as registry:
-        schema_id = registry.register(f"{_TOPIC}-value", FLIGHT)
-        _fill(kafka.bootstrap_servers, schema_id, records)
-        spark = _session(folder)
+    jar = spark_avro()
+    with EmbeddedKafka() as kafka, _registry() as url:
+        _fill(kafka.bootstrap_servers, records)
+        spark = _session(jar)
         read = spark.read.format("kafka-eos").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
         frame = read.option("subscribe", _TOPIC).load()
         contenders: dict[str, Contender] = {
             "read": lambda rows: rows.select("value"),
             "from_registry": lambda rows: rows.select(
-                from_registry("value", registry.url, topic=_TOPIC).alias("v")
+                from_registry("value", url, topic=_TOPIC).alias("v")
             ).select("v.*"),
             "from_registry, permissive": lambda rows: rows.select(
-                from_registry("value", registry.url, topic=_TOPIC, mode="permissive").alias("v")
+                from_registry("value", url, topic=_TOPIC, mode="permissive").alias("v")
             ).select("v.value.*", "v.error"),
             "Spark's from_avro": lambda rows: rows.select(
                 from_avro(f.expr("substring(value, 6)"), FLIGHT, {"mode": "FAILFAST"}).alias("v")
@@ -96,35 +94,50 @@ def main(records: int, rounds: int) -> None:
 
 
 @contextmanager
-def _registry(folder: Path) -> Iterator[Registry]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    registry = Registry(folder, port, jars.jars(APICURIO, fetch=fetch))
-    registry.start()
-    try:
-        yield registry
-    finally:
-        registry.kill()
+def _registry() -> Iterator[str]:
+    """Runs what a registry with one schema answers; yields its URL. Each Python worker calls it once."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = {"subject": f"{_TOPIC}-value", "version": 1, "id": _SCHEMA_ID, "schema": FLIGHT}
+            body = json.dumps(found).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Suppresses the request log."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
-def _session(folder: Path) -> SparkSession:
+def _session(jar: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.jars", ",".join(str(each) for each in folder.glob("*.jar")))
+        .config("spark.jars", jar)
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
 
 
-def _fill(bootstrap: str, schema_id: int, records: int) -> None:
-    Admin(bootstrap).create(_TOPIC, 4)
+def _fill(bootstrap: str, records: int) -> None:
+    Cluster(bootstrap).create(_TOPIC, 4)
     schema = fastavro.parse_schema(json.loads(FLIGHT))
     messages = []
     for number in range(_DIFFERENT):
-        body = io.BytesIO(b"\0" + schema_id.to_bytes(4, "big"))
+        body = io.BytesIO(b"\0" + _SCHEMA_ID.to_bytes(4, "big"))
         body.seek(0, io.SEEK_END)
         fastavro.schemaless_writer(body, schema, _flight(number))
         messages.append(body.getvalue())

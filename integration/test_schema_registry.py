@@ -32,10 +32,12 @@ from integration.support.registered import (
     delay_proto,
     delays,
 )
-from integration.support.registry import Registry
+from integration.support.registry import PATH, Registry
+from integration.support.tls_registry import PASSWORD, USER, TlsRegistry, tls_registry
 from integration.test_sink_kills import killed_at
 from integration.test_sink_stream import spec
-from kafka_eos_source import from_registry, map_in_read, registry_schema
+from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry
+from kafka_eos_source.errors import AuthorizationError, RegistryUnavailableError
 from kafka_eos_source.protocol import dead_letters
 
 needs_arrow_udfs = pytest.mark.skipif(
@@ -193,6 +195,96 @@ def test_map_in_read_decodes_and_encodes_inside_the_read(world: World) -> None:
     (letter,) = read_back(world.broker, world.dead)
     assert letter.value == b"bad"
     assert dict(letter.headers or [])[dead_letters.ORIGIN_OFFSET] == b"100"
+
+
+#: What `DELAY_PROTO` describes, as JSON.
+DELAY_JSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {"carrier": {"type": "string"}, "minutes": {"type": "integer"}},
+        "required": ["carrier", "minutes"],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def behind_tls(schema_registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRegistry]:
+    folder = tmp_path_factory.mktemp("tls")
+    with tls_registry(folder, schema_registry.port, PATH) as found:
+        yield found
+
+
+@needs_arrow_udfs
+def test_json_and_protobuf_in_one_select_with_a_registry_behind_tls(
+    world: World, behind_tls: TlsRegistry
+) -> None:
+    """JSON keys become Protobuf and Protobuf values become JSON; the tasks log in to look up an older id."""
+    registry = world.registry
+    older = registry.register(f"{world.query.source}-key", DELAY_JSON.replace("minutes", "duration"), "JSON")
+    registry.call("PUT", f"/config/{world.query.source}-key", {"compatibility": "NONE"})
+    as_json = registry.register(f"{world.query.source}-key", DELAY_JSON, "JSON")
+    as_proto = registry.register(f"{world.query.source}-other", DELAY_PROTO, "PROTOBUF")
+    options = {
+        "url": behind_tls.url,
+        "basic.auth.user.info": f"{USER}:{PASSWORD}",
+        "ssl.ca.location": str(behind_tls.ca),
+        "retry.timeout.ms": "3000",
+    }
+    proto = registry_schema(options, subject=f"{world.query.source}-other", message="test.Delay")
+    documents = registry_schema(options, topic=world.query.source, is_key=True)
+    rows = [(f"c{n}", n % 100) for n in range(300)]
+
+    def document(number: int, carrier: str, minutes: int) -> bytes:
+        name = "duration" if number == older else "minutes"
+        body = json.dumps({"carrier": carrier, name: minutes}, separators=(",", ":"))
+        return b"\0" + number.to_bytes(4, "big") + body.encode()
+
+    produce(
+        world.broker,
+        world.query.source,
+        [delay_proto(as_proto, *row) for row in rows],
+        keys=[document(older if n % 3 else as_json, *row) for n, row in enumerate(rows)],
+    )
+    before = len(behind_tls.accepted)
+    key, value = from_registry("key", documents), from_registry("value", proto)
+    frame = world.query.frame().select(
+        to_registry(f.struct(key["carrier"].alias("carrier"), key["minutes"].alias("minutes")), proto).alias(
+            "key"
+        ),
+        to_registry(value, documents).alias("value"),
+    )
+    world.query.run(frame)
+    found = read_back(world.broker, world.query.sink)
+    assert [each.value for each in found] == [document(as_json, *row) for row in rows]
+    # the property `duration` of the older schema is not in the reader schema, which makes `minutes` null
+    assert [each.key for each in found] == [
+        delay_proto(as_proto, row[0], 0 if n % 3 else row[1]) for n, row in enumerate(rows)
+    ]
+    assert any(f"/schemas/ids/{older}" in path for path in behind_tls.accepted[before:])
+    assert behind_tls.refused == []
+
+
+def test_a_login_and_a_certificate_that_are_refused_are_named(
+    schema_registry: Registry, behind_tls: TlsRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema_id = schema_registry.register("tls-value", FLIGHT)
+    options = {
+        "url": behind_tls.url,
+        "basic.auth.user.info": f"{USER}:wrong-password",
+        "ssl.ca.location": str(behind_tls.ca),
+        "retry.timeout.ms": "500",
+    }
+    with pytest.raises(AuthorizationError, match=r"refuses access to schema id .* \(HTTP 401\)") as refused:
+        registry_schema(options, schema_id=schema_id)
+    assert "wrong-password" not in str(refused.value)
+    behind_tls.refused.clear()
+    del options["basic.auth.user.info"]
+    options["basic.auth.user.info.env"] = "TEST_REGISTRY_LOGIN"
+    monkeypatch.setenv("TEST_REGISTRY_LOGIN", f"{USER}:{PASSWORD}")
+    assert registry_schema(options, schema_id=schema_id).schema_id == schema_id
+    with pytest.raises(RegistryUnavailableError, match=r"(?i)certificate"):
+        registry_schema({**options, "ssl.ca.location": str(behind_tls.other_ca)}, schema_id=schema_id)
+    assert behind_tls.refused == []
 
 
 @needs_arrow_udfs

@@ -254,6 +254,8 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
         shutil.copy(Path(loader.__file__).with_name(f"{name}.c"), tmp_path)
     monkeypatch.setattr(loader, "library_path", lambda name="kernel": tmp_path / f"{name}.abi3.so")
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
+    assert machine.check_kernel().repair is None, "the sources do not compile without their header"
+    shutil.copy(Path(loader.__file__).with_name(loader.HEADER), tmp_path)
     repair = machine.check_kernel().repair
     assert repair is not None
     assert str(tmp_path / "kernel.c") in repair.what
@@ -264,6 +266,7 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "avro.abi3.so",
         "avro.c",
+        "buffers.h",
         "kernel.abi3.so",
         "kernel.c",
         "protobuf.abi3.so",

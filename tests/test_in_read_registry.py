@@ -15,6 +15,7 @@ from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE
+from kafka_eos_source.registry.slices import slices
 from kafka_eos_source.spark.pickled import from_option, to_option
 from kafka_eos_source.spark.schema import arrow_schema, fit
 
@@ -37,16 +38,31 @@ def schema_of(*columns: str) -> StructType:
 FRAME = schema_of(*TYPES)
 
 
-class Number:
-    """Decodes digits and encodes numbers below 100."""
+class Digits:
+    """Decodes digits, as many rows at once as it is told."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def slices(self, column: pa.Array) -> Iterator[Converted]:
+        return slices(self.decode, column, "decoded")
 
     def decode(self, column: pa.Array) -> Converted:
+        column = column[: self.rows]
         texts = [each or b"0" for each in column.to_pylist()]
         bad = {row: "no digits" for row, each in enumerate(texts) if not each.isdigit()}
         numbers = pa.array([None if row in bad else int(each) for row, each in enumerate(texts)])
         return Converted(pc.if_else(column.is_valid(), numbers, None), bad)
 
+
+class Number:
+    """Encodes numbers below 100."""
+
+    def slices(self, column: pa.Array) -> Iterator[Converted]:
+        return slices(self.encode, column, "encoded")
+
     def encode(self, column: pa.Array) -> Converted:
+        column = column[:3]
         texts = column.cast(pa.string()).cast(pa.binary())
         large = pc.fill_null(pc.greater(column, 99), False)
         bad = dict.fromkeys(np.flatnonzero(large.to_numpy(zero_copy_only=False)).tolist(), "too large")
@@ -56,8 +72,11 @@ class Number:
 class Chosen:
     """Stands for what `registry_schema` returns."""
 
-    def decoding(self) -> Number:
-        return Number()
+    def __init__(self, rows: int = 1000) -> None:
+        self.rows = rows
+
+    def decoding(self) -> Digits:
+        return Digits(self.rows)
 
     def encoding(self) -> Number:
         return Number()
@@ -115,6 +134,27 @@ def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_ori
     good = [each for each in found if marks[each["value"]] is None]
     assert good == [{"key": b"k0", "value": b"10"}, {"key": b"k0", "value": b"30"}]
     assert len(found) == 6
+
+
+def test_columns_that_end_at_different_rows_are_cut_where_the_first_ends() -> None:
+    """As if the memory of one call was enough for three keys, and for two values."""
+    made = registry_columns(
+        lambda batches: batches,
+        {"key": Chosen(3), "value": Chosen(2)},  # type: ignore[dict-item]
+        {"key": Chosen(), "value": Chosen()},  # type: ignore[dict-item]
+        FRAME,
+        schema_of("key", "value"),
+    )
+    given = batch(*(b"x" if n == 4 else b"%d" % n for n in range(9)))
+    given = given.set_column(0, "key", pa.array([b"%d" % (10 * n) for n in range(9)]))
+    found = list(made(iter([given])))
+    assert [each.num_rows for each in found] == [2, 2, 1, 1, 2, 1]
+    rows = [row for each in found for row in each.to_pylist()]
+    marks = {row["value"]: row.pop("kafka_eos_invalid") for row in rows}
+    assert {value for value, mark in marks.items() if mark} == {b"x"}
+    assert marks[b"x"]["offset"] == 4
+    wanted = {b"x" if n == 4 else b"%d" % n: b"%d" % (10 * n) for n in range(9)}
+    assert {row["value"]: row["key"] for row in rows} == wanted
 
 
 def test_a_null_value_stays_null_and_a_value_that_does_not_fit_is_marked() -> None:

@@ -20,7 +20,7 @@ from protobuf_messages import Types, plain
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Schema
-from kafka_eos_source.registry.protobuf import decode, decoder, native
+from kafka_eos_source.registry.protobuf import decoder, native
 from kafka_eos_source.registry.protobuf.decode import NativeDecoder
 from kafka_eos_source.registry.protobuf.files import message_at
 from kafka_eos_source.registry.protobuf.tree import Kind, build_tree, walk
@@ -296,19 +296,6 @@ def test_slices_and_empty_columns(make: Any, kind: pa.DataType) -> None:
     assert made.decode(column.slice(20), 0).values.to_pylist() == [None]
     assert made.decode(column.slice(0, 0), 0).values.to_pylist() == []
     assert made.decode(pa.array([], kind), 0).values.type == made.arrow_type
-
-
-@needs_library
-def test_a_record_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "MAX_ROW_BYTES", 1 << 16)
-    fields = " ".join(f"int64 f{index} = {index};" for index in range(1, 101))
-    made = decoder(
-        schema(f'syntax = "proto3"; message M {{ repeated W w = 1; }} message W {{ {fields} }}'), (0,)
-    )
-    found, errors = rows(made, [b"\x0a\x00" * 1000, b"\x0a\x00" * 3])
-    assert found[0] is None
-    assert len(found[1]["w"]) == 3
-    assert "needs more than" in errors[0]
 
 
 @needs_library

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partialmethod
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +28,8 @@ from kafka_eos_source.kafka.schema_registry import (
     shown_urls,
 )
 from kafka_eos_source.registry import catalog as catalogs
-from kafka_eos_source.registry import decoding, formats
-from kafka_eos_source.registry.codec import Converted, Schema
+from kafka_eos_source.registry import decoding, formats, slices
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema
 from kafka_eos_source.registry.columns import from_registry, to_registry
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
@@ -54,7 +55,7 @@ class Text:
         self.name = name
         self.arrow_type = pa.struct([pa.field("text", pa.string()), pa.field("of", pa.string())])
 
-    def decode(self, messages: pa.Array, start: int) -> Converted:
+    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
         values: list[dict[str, str] | None] = []
         errors = {}
         for row, each in enumerate(messages.to_pylist()):
@@ -62,9 +63,12 @@ class Text:
             if body == b"bad":
                 errors[row] = "the payload is bad"
             values.append(None if body in (None, b"bad") else {"text": body.decode(), "of": self.name})
-        return Converted(pa.array(values, self.arrow_type), errors)
+        decoded = Converted(pa.array(values, self.arrow_type), errors)
+        while decoded.values.nbytes > most_bytes:
+            decoded = decoded.first(len(decoded.values) - 1)
+        return decoded
 
-    def encode(self, values: pa.Array, prefix: bytes) -> Converted:
+    def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
         return Converted(
             pa.array([None if each is None else prefix + each.encode() for each in values.to_pylist()])
         )
@@ -197,6 +201,11 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
     assert server.requests[-1][2]["Authorization"].startswith("Basic ")
     registry(server, **{"bearer.auth.token": "t0ken"}).by_id(number)
     assert server.requests[-1][2]["Authorization"] == "Bearer t0ken"
+    client = "kafka_eos_source.kafka.schema_registry.version"
+    for version, pool in (("2.14.1", ""), ("2.15.0rc1", None)):
+        monkeypatch.setattr(client, lambda _, version=version: version)
+        registry(server, **{"bearer.auth.token": "t0ken"}).by_id(number)
+        assert server.requests[-1][2].get("Confluent-Identity-Pool-Id") == pool
     monkeypatch.setenv("REGISTRY_LOGIN", "eve:from-environment")
     registry(server, **{"basic.auth.user.info.env": "REGISTRY_LOGIN"}).by_id(number)
     assert server.requests[-1][2]["Authorization"].startswith("Basic ")
@@ -276,6 +285,34 @@ def test_rows_of_several_schemas_keep_their_order(server: Server, text_codec: No
         3: f"schema id {second}: the payload is bad",
         5: "the message is empty; expected the magic byte and a schema id",
     }
+
+
+@pytest.mark.parametrize("schemas", [1, 2, 7])
+def test_slices_contain_each_row_once_and_fit_into_the_limit(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch, schemas: int
+) -> None:
+    """Rows of one, two and many schemas, with tombstones, bad rows, and one that is too large by itself."""
+    monkeypatch.setattr(slices, "MOST_BYTES", 400)
+    names = [server.add("s", f"schema{number}") for number in range(schemas)]
+    rows: list[bytes | None] = [message(names[n % schemas], b"%d" % n * (n % 9)) for n in range(300)]
+    rows[7], rows[40], rows[90], rows[91] = None, b"no frame", message(names[0], b"x" * 500), None
+    rows[0] = message(names[0], b"bad")
+    column = pa.array([b"before", *rows, b"behind"]).slice(1, 300)
+    whole = decoder(server).decode(column)
+    each = decoder(server)
+    monkeypatch.setattr(Decoding, "decode", partialmethod(Decoding.decode, most_bytes=400))
+    found = list(each.slices(column))
+    assert len(found) > 20
+    assert max(part.values.nbytes for part in found) <= 400
+    assert [text for part in found for text in texts(part)] == [
+        None if row == 90 else text for row, text in enumerate(texts(whole))
+    ]
+    errors, at = {}, 0
+    for part in found:
+        errors |= {at + row: text for row, text in part.errors.items()}
+        at += len(part.values)
+    assert errors == whole.errors | {90: "the record takes more than 0 MiB when it is decoded"}
+    assert [len(part.values) for part in each.slices(column[:0])] == [0]
 
 
 def test_columns_of_one_schema_runs_and_nulls(server: Server, text_codec: None) -> None:

@@ -21,9 +21,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.pandas.types import from_arrow_type
 
-from benchmarks.avro import SPARK_AVRO
+from benchmarks.avro import spark_avro
 from integration.support.session import builder, end
-from kafka_eos_source.embedded import jars
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -32,8 +31,9 @@ from avro_model import encode, schema_of, schemas, values
 
 def main(count: int) -> None:
     """Compares random schemas, with five random values each at most."""
-    found = ",".join(map(str, jars.jars(SPARK_AVRO).glob("*.jar")))
-    spark = builder().config("spark.jars", found).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    spark = (
+        builder().config("spark.jars", spark_avro()).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    )
     spark.sparkContext.setLogLevel("OFF")
     seen: Counter[str] = Counter()
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -25,15 +22,15 @@ from typing import Any
 import pyspark
 import pytest
 
-from integration.support.processes import await_condition
-from kafka_eos_source.embedded import jars, java, supervisor
+from integration.support.jvm import Jvm, free_port
+from kafka_eos_source.embedded import jars, java
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 
 _ORGANISATION, _MODULE, _VERSION = "io.apicurio", "apicurio-registry-app", "2.6.13.Final"
 APICURIO = jars.JarSet("apicurio", ((_ORGANISATION, _MODULE, _VERSION),), 300, _VERSION, transitive=False)
 
 _START_SECONDS = 180.0
-_PATH = "/apis/ccompat/v7"
+PATH = "/apis/ccompat/v7"
 _CONTENT = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
 
 
@@ -78,51 +75,37 @@ class Registry:
     folder: Path
     port: int
     jars: Path
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _jvm: int = 0
+    _jvm: Jvm = field(init=False, repr=False)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}{_PATH}"
-
-    def start(self) -> None:
-        """Starts the registry and waits until it answers."""
-        command = [java.find(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xshare:auto"]
+    def __post_init__(self) -> None:
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(self.port),
             "quarkus.log.level": "WARN",
             "quarkus.datasource.jdbc.url": f"jdbc:h2:file:{self.folder / 'schemas'};WRITE_DELAY=0",
         }
-        command += [f"-D{name}={value}" for name, value in settings.items()]
-        command += ["-cp", f"{self.jars}/*", "io.quarkus.runner.GeneratedMain"]
-        log = self.folder / "log"
-        self._process = subprocess.Popen(  # the supervisor ends the JVM whenever this process ends
-            [sys.executable, supervisor.__file__, str(log), "", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self._jvm = int(self._process.stdout.readline())
-        process = self._process
+        arguments = ["-Xmx256m", "-Xshare:auto", *(f"-D{name}={value}" for name, value in settings.items())]
+        arguments += ["-cp", f"{self.jars}/*", "io.quarkus.runner.GeneratedMain"]
+        self._jvm = Jvm(self.folder / "log", arguments, self._answers, _START_SECONDS)
 
-        def answers() -> bool:
-            assert process.poll() is None, f"the registry did not start:\n{log.read_text()[-4000:]}"
-            try:
-                self.call("GET", "/subjects")
-            except (OSError, urllib.error.URLError):
-                return False
-            return True
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{PATH}"
 
-        await_condition(answers, _START_SECONDS, "the schema registry answers")
+    def start(self) -> None:
+        """Starts the registry and waits until it answers."""
+        self._jvm.start()
 
     def kill(self) -> None:
         """Kills the registry at once, as a power failure would."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._jvm, signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+        self._jvm.kill()
+
+    def _answers(self) -> bool:
+        try:
+            self.call("GET", "/subjects")
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
 
     def register(
         self, subject: str, text: str, kind: str = "AVRO", references: list[dict[str, Any]] | None = None
@@ -147,9 +130,7 @@ def running(folder: Path) -> Iterator[Registry]:
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs Apicurio: {error}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    registry = Registry(folder, port, found)
+    registry = Registry(folder, free_port(), found)
     try:
         registry.start()
         yield registry

@@ -10,19 +10,16 @@ import contextlib
 import http.client
 import http.server
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from kafka_eos_source.embedded import jars, java, supervisor
+from integration.support.jvm import Jvm, free_port
+from kafka_eos_source.embedded import jars, java
 from kafka_eos_source.errors import KafkaEosError
 
 #: boto3 finds these in the environment. Without them it would spend seconds looking for an instance role.
@@ -91,15 +88,9 @@ class S3Server:
     folder: Path
     port: int
     jars: Path
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _jvm: int = 0
+    _jvm: Jvm = field(init=False, repr=False)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Starts the server and waits until it accepts connections."""
+    def __post_init__(self) -> None:
         (self.folder / "objects").mkdir(exist_ok=True)
         settings = self.folder / "s3proxy.conf"
         settings.write_text(
@@ -116,34 +107,28 @@ class S3Server:
             '<pattern>%msg%n</pattern></encoder></appender><root level="ERROR"><appender-ref ref="out"/>'
             "</root></configuration>"
         )
-        command = [java.find(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
-        command += [f"-Dlogback.configurationFile={quiet}", "-cp", f"{self.jars}/*"]
-        command += ["org.gaul.s3proxy.Main", "--properties", str(settings)]
-        log = self.folder / "log"
-        self._process = subprocess.Popen(  # the supervisor ends the JVM whenever this process ends
-            [sys.executable, supervisor.__file__, str(log), "", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self._jvm = int(self._process.stdout.readline())
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                assert self._process.poll() is None, f"the server did not start: {log.read_text()}"
-                assert time.monotonic() < deadline, "the server does not answer"
-                time.sleep(0.05)
+        arguments = ["-Xmx512m", f"-Dlogback.configurationFile={quiet}", "-cp", f"{self.jars}/*"]
+        arguments += ["org.gaul.s3proxy.Main", "--properties", str(settings)]
+        self._jvm = Jvm(self.folder / "log", arguments, self._answers, _START_SECONDS)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the server and waits until it accepts connections."""
+        self._jvm.start()
 
     def kill(self) -> None:
         """Kills the server at once, as a power failure would."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._jvm, signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+        self._jvm.kill()
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
@@ -155,9 +140,7 @@ def running(folder: Path) -> Iterator[S3Server]:
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs S3Proxy: {error}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    server = S3Server(folder, port, found)
+    server = S3Server(folder, free_port(), found)
     before = {name: os.environ.get(name) for name in CREDENTIALS}
     os.environ.update(CREDENTIALS)
     try:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructField, StructType
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.mapping import ArrowFunction
 from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
@@ -55,12 +56,13 @@ class RegistryColumns:
         undecodable: list[pa.RecordBatch] = []
 
         def decoded() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                good, bad = self._decoded(batch)
-                if bad is not None:
-                    undecodable.append(bad)
-                if good.num_rows:
-                    yield good
+            for whole in batches:
+                for batch, found in _by_slices(self.decodes, whole):
+                    good, bad = self._decoded(batch, found)
+                    if bad is not None:
+                        undecodable.append(bad)
+                    if good.num_rows:
+                        yield good
 
         result: Iterable[Any] = decoded() if self.function is None else self.function(decoded())
         if not isinstance(result, Iterable):
@@ -69,15 +71,24 @@ class RegistryColumns:
             if not isinstance(batch, pa.RecordBatch):
                 raise _no_batch(batch)
             yield from _taken(undecodable)
-            yield self._encoded(batch)
+            for name in self.encodes:
+                if name not in batch.schema.names:
+                    raise InvalidRecordError(
+                        f"the function of map_in_read returned a batch without the column {name!r}, which "
+                        f"encode names; it has the columns {', '.join(batch.schema.names)}.",
+                        fix="return the column, or leave it out of encode.",
+                    )
+            for part, found in _by_slices(self.encodes, batch):
+                yield self._encoded(part, found)
         yield from _taken(undecodable)
 
-    def _decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    def _decoded(
+        self, batch: pa.RecordBatch, decoded: Mapping[str, Converted]
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none."""
         errors: dict[int, str] = {}
         columns = {name: batch.column(name) for name in batch.schema.names}
-        for name, decoding in self.decodes.items():
-            found = decoding.decode(columns[name])
+        for name, found in decoded.items():
             columns[name] = found.values
             for row, text in found.errors.items():
                 errors.setdefault(row, f"column {name!r}: {text}")
@@ -101,7 +112,7 @@ class RegistryColumns:
         ]
         return pa.RecordBatch.from_arrays([*columns, marks], [*schema.names, INVALID])
 
-    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _encoded(self, batch: pa.RecordBatch, encoded: Mapping[str, Converted]) -> pa.RecordBatch:
         """Returns rows of the function with their columns encoded; those that do not fit are marked.
 
         Where something is encoded, key and value of a marked row are not those of the record that was read,
@@ -111,14 +122,7 @@ class RegistryColumns:
         errors: dict[int, str] = {}
         incomplete = np.zeros(batch.num_rows, bool)
         columns = {name: batch.column(name) for name in batch.schema.names}
-        for name, encoding in self.encodes.items():
-            if name not in columns:
-                raise InvalidRecordError(
-                    f"the function of map_in_read returned a batch without the column {name!r}, which encode "
-                    f"names; it has the columns {', '.join(columns)}.",
-                    fix="return the column, or leave it out of encode.",
-                )
-            found = encoding.encode(columns[name])
+        for name, found in encoded.items():
             columns[name] = found.values
             incomplete |= found.values.is_null().to_numpy(zero_copy_only=False)
             for row, text in found.errors.items():
@@ -166,6 +170,27 @@ def registry_columns(
     own = StructType([field for field in rows.fields if field.name != INVALID])
     decodes = {name: each.decoding() for name, each in decode.items()}
     return RegistryColumns(function, decodes, {name: each.encoding() for name, each in encode.items()}, own)
+
+
+def _by_slices(
+    codecs: Mapping[str, Decoding | Encoding], batch: pa.RecordBatch
+) -> Iterator[tuple[pa.RecordBatch, Mapping[str, Converted]]]:
+    """Yields parts of a batch with their converted columns, each as large as `MOST_BYTES` allows.
+
+    A column that ends a slice later than another one is converted again from there on. That happens only if
+    columns are large.
+    """
+    at = 0
+    while at < batch.num_rows or not at:
+        rows = batch.num_rows - at
+        found: dict[str, Converted] = {}
+        for name, codec in codecs.items():
+            found[name] = next(codec.slices(batch.column(name).slice(at, rows)))
+            rows = len(found[name].values)
+        yield batch.slice(at, rows), {name: each.first(rows) for name, each in found.items()}
+        if not batch.num_rows:
+            return
+        at += rows
 
 
 def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

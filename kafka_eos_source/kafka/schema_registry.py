@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -39,6 +40,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Properties that contain a secret although their names do not say so.
 _SECRET = "basic.auth.user.info"
 _LOGICAL_CLUSTER = "bearer.auth.logical.cluster"
+_IDENTITY_POOL = "bearer.auth.identity.pool.id"
+#: Older versions of Confluent's client demand an identity pool, which only Confluent Cloud has.
+_POOL_IS_OPTIONAL = (2, 15)
 
 #: Codes of the registry's errors: subject, version and schema not found.
 _NOT_FOUND = (40401, 40402, 40403)
@@ -310,6 +314,8 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
     if "bearer.auth.token" in settings:
         settings.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
         settings.setdefault(_LOGICAL_CLUSTER, "")  # only Confluent Cloud has logical clusters
+        if _client_version() < _POOL_IS_OPTIONAL:
+            settings.setdefault(_IDENTITY_POOL, "")
     try:
         client = SchemaRegistryClient(settings)
     except (ValueError, TypeError, OSError) as error:
@@ -319,6 +325,10 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
             "ssl.ca.location, ssl.certificate.location, ssl.key.location, …",
         ) from error
     return client, _transport_errors()
+
+
+def _client_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version("confluent-kafka"))[:2])
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

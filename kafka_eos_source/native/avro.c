@@ -4,9 +4,10 @@
  * Python (registry/avro/) compiles a schema into a program: a tree of nodes in one flat array. The functions below
  * interpret the program for each row. The program is trusted, because Python wrote it. Payloads are not: every
  * read is checked against the end of its message, and no amount of memory depends on a length before as many bytes
- * as it says are known to be there.
+ * as it says are known to be there. A call stops before the row with which its columns would take more memory than
+ * the caller allows, or an offset would not fit into an int32. The caller goes on from there with another call.
  *
- * This is a plain shared library that links against nothing, like kernel.c. It has no state. Callers must release
+ * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no state. Callers must release
  * Python's GIL, which ctypes does. registry/avro/decode_twin.py and encode_twin.py do the same in Python, with the
  * same results and errors. If you change one, change KAFKA_EOS_AVRO_VERSION here and AVRO_VERSION in loader.py.
  */
@@ -15,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_AVRO_VERSION 1
+#include "buffers.h"
+
+#define KAFKA_EOS_AVRO_VERSION 2
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -25,14 +28,7 @@
 
 EXPORT int32_t kafka_eos_avro_version(void) { return KAFKA_EOS_AVRO_VERSION; }
 
-/* ---- buffers ------------------------------------------------------------------------------------------- */
-
-/* A buffer that grows. Python reads `at` and `bytes`. */
-typedef struct {
-        uint8_t *at;
-        int64_t bytes;
-        int64_t capacity;
-} part_t;
+/* ---- errors -------------------------------------------------------------------------------------------- */
 
 /* What went wrong. registry/avro/messages.py has the texts. `text` begins a value that the message quotes. */
 typedef struct {
@@ -55,8 +51,7 @@ enum {
         TRAILING,
         SHORT,
         EMPTY_ITEMS,
-        ROW_BYTES,
-        DEPTH,
+        DEPTH = 16,
         BOOLEAN,
         BLOCK_BYTES,
         NULL_VALUE,
@@ -66,86 +61,13 @@ enum {
         DECIMAL_RANGE
 };
 
-/* Why a whole call failed; not the fault of one row. */
-enum { DONE = 0, NO_MEMORY = 1, BATCH_BYTES = 2 };
+/* How a call ended. STOPPED: the columns would have become too large; `rows` were converted before. */
+enum { DONE = 0, NO_MEMORY = 1, STOPPED = 2 };
 
-/* The most that one row may add to the columns; a hostile payload of a few bytes cannot ask for more. */
-#define MAX_ROW_BYTES ((int64_t)256 << 20)
 /* The most items of arrays and maps in one row that take no bytes in the payload. */
 #define MAX_EMPTY_ITEMS 65536
 /* The most records, arrays and maps inside each other: fields that are skipped can be recursive. */
 #define MAX_DEPTH 100
-
-/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
-static int grow(part_t *part, int64_t more) {
-        int64_t capacity = part->capacity ? part->capacity : 256;
-        uint8_t *at;
-
-        while (capacity < part->bytes + more)
-                capacity *= 2;
-        at = realloc(part->at, (size_t)capacity);
-        if (!at)
-                return 0;
-        part->at       = at;
-        part->capacity = capacity;
-        return 1;
-}
-
-static inline int reserve(part_t *part, int64_t more) {
-        return part->bytes + more <= part->capacity || grow(part, more);
-}
-
-static int append(part_t *part, const void *from, int64_t bytes) {
-        if (!reserve(part, bytes))
-                return 0;
-        memcpy(part->at + part->bytes, from, (size_t)bytes);
-        part->bytes += bytes;
-        return 1;
-}
-
-/* Returns whether a string is valid UTF-8 as Python and the Unicode standard (table 3-7) define it. */
-static int is_utf8(const uint8_t *at, int64_t bytes) {
-        const uint8_t *past = at + bytes;
-        while (at < past) {
-                uint8_t first, low = 0x80, high = 0xBF;
-                int more;
-                while (past - at >= 8) {
-                        uint64_t eight;
-                        memcpy(&eight, at, 8);
-                        if (eight & UINT64_C(0x8080808080808080))
-                                break;
-                        at += 8;
-                }
-                if (at == past)
-                        return 1;
-                first = *at++;
-                if (first < 0x80)
-                        continue;
-                if (first >= 0xC2 && first <= 0xDF) {
-                        more = 1;
-                } else if (first >= 0xE0 && first <= 0xEF) {
-                        more = 2;
-                        if (first == 0xE0)
-                                low = 0xA0; /* overlong */
-                        else if (first == 0xED)
-                                high = 0x9F; /* a surrogate */
-                } else if (first >= 0xF0 && first <= 0xF4) {
-                        more = 3;
-                        if (first == 0xF0)
-                                low = 0x90; /* overlong */
-                        else if (first == 0xF4)
-                                high = 0x8F; /* beyond U+10FFFF */
-                } else {
-                        return 0;
-                }
-                if (past - at < more || *at < low || *at > high)
-                        return 0;
-                for (at++; --more; at++)
-                        if (*at < 0x80 || *at > 0xBF)
-                                return 0;
-        }
-        return 1;
-}
 
 /* 128-bit two's complement, least significant half first, as Arrow stores decimals on little-endian machines. */
 typedef struct {
@@ -211,6 +133,7 @@ typedef struct {
         const uint8_t *offsets;
         const uint8_t *data;
         int64_t offset_width, offset, rows, start;
+        int64_t most_bytes; /* that the columns may take */
 } input_t;
 
 typedef struct {
@@ -223,7 +146,8 @@ typedef struct {
         const input_t *input;
         column_t *columns;
         const uint8_t *at, *past;
-        int64_t budget, empty_items, depth, status;
+        allowance_t allowance;
+        int64_t empty_items, depth, status;
         error_t error;
 } run_t;
 
@@ -240,18 +164,16 @@ static int abandon(run_t *run, int64_t status) {
         return 0;
 }
 
-/* Takes `bytes` from the row's budget, and makes room for them. */
-static inline int room(run_t *run, int64_t node, part_t *part, int64_t bytes) {
-        run->budget -= bytes + 1;
-        if (run->budget < 0)
-                return fail(run, node, ROW_BYTES, MAX_ROW_BYTES, 0);
-        return reserve(part, bytes) || abandon(run, NO_MEMORY);
+static int no_room(run_t *run) { return abandon(run, run->allowance.is_exceeded ? STOPPED : NO_MEMORY); }
+
+static inline int room(run_t *run, part_t *part, int64_t bytes) {
+        return reserve_within(part, bytes, &run->allowance) || no_room(run);
 }
 
-static inline int append_bit(run_t *run, int64_t node, part_t *part, int64_t index, int bit) {
+static inline int append_bit(run_t *run, part_t *part, int64_t index, int bit) {
         uint8_t mask = (uint8_t)(1u << (index & 7));
         if ((index & 7) == 0) {
-                if (!room(run, node, part, 1))
+                if (!room(run, part, 1))
                         return 0;
                 part->at[part->bytes++] = 0;
         }
@@ -263,44 +185,44 @@ static inline int append_bit(run_t *run, int64_t node, part_t *part, int64_t ind
 }
 
 /* Ends a row of a column: its value is stored, or is null. */
-static inline int end_row(run_t *run, int64_t node, column_t *column, int is_valid) {
-        if (!append_bit(run, node, &column->validity, column->rows, is_valid))
+static inline int end_row(run_t *run, column_t *column, int is_valid) {
+        if (!append_bit(run, &column->validity, column->rows, is_valid))
                 return 0;
         column->rows++;
         return 1;
 }
 
-static inline int append_value(run_t *run, int64_t node, column_t *column, const void *value, int64_t width) {
-        if (!room(run, node, &column->values, width))
+static inline int append_value(run_t *run, column_t *column, const void *value, int64_t width) {
+        if (!room(run, &column->values, width))
                 return 0;
         memcpy(column->values.at + column->values.bytes, value, (size_t)width);
         column->values.bytes += width;
-        return end_row(run, node, column, 1);
+        return end_row(run, column, 1);
 }
 
-static inline int append_offset(run_t *run, int64_t node, column_t *column, int64_t offset) {
+static inline int append_offset(run_t *run, column_t *column, int64_t offset) {
         int32_t narrow = (int32_t)offset;
-        if (offset > INT32_MAX)
-                return abandon(run, BATCH_BYTES);
-        if (!room(run, node, &column->values, 4))
+        if (offset > KAFKA_EOS_LARGEST_OFFSET)
+                return abandon(run, STOPPED);
+        if (!room(run, &column->values, 4))
                 return 0;
         memcpy(column->values.at + column->values.bytes, &narrow, 4);
         column->values.bytes += 4;
         return 1;
 }
 
-static inline int append_text(run_t *run, int64_t node, column_t *column, const uint8_t *at, int64_t bytes) {
-        if (!room(run, node, &column->heap, bytes))
+static inline int append_text(run_t *run, column_t *column, const uint8_t *at, int64_t bytes) {
+        if (!room(run, &column->heap, bytes))
                 return 0;
         if (bytes > 0)
                 memcpy(column->heap.at + column->heap.bytes, at, (size_t)bytes);
         column->heap.bytes += bytes;
-        return append_offset(run, node, column, column->heap.bytes) && end_row(run, node, column, 1);
+        return append_offset(run, column, column->heap.bytes) && end_row(run, column, 1);
 }
 
 static const int64_t WIDTHS[] = {0, 0, 4, 8, 4, 8, 16, 4, 0, 4};
 
-static int append_null(run_t *run, int64_t node, column_t *column) {
+static int append_null(run_t *run, column_t *column) {
         static const uint8_t zeros[16] = {0};
         int64_t child;
 
@@ -308,29 +230,29 @@ static int append_null(run_t *run, int64_t node, column_t *column) {
         case NONE:
                 break;
         case BITS:
-                if (!append_bit(run, node, &column->values, column->rows, 0))
+                if (!append_bit(run, &column->values, column->rows, 0))
                         return 0;
                 break;
         case TEXT:
-                if (!append_offset(run, node, column, column->heap.bytes))
+                if (!append_offset(run, column, column->heap.bytes))
                         return 0;
                 break;
         case LIST:
-                if (!append_offset(run, node, column, run->columns[run->input->links[column->first]].rows))
+                if (!append_offset(run, column, run->columns[run->input->links[column->first]].rows))
                         return 0;
                 break;
         case STRUCT:
                 for (child = 0; child < column->count; child++)
-                        if (!append_null(run, node, &run->columns[run->input->links[column->first + child]]))
+                        if (!append_null(run, &run->columns[run->input->links[column->first + child]]))
                                 return 0;
                 break;
         default:
-                if (!room(run, node, &column->values, WIDTHS[column->kind]))
+                if (!room(run, &column->values, WIDTHS[column->kind]))
                         return 0;
                 memcpy(column->values.at + column->values.bytes, zeros, (size_t)WIDTHS[column->kind]);
                 column->values.bytes += WIDTHS[column->kind];
         }
-        return end_row(run, node, column, 0);
+        return end_row(run, column, 0);
 }
 
 static int64_t offset_at(const column_t *column, int64_t row) {
@@ -420,7 +342,7 @@ static int append_number(run_t *run, int64_t index, int64_t number) {
         switch (column->kind) {
         case I32: {
                 int32_t value = (int32_t)number;
-                return append_value(run, index, column, &value, 4);
+                return append_value(run, column, &value, 4);
         }
         case I64:
                 if (node->a > 1) {
@@ -430,14 +352,14 @@ static int append_number(run_t *run, int64_t index, int64_t number) {
                 } else if (node->b > 1) {
                         number = number / node->b - (number % node->b < 0);
                 }
-                return append_value(run, index, column, &number, 8);
+                return append_value(run, column, &number, 8);
         case F32: {
                 float value = (float)number;
-                return append_value(run, index, column, &value, 4);
+                return append_value(run, column, &value, 4);
         }
         default: {
                 double value = (double)number;
-                return append_value(run, index, column, &value, 8);
+                return append_value(run, column, &value, 8);
         }
         }
 }
@@ -467,7 +389,7 @@ static int append_decimal(run_t *run, int64_t index, const uint8_t *at, int64_t 
         value.high = (int64_t)high;
         if (!is_magnitude_below(value, limit))
                 return fail(run, index, DECIMAL_SIZE, all, 0);
-        return append_value(run, index, &run->columns[node->column], &value, 16);
+        return append_value(run, &run->columns[node->column], &value, 16);
 }
 
 static int decode_node(run_t *run, int64_t index);
@@ -513,19 +435,19 @@ static int decode_items(run_t *run, int64_t index, int is_map) {
                                         return 0;
                                 if (!is_utf8(run->at, length))
                                         return fail(run, index, UTF8, 0, 0);
-                                if (keys && !append_text(run, index, keys, run->at, length))
+                                if (keys && !append_text(run, keys, run->at, length))
                                         return 0;
                                 run->at += length;
                         }
                         if (!decode_node(run, node->a))
                                 return 0;
-                        if (keys && !end_row(run, index, items, 1))
+                        if (keys && !end_row(run, items, 1))
                                 return 0;
                 }
         }
         if (!column)
                 return 1;
-        return append_offset(run, index, column, items->rows) && end_row(run, index, column, 1);
+        return append_offset(run, column, items->rows) && end_row(run, column, 1);
 }
 
 /* Decodes one value, and appends it to its column. Returns 0 on failure, which `run` describes. */
@@ -536,7 +458,7 @@ static int decode_node(run_t *run, int64_t index) {
 
         switch (node->op) {
         case OP_NULL:
-                return !column || append_null(run, index, column);
+                return !column || append_null(run, column);
         case OP_BOOLEAN: {
                 uint8_t byte;
                 if (!need(run, index, 1))
@@ -544,8 +466,8 @@ static int decode_node(run_t *run, int64_t index) {
                 byte = *run->at++;
                 if (byte > 1)
                         return fail(run, index, BOOLEAN, byte, 0);
-                return !column || (append_bit(run, index, &column->values, column->rows, byte) &&
-                                   end_row(run, index, column, 1));
+                return !column || (append_bit(run, &column->values, column->rows, byte) &&
+                                   end_row(run, column, 1));
         }
         case OP_INT:
                 if (!read_varint(run, index, &number))
@@ -563,15 +485,15 @@ static int decode_node(run_t *run, int64_t index) {
                 run->at += 4;
                 if (column && column->kind == F64) {
                         double longer = value;
-                        return append_value(run, index, column, &longer, 8);
+                        return append_value(run, column, &longer, 8);
                 }
-                return !column || append_value(run, index, column, &value, 4);
+                return !column || append_value(run, column, &value, 4);
         }
         case OP_DOUBLE:
                 if (!need(run, index, 8))
                         return 0;
                 run->at += 8;
-                return !column || append_value(run, index, column, run->at - 8, 8);
+                return !column || append_value(run, column, run->at - 8, 8);
         case OP_BYTES:
         case OP_STRING:
         case OP_DECIMAL:
@@ -584,7 +506,7 @@ static int decode_node(run_t *run, int64_t index) {
                         return 1;
                 if (node->op == OP_DECIMAL)
                         return append_decimal(run, index, run->at - number, number);
-                return append_text(run, index, column, run->at - number, number);
+                return append_text(run, column, run->at - number, number);
         case OP_FIXED:
         case OP_DECIMAL_FIXED:
                 if (!need(run, index, node->a))
@@ -594,7 +516,7 @@ static int decode_node(run_t *run, int64_t index) {
                         return 1;
                 if (node->op == OP_DECIMAL_FIXED)
                         return append_decimal(run, index, run->at - node->a, node->a);
-                return append_text(run, index, column, run->at - node->a, node->a);
+                return append_text(run, column, run->at - node->a, node->a);
         case OP_ENUM: {
                 const int64_t *symbol;
                 if (!read_varint(run, index, &number))
@@ -606,7 +528,7 @@ static int decode_node(run_t *run, int64_t index) {
                 symbol = run->input->symbols + node->first + 2 * number;
                 if (symbol[1] < 0)
                         return fail(run, index, ENUM_SYMBOL, number, 0);
-                return append_text(run, index, column, run->input->text + symbol[0], symbol[1]);
+                return append_text(run, column, run->input->text + symbol[0], symbol[1]);
         }
         case OP_RECORD: {
                 int64_t child;
@@ -616,7 +538,7 @@ static int decode_node(run_t *run, int64_t index) {
                         if (!decode_node(run, run->input->links[node->first + child]))
                                 return 0;
                 run->depth--;
-                return !column || end_row(run, index, column, 1);
+                return !column || end_row(run, column, 1);
         }
         case OP_ARRAY:
         case OP_MAP: {
@@ -639,9 +561,9 @@ static int decode_node(run_t *run, int64_t index) {
                         return 0;
                 for (member = 0; member < column->count; member++)
                         if (member != node->a &&
-                            !append_null(run, index, &run->columns[run->input->links[column->first + member]]))
+                            !append_null(run, &run->columns[run->input->links[column->first + member]]))
                                 return 0;
-                return end_row(run, index, column, 1);
+                return end_row(run, column, 1);
         }
         case OP_DEFAULT: {
                 const uint8_t *at = run->at, *past = run->past;
@@ -679,7 +601,6 @@ static int decode_row(run_t *run, int64_t row) {
                 return fail(run, 0, SHORT, past - first, input->start);
         run->at          = input->data + first + input->start;
         run->past        = input->data + past;
-        run->budget      = MAX_ROW_BYTES;
         run->empty_items = 0;
         run->depth       = 0;
         if (!decode_node(run, 0))
@@ -694,8 +615,9 @@ static inline int is_valid(const uint8_t *validity, int64_t index) {
 }
 
 /*
- * Decodes all messages of `input`. Returns NULL if there is not enough memory for the block itself. Otherwise the
+ * Decodes the messages of `input`. Returns NULL if there is not enough memory for the block itself. Otherwise the
  * caller frees the block with kafka_eos_avro_free. A row that does not decode is null, with an entry in `errors`.
+ * If the call stops before the first row, the columns are unusable.
  */
 EXPORT block_t *kafka_eos_avro_decode(const input_t *input) {
         block_t *block = calloc(1, sizeof(block_t) + (size_t)input->column_count * sizeof(column_t));
@@ -706,13 +628,13 @@ EXPORT block_t *kafka_eos_avro_decode(const input_t *input) {
                 return NULL;
         block->column_count = input->column_count;
         run.columns         = block->columns;
-        run.budget          = INT64_MAX;
+        run.allowance.left  = input->most_bytes;
         for (index = 0; index < input->column_count; index++) {
                 column_t *column = &block->columns[index];
                 column->kind     = input->columns[3 * index];
                 column->first    = input->columns[3 * index + 1];
                 column->count    = input->columns[3 * index + 2];
-                if ((column->kind == TEXT || column->kind == LIST) && !append_offset(&run, 0, column, 0))
+                if ((column->kind == TEXT || column->kind == LIST) && !append_offset(&run, column, 0))
                         break;
         }
         for (row = 0; row < input->rows && !run.status; row++) {
@@ -728,10 +650,11 @@ EXPORT block_t *kafka_eos_avro_decode(const input_t *input) {
                                 break;
                         }
                 }
-                run.budget = MAX_ROW_BYTES;
-                if (!append_null(&run, 0, &block->columns[0]) && !run.status)
-                        run.status = NO_MEMORY;
+                if (!append_null(&run, &block->columns[0]))
+                        break;
         }
+        if (run.status == STOPPED && row > 0)
+                truncate_rows(&run, &block->columns[0], row);
         block->rows   = row;
         block->status = run.status;
         return block;
@@ -799,6 +722,7 @@ typedef struct {
         int64_t array_count; /* arrays in the tree below `array`, with itself */
         const uint8_t *prefix;
         int64_t prefix_bytes;
+        int64_t most_bytes; /* that the column may take */
 } values_t;
 
 typedef struct {
@@ -809,12 +733,9 @@ typedef struct {
 } put_run_t;
 
 static int put(put_run_t *run, const void *from, int64_t bytes) {
-        if (!reserve(run->out, bytes))
-                return abandon(&run->run, NO_MEMORY);
-        if (bytes > 0)
-                memcpy(run->out->at + run->out->bytes, from, (size_t)bytes);
-        run->out->bytes += bytes;
-        return run->out->bytes <= INT32_MAX || abandon(&run->run, BATCH_BYTES);
+        if (bytes > KAFKA_EOS_LARGEST_OFFSET - run->out->bytes)
+                return abandon(&run->run, STOPPED);
+        return append_within(run->out, from, bytes, &run->run.allowance) || no_room(&run->run);
 }
 
 static int put_varint(put_run_t *run, int64_t number) {
@@ -1054,7 +975,7 @@ static int64_t count_arrays(const struct arrow_array *array) {
 }
 
 /*
- * Encodes all values of an array into one column of bytes. Returns NULL if there is not enough memory for the
+ * Encodes the values of an array into one column of bytes. Returns NULL if there is not enough memory for the
  * block itself, or the array is not of the type that the program was compiled for. Otherwise the caller frees the
  * block with kafka_eos_avro_free. A row that is null stays null; a row that does not encode becomes null, with an
  * entry in `errors`.
@@ -1077,8 +998,8 @@ EXPORT block_t *kafka_eos_avro_encode(const values_t *input) {
         block->column_count = 1;
         column->kind        = TEXT;
         run.out             = &column->heap;
-        run.run.budget      = INT64_MAX;
-        append_offset(&run.run, 0, column, 0);
+        run.run.allowance.left = input->most_bytes;
+        append_offset(&run.run, column, 0);
         for (row = 0; row < array->length && !run.run.status; row++) {
                 int64_t start = column->heap.bytes;
                 int done      = 0;
@@ -1097,8 +1018,7 @@ EXPORT block_t *kafka_eos_avro_encode(const values_t *input) {
                                 }
                         }
                 }
-                run.run.budget = INT64_MAX;
-                if (!append_offset(&run.run, 0, column, column->heap.bytes) || !end_row(&run.run, 0, column, done))
+                if (!append_offset(&run.run, column, column->heap.bytes) || !end_row(&run.run, column, done))
                         break;
         }
         free(run.arrays);

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffers.h"
+
 #define KAFKA_EOS_KERNEL_VERSION 5
 
 #if defined(_WIN32)
@@ -114,13 +116,6 @@ EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* A buffer that grows. Python reads `at` and `bytes`. */
-typedef struct {
-        uint8_t *at;
-        int64_t bytes;
-        int64_t capacity;
-} part_t;
-
 /* An Arrow array with values of variable size: a validity bit per entry, int32 offsets, bytes. */
 typedef struct {
         part_t validity, offsets, data;
@@ -153,32 +148,6 @@ typedef struct {
         int32_t wanted;
 } block_t;
 
-/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
-static int reserve(part_t *part, int64_t more) {
-        int64_t capacity = part->capacity ? part->capacity : 256;
-        uint8_t *at;
-
-        if (part->bytes + more <= part->capacity)
-                return 1;
-        while (capacity < part->bytes + more)
-                capacity *= 2;
-        at = realloc(part->at, (size_t)capacity);
-        if (!at)
-                return 0;
-        part->at       = at;
-        part->capacity = capacity;
-        return 1;
-}
-
-static int append(part_t *part, const void *from, int64_t bytes) {
-        if (!reserve(part, bytes))
-                return 0;
-        if (bytes > 0)
-                memcpy(part->at + part->bytes, from, (size_t)bytes);
-        part->bytes += bytes;
-        return 1;
-}
-
 /* Appends entry number `index` to a column. The first entry also writes the initial offset. */
 static int append_entry(column_t *column, int64_t index, const void *from, int64_t bytes) {
         static const uint8_t none = 0;
@@ -198,40 +167,6 @@ static int append_entry(column_t *column, int64_t index, const void *from, int64
         return append(&column->offsets, &offset, sizeof(offset));
 }
 
-/* Returns whether a string is valid UTF-8 as Python and the Unicode standard (table 3-7) define it. */
-static int is_utf8(const uint8_t *at, size_t bytes) {
-        const uint8_t *past = at + bytes;
-        while (at < past) {
-                uint8_t first = *at++, low = 0x80, high = 0xBF;
-                int more;
-                if (first < 0x80)
-                        continue;
-                if (first >= 0xC2 && first <= 0xDF) {
-                        more = 1;
-                } else if (first >= 0xE0 && first <= 0xEF) {
-                        more = 2;
-                        if (first == 0xE0)
-                                low = 0xA0; /* overlong */
-                        else if (first == 0xED)
-                                high = 0x9F; /* a surrogate */
-                } else if (first >= 0xF0 && first <= 0xF4) {
-                        more = 3;
-                        if (first == 0xF0)
-                                low = 0x90; /* overlong */
-                        else if (first == 0xF4)
-                                high = 0x8F; /* beyond U+10FFFF */
-                } else {
-                        return 0;
-                }
-                if (past - at < more || *at < low || *at > high)
-                        return 0;
-                for (at++; --more > 0; at++)
-                        if ((*at & 0xC0) != 0x80)
-                                return 0;
-        }
-        return 1;
-}
-
 /*
  * Appends the headers of one message to the arrays of names (never null) and values. A name ends at its first
  * NUL, as in confluent-kafka.
@@ -245,7 +180,7 @@ static int append_headers(block_t *block, const message_t *message) {
 
         if (!kafka.message_headers(message, &headers)) {
                 for (index = 0; !kafka.header_get_all(headers, index, &name, &value, &bytes); index++)
-                        if (!is_utf8((const uint8_t *)name, strlen(name)))
+                        if (!is_utf8((const uint8_t *)name, (int64_t)strlen(name)))
                                 broken = name; /* the last one, which confluent-kafka reports */
                 for (index = 0; !broken && !kafka.header_get_all(headers, index, &name, &value, &bytes); index++) {
                         int64_t length = (int64_t)strlen(name);

@@ -13,10 +13,13 @@ from pathlib import Path
 VERSION = 5
 
 #: The version that the library of the Avro codec must report.
-AVRO_VERSION = 1
+AVRO_VERSION = 2
 
 #: The libraries that the kernel consists of: that of records of Kafka, and those of the codecs.
 LIBRARIES = ("kernel", "avro", "protobuf")
+
+#: The file that the sources of all libraries include.
+HEADER = "buffers.h"
 
 #: The environment variable that turns off the kernel when it is set to 0.
 VARIABLE = "KAFKA_EOS_NATIVE"

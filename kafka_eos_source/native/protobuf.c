@@ -13,13 +13,18 @@
  * of each repeated message or map. A singular message inside a message shares the frame of the outer one. A field
  * is written to its slot, the newest row of its frame, whenever it occurs, so the last occurrence wins and messages
  * that occur twice are merged, as Protobuf demands.
+ *
+ * A call stops before the row with which its columns would take more memory than the caller allows, or an offset
+ * would not fit into an int32. The caller goes on from there with another call.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_PROTOBUF_VERSION 1
+#include "buffers.h"
+
+#define KAFKA_EOS_PROTOBUF_VERSION 2
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -90,6 +95,7 @@ typedef struct {
         int32_t parent;                      /* the field of the enclosing message if that shares the frame, or -1 */
         int32_t known_first, known_count;    /* of a closed enum: its numbers, ascending, in `known` */
         int32_t default_first, default_bytes; /* a default that is not zero: bytes in `constants`; -1 = zero */
+        int32_t extra_bytes;                  /* memory that Python needs for each value, beyond that of this file */
 } field_t;
 
 typedef struct {
@@ -105,6 +111,7 @@ typedef struct {
         int32_t default_first, default_count;  /* of `members`: those with a default that is not zero */
         int32_t key;                           /* of the elements of a map: the field with the key, or -1 */
         int32_t row_bytes;                     /* memory of one row, without data of variable size */
+        int32_t extra_bytes;                   /* the same, of what Python needs in addition */
 } frame_t;
 
 typedef struct {
@@ -128,57 +135,23 @@ enum {
         E_TIMESTAMP,
         E_DURATION,
         E_REQUIRED,
-        E_TOO_LARGE,
-        E_START,
+        E_START = 11,
         E_NULL_ELEMENT,
         E_ONEOF,
         E_RANGE,
-        E_MEMORY
+        E_MEMORY,
+        E_STOP /* the call ends before this row */
 };
 
-enum { MAX_DEPTH = 100 };
+enum { MAX_DEPTH = 100, FIRST_BYTES = 16 << 20 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
-/* A buffer that grows. Python reads `at` and `bytes`. */
-typedef struct {
-        uint8_t *at;
-        int64_t bytes, capacity;
-} part_t;
-
-static int grow(part_t *part, int64_t more) {
-        int64_t capacity = part->capacity ? part->capacity : 256;
-        uint8_t *at;
-
-        while (capacity < part->bytes + more)
-                capacity *= 2;
-        at = realloc(part->at, (size_t)capacity);
-        if (!at)
-                return 0;
-        part->at       = at;
-        part->capacity = capacity;
-        return 1;
-}
-
-/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
-INLINE int reserve(part_t *part, int64_t more) {
-        return part->bytes + more <= part->capacity || grow(part, more);
-}
-
-INLINE int append(part_t *part, const void *from, int64_t bytes) {
-        if (!reserve(part, bytes))
-                return 0;
-        if (bytes > 0)
-                memcpy(part->at + part->bytes, from, (size_t)bytes);
-        part->bytes += bytes;
-        return 1;
-}
-
 /* Makes a buffer `bytes` long, of which what is new is zero. */
-static int extend(part_t *part, int64_t bytes) {
+static int extend(part_t *part, int64_t bytes, allowance_t *allowance) {
         if (bytes <= part->bytes)
                 return 1;
-        if (!reserve(part, bytes - part->bytes))
+        if (!reserve_within(part, bytes - part->bytes, allowance))
                 return 0;
         memset(part->at + part->bytes, 0, (size_t)(bytes - part->bytes));
         part->bytes = bytes;
@@ -216,17 +189,18 @@ typedef struct {
         int64_t slot; /* in this slot */
 } oneof_t;
 
-/* What kafka_eos_protobuf_decode returns. native.Decoded has the same layout up to `no_memory`. */
+/* What kafka_eos_protobuf_decode returns. native.Decoded has the same layout up to `rows`. */
 typedef struct {
         column_t *columns;
         rows_t *frames;
         part_t validity; /* a byte per message */
         part_t errors;   /* error_t */
         int64_t no_memory;
+        int64_t rows; /* messages that were decoded; fewer than given if the columns became too large */
         oneof_t *oneofs;
         const program_t *program;
-        int64_t messages; /* number of rows of the first frame */
-        int64_t row_bytes, max_row_bytes;
+        int64_t messages;
+        allowance_t allowance;
         int64_t detail;
         int32_t code, field;
         int32_t unknown; /* whether the message that is being read has unknown fields */
@@ -247,20 +221,37 @@ INLINE int fail(decoded_t *d, int32_t code, int32_t field, int64_t detail) {
         return 0;
 }
 
-INLINE int no_memory(decoded_t *d) {
-        d->no_memory = 1;
-        return fail(d, E_MEMORY, -1, 0);
+/* Fails because a buffer cannot grow: memory ran out, or the call has used all that it may. */
+RARE void set_no_room(decoded_t *d) {
+        if (!d->allowance.is_exceeded)
+                d->no_memory = 1;
+        set_error(d, d->allowance.is_exceeded ? E_STOP : E_MEMORY, -1, 0);
 }
+
+INLINE int no_room(decoded_t *d) {
+        set_no_room(d);
+        return 0;
+}
+
+/* Fails because an offset would not fit into an int32. */
+INLINE int too_large(decoded_t *d) { return fail(d, E_STOP, -1, 0); }
 
 static int grow_frame(decoded_t *d, int32_t index) {
         const program_t *p = d->program;
         const frame_t *f   = &p->frames[index];
         rows_t *rows       = &d->frames[index];
-        int64_t capacity   = rows->capacity ? rows->capacity * 2 : index ? 64 : d->messages;
+        int64_t capacity   = rows->capacity ? rows->capacity * 2 : 64;
         int32_t i;
 
-        if (rows->rows >= INT32_MAX - 1)
-                return fail(d, E_TOO_LARGE, -1, rows->rows);
+        if (!rows->capacity && !index) { /* usually, all messages are decoded */
+                capacity = d->messages;
+                while (capacity > 64 && capacity * (f->row_bytes + f->extra_bytes) > FIRST_BYTES)
+                        capacity /= 2;
+        }
+        if (rows->rows >= KAFKA_EOS_LARGEST_OFFSET)
+                return too_large(d);
+        if (!charge(&d->allowance, (capacity - rows->capacity) * f->extra_bytes))
+                return no_room(d);
         for (i = 0; i < f->count; i++) {
                 int32_t member        = p->members[f->first + i];
                 const field_t *field  = &p->fields[member];
@@ -268,12 +259,12 @@ static int grow_frame(decoded_t *d, int32_t index) {
                 int repeated          = field->flags & REPEATED;
                 int64_t width         = widths[field->kind];
                 int variable          = field->kind == STRING || field->kind == BYTES || field->kind == RAW;
-                if (field->flags & NULLABLE && !repeated && !extend(&column->validity, capacity))
-                        return no_memory(d);
-                if (width && !repeated && !extend(&column->values, capacity * width))
-                        return no_memory(d);
-                if ((repeated || variable) && !extend(&column->offsets, (capacity + 1) * 4))
-                        return no_memory(d);
+                if (field->flags & NULLABLE && !repeated && !extend(&column->validity, capacity, &d->allowance))
+                        return no_room(d);
+                if (width && !repeated && !extend(&column->values, capacity * width, &d->allowance))
+                        return no_room(d);
+                if ((repeated || variable) && !extend(&column->offsets, (capacity + 1) * 4, &d->allowance))
+                        return no_room(d);
         }
         rows->capacity = capacity;
         return 1;
@@ -283,6 +274,13 @@ static int grow_frame(decoded_t *d, int32_t index) {
 static int64_t count_elements(const decoded_t *d, int32_t member) {
         const field_t *field = &d->program->fields[member];
         return field->elements >= 0 ? d->frames[field->elements].rows : d->columns[member].elements;
+}
+
+/* Appends to the bytes of values of variable size. */
+INLINE int append_data(decoded_t *d, column_t *column, const uint8_t *from, int64_t bytes) {
+        if (bytes > KAFKA_EOS_LARGEST_OFFSET - column->data.bytes)
+                return too_large(d);
+        return append_within(&column->data, from, bytes, &d->allowance) || no_room(d);
 }
 
 /* Writes the default to a slot; defaults of zero are there already. */
@@ -295,9 +293,7 @@ static int write_default(decoded_t *d, int32_t member, int64_t slot) {
                 memcpy(column->values.at + slot * widths[field->kind], from, widths[field->kind]);
                 return 1;
         }
-        if (column->data.bytes + field->default_bytes > INT32_MAX)
-                return fail(d, E_TOO_LARGE, member, column->data.bytes);
-        return append(&column->data, from, field->default_bytes) || no_memory(d);
+        return append_data(d, column, from, field->default_bytes);
 }
 
 /* Begins a row. Returns its slot; -1 on an error. */
@@ -455,15 +451,15 @@ static int drop_duplicates(decoded_t *d, int32_t member, int32_t from, int32_t t
                 for (j = from; j < to; j++)
                         for (k = j + 1; k < to; k++)
                                 if (!compare_keys(&keys, j, k)) {
-                                        if (!append(dropped, &j, 4))
-                                                return no_memory(d);
+                                        if (!append_within(dropped, &j, 4, &d->allowance))
+                                                return no_room(d);
                                         break;
                                 }
                 return 1;
         }
         heap = malloc((size_t)count * sizeof(*heap));
         if (!heap)
-                return no_memory(d);
+                return no_room(d);
         for (i = 0; i < count; i++)
                 heap[i] = from + (int32_t)i;
         for (i = count / 2 - 1; i >= 0; i--)
@@ -474,9 +470,9 @@ static int drop_duplicates(decoded_t *d, int32_t member, int32_t from, int32_t t
         }
         for (i = 0; found && i + 1 < count; i++)
                 if (!compare_keys(&keys, heap[i], heap[i + 1]))
-                        found = append(dropped, &heap[i], 4);
+                        found = append_within(dropped, &heap[i], 4, &d->allowance);
         free(heap);
-        return found || no_memory(d);
+        return found || no_room(d);
 }
 
 /* ---- times --------------------------------------------------------------------------------------------- */
@@ -518,8 +514,8 @@ static int close_row(decoded_t *d, int32_t index, int64_t slot, int checked) {
                 if (field->flags & REPEATED) {
                         int32_t *offsets = OFFSETS(column->offsets);
                         int64_t end      = count_elements(d, member);
-                        if (end > INT32_MAX)
-                                return fail(d, E_TOO_LARGE, member, end);
+                        if (end > KAFKA_EOS_LARGEST_OFFSET)
+                                return too_large(d);
                         offsets[slot + 1] = (int32_t)end;
                         if (field->flags & MAP && end - offsets[slot] > 1 &&
                             !drop_duplicates(d, member, offsets[slot], (int32_t)end))
@@ -635,45 +631,6 @@ static int skip(decoded_t *d, const uint8_t **at, const uint8_t *end, uint32_t t
         }
 }
 
-static int is_utf8(const uint8_t *at, int64_t bytes) {
-        const uint8_t *past = at + bytes;
-        for (;;) {
-                uint64_t eight;
-                while (past - at >= 8 && (memcpy(&eight, at, 8), !(eight & 0x8080808080808080ULL)))
-                        at += 8;
-                if (at >= past)
-                        return 1;
-                if (*at < 0x80) {
-                        at++;
-                } else {
-                        uint8_t first = *at++, low = 0x80, high = 0xBF;
-                        int more;
-                        if (first >= 0xC2 && first <= 0xDF) {
-                                more = 1;
-                        } else if (first >= 0xE0 && first <= 0xEF) {
-                                more = 2;
-                                if (first == 0xE0)
-                                        low = 0xA0; /* overlong */
-                                else if (first == 0xED)
-                                        high = 0x9F; /* a surrogate */
-                        } else if (first >= 0xF0 && first <= 0xF4) {
-                                more = 3;
-                                if (first == 0xF0)
-                                        low = 0x90; /* overlong */
-                                else if (first == 0xF4)
-                                        high = 0x8F; /* beyond U+10FFFF */
-                        } else {
-                                return 0;
-                        }
-                        if (past - at < more || *at < low || *at > high)
-                                return 0;
-                        for (at++; --more > 0; at++)
-                                if ((*at & 0xC0) != 0x80)
-                                        return 0;
-                }
-        }
-}
-
 /* Reads a number, and returns its bits as they are stored. */
 INLINE int read_number(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, int32_t kind,
                        uint64_t *bits) {
@@ -741,10 +698,21 @@ INLINE void store(uint8_t *to, uint64_t bits, int width) {
                 *to = (uint8_t)bits;
 }
 
+/* Makes room for more elements of a repeated number, with what Python needs for them. */
+static int grow_elements(decoded_t *d, int32_t member, int width) {
+        part_t *values  = &d->columns[member].values;
+        int64_t before  = values->capacity;
+        int64_t extra   = d->program->fields[member].extra_bytes;
+
+        if (!grow(values, width, &d->allowance))
+                return no_room(d);
+        return charge(&d->allowance, (values->capacity - before) / width * extra) || no_room(d);
+}
+
 INLINE int append_number(decoded_t *d, int32_t member, uint64_t bits, int width) {
         column_t *column = &d->columns[member];
-        if (!reserve(&column->values, width))
-                return no_memory(d);
+        if (width > column->values.capacity - column->values.bytes && !grow_elements(d, member, width))
+                return 0;
         store(column->values.at + column->values.bytes, bits, width);
         column->values.bytes += width;
         column->elements++;
@@ -805,9 +773,6 @@ static int read_element(decoded_t *d, int32_t member, const uint8_t **at, const 
         case GROUP:
                 if (depth >= MAX_DEPTH)
                         return fail(d, E_DEPTH, member, depth);
-                d->row_bytes += d->program->frames[field->elements].row_bytes;
-                if (d->row_bytes > d->max_row_bytes)
-                        return fail(d, E_TOO_LARGE, member, d->row_bytes);
                 slot = open_row(d, field->elements);
                 return slot >= 0 &&
                        parse(d, field->message, slot, at, stop, field->kind == GROUP ? (uint32_t)field->number : 0,
@@ -824,15 +789,13 @@ static int read_element(decoded_t *d, int32_t member, const uint8_t **at, const 
         default:
                 if (field->kind == STRING && !is_utf8(*at, (int64_t)bytes))
                         return fail(d, E_UTF8, member, 0);
-                if (column->data.bytes + (int64_t)bytes > INT32_MAX)
-                        return fail(d, E_TOO_LARGE, member, column->data.bytes);
-                if (!column->entry_offsets.bytes && !extend(&column->entry_offsets, 4))
-                        return no_memory(d);
-                if (!append(&column->data, *at, (int64_t)bytes))
-                        return no_memory(d);
+                if (!column->entry_offsets.bytes && !extend(&column->entry_offsets, 4, &d->allowance))
+                        return no_room(d);
+                if (!append_data(d, column, *at, (int64_t)bytes))
+                        return 0;
                 offset = (int32_t)column->data.bytes;
-                if (!append(&column->entry_offsets, &offset, 4))
-                        return no_memory(d);
+                if (!append_within(&column->entry_offsets, &offset, 4, &d->allowance))
+                        return no_room(d);
                 column->elements++;
                 *at = stop;
                 return 1;
@@ -878,10 +841,8 @@ static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t
                         return fail(d, E_UTF8, member, 0);
                 if (field->kind != RAW) /* messages that occur twice are merged, which is what concatenation means */
                         column->data.bytes = OFFSETS(column->offsets)[slot];
-                if (column->data.bytes + (int64_t)bytes > INT32_MAX)
-                        return fail(d, E_TOO_LARGE, member, column->data.bytes);
-                if (!append(&column->data, *at, (int64_t)bytes))
-                        return no_memory(d);
+                if (!append_data(d, column, *at, (int64_t)bytes))
+                        return 0;
                 *at = stop;
                 return 1;
         }
@@ -1059,7 +1020,6 @@ static int decode_row(decoded_t *d, const uint8_t *at, int64_t bytes, int32_t st
         const uint8_t *from = at + start;
         int64_t slot;
 
-        d->row_bytes = 0;
         if (bytes < start)
                 return fail(d, E_START, -1, bytes);
         slot = open_row(d, 0);
@@ -1068,13 +1028,14 @@ static int decode_row(decoded_t *d, const uint8_t *at, int64_t bytes, int32_t st
 
 /*
  * Decodes messages. `offsets` are int32, or int64 if `wide`; `validity` is a bitmap, or NULL. Each message begins
- * with `start` bytes that are not payload. A message that cannot be decoded adds an error. Free the result with
+ * with `start` bytes that are not payload. The columns take at most `most_bytes`, so perhaps only the first messages
+ * are decoded; `rows` tells how many. A message that cannot be decoded adds an error. Free the result with
  * kafka_eos_protobuf_free while `program` still exists. Returns NULL if there is not enough memory; if memory runs
  * out later, `no_memory` is set in the result.
  */
 EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void *offsets, int32_t wide,
                                             const uint8_t *data, const uint8_t *validity, int64_t validity_offset,
-                                            int64_t rows, int32_t start, int64_t max_row_bytes) {
+                                            int64_t rows, int32_t start, int64_t most_bytes) {
         static const uint8_t nothing = 0;
         decoded_t *d                 = calloc(1, sizeof(*d));
         int64_t row;
@@ -1083,12 +1044,12 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
         if (!d)
                 return NULL;
         d->program       = program;
-        d->max_row_bytes = max_row_bytes;
+        d->allowance.left = most_bytes;
         d->messages      = rows;
         d->columns       = calloc((size_t)program->field_count + 1, sizeof(*d->columns));
         d->frames        = calloc((size_t)program->frame_count, sizeof(*d->frames));
         d->oneofs        = calloc((size_t)program->oneof_count + 1, sizeof(*d->oneofs));
-        if (!d->columns || !d->frames || !d->oneofs || !extend(&d->validity, rows)) {
+        if (!d->columns || !d->frames || !d->oneofs || !extend(&d->validity, rows, NULL)) {
                 kafka_eos_protobuf_free(d);
                 return NULL;
         }
@@ -1109,7 +1070,7 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
                                 d->validity.at[row] = 1;
                                 continue;
                         }
-                        if (d->no_memory)
+                        if (d->no_memory || d->code == E_STOP)
                                 break;
                         {
                                 error_t error = {row, d->code, d->field, d->detail};
@@ -1124,8 +1085,11 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
                 }
                 slot = open_row(d, 0);
                 if (slot < 0 || !close_row(d, 0, slot, 0))
-                        d->no_memory = 1;
+                        break;
         }
+        if (row < rows)
+                truncate_frame(d, 0, row);
+        d->rows = row;
         return d;
 }
 
@@ -1146,15 +1110,18 @@ typedef struct {
         int64_t missing; /* there is no such column */
 } input_t;
 
-/* What kafka_eos_protobuf_encode returns. native.Encoded has the same layout up to `no_memory`. */
+/* What kafka_eos_protobuf_encode returns. native.Encoded has the same layout up to `rows`. */
 typedef struct {
         part_t validity; /* a byte per row */
         part_t offsets;  /* int32 per row, and one more */
         part_t data;
         part_t errors; /* error_t */
         int64_t no_memory;
+        int64_t rows; /* that were encoded; fewer than given if the column became too large */
         const program_t *program;
         const input_t *inputs;
+        allowance_t allowance;
+        int64_t most_bytes;
         uint8_t *scratch; /* a message is written from the end, because a length comes before what it counts */
         int64_t capacity, at;
         oneof_t *oneofs;
@@ -1170,6 +1137,13 @@ static int refuse(encoded_t *e, int32_t code, int32_t field, int64_t detail) {
         return 0;
 }
 
+/* Fails because a buffer cannot grow: memory ran out, or the call has used all that it may. */
+static int no_room_to_encode(encoded_t *e) {
+        if (!e->allowance.is_exceeded)
+                e->no_memory = 1;
+        return refuse(e, e->allowance.is_exceeded ? E_STOP : E_MEMORY, -1, 0);
+}
+
 /* Makes room for `bytes` before what was written. */
 static int make_room(encoded_t *e, int64_t bytes) {
         int64_t used = e->capacity - e->at, capacity = e->capacity ? e->capacity : 1024;
@@ -1177,13 +1151,13 @@ static int make_room(encoded_t *e, int64_t bytes) {
 
         if (bytes <= e->at)
                 return 1;
+        if (bytes > e->most_bytes - used)
+                return refuse(e, E_STOP, -1, 0);
         while (capacity < used + bytes)
                 capacity *= 2;
         scratch = malloc((size_t)capacity);
-        if (!scratch) {
-                e->no_memory = 1;
-                return refuse(e, E_MEMORY, -1, 0);
-        }
+        if (!scratch)
+                return no_room_to_encode(e);
         if (used)
                 memcpy(scratch + capacity - used, e->scratch + e->at, (size_t)used);
         free(e->scratch);
@@ -1383,23 +1357,24 @@ static int encode_row(encoded_t *e, int64_t row, const uint8_t *prefix, int64_t 
         if (!put_message(e, 0, row, 0))
                 return 0;
         bytes = e->capacity - e->at;
-        if (e->data.bytes + prefix_bytes + bytes > INT32_MAX)
-                return refuse(e, E_TOO_LARGE, -1, bytes);
-        if (!append(&e->data, prefix, prefix_bytes) || !append(&e->data, e->scratch + e->at, bytes)) {
-                e->no_memory = 1;
-                return 0;
-        }
+        if (prefix_bytes + bytes > KAFKA_EOS_LARGEST_OFFSET - e->data.bytes)
+                return refuse(e, E_STOP, -1, 0);
+        if (!reserve_within(&e->data, prefix_bytes + bytes, &e->allowance))
+                return no_room_to_encode(e);
+        append(&e->data, prefix, prefix_bytes);
+        append(&e->data, e->scratch + e->at, bytes);
         e->validity.at[row] = 1;
         return 1;
 }
 
 /*
- * Encodes rows as messages, each after a prefix. `validity` has a byte per row, or is NULL. A row that cannot be
- * encoded adds an error. Free the result with kafka_eos_protobuf_free_encoded. Returns NULL if there is not enough
+ * Encodes rows as messages, each after a prefix. `validity` has a byte per row, or is NULL. The column takes at most
+ * `most_bytes`, so perhaps only the first rows are encoded; `rows` tells how many. A row that cannot be encoded adds
+ * an error. Free the result with kafka_eos_protobuf_free_encoded. Returns NULL if there is not enough
  * memory; if memory runs out later, `no_memory` is set in the result.
  */
 EXPORT encoded_t *kafka_eos_protobuf_encode(const program_t *program, const input_t *inputs, const uint8_t *validity,
-                                            int64_t rows, const uint8_t *prefix, int64_t prefix_bytes) {
+                                            int64_t rows, const uint8_t *prefix, int64_t prefix_bytes, int64_t most_bytes) {
         encoded_t *e = calloc(1, sizeof(*e));
         int64_t row;
         int32_t i;
@@ -1408,20 +1383,24 @@ EXPORT encoded_t *kafka_eos_protobuf_encode(const program_t *program, const inpu
                 return NULL;
         e->program = program;
         e->inputs  = inputs;
+        e->allowance.left = e->most_bytes = most_bytes;
         e->oneofs  = calloc((size_t)program->oneof_count + 1, sizeof(*e->oneofs));
-        if (!e->oneofs || !extend(&e->validity, rows) || !extend(&e->offsets, (rows + 1) * 4)) {
+        if (!e->oneofs || !extend(&e->validity, rows, NULL) || !extend(&e->offsets, (rows + 1) * 4, NULL)) {
                 kafka_eos_protobuf_free_encoded(e);
                 return NULL;
         }
         for (i = 0; i < program->oneof_count; i++)
                 e->oneofs[i].slot = -1;
         for (row = 0; row < rows && !e->no_memory; row++) {
-                if ((!validity || validity[row]) && !encode_row(e, row, prefix, prefix_bytes) && !e->no_memory) {
+                if ((!validity || validity[row]) && !encode_row(e, row, prefix, prefix_bytes)) {
                         error_t error = {row, e->code, e->field, e->detail};
+                        if (e->no_memory || e->code == E_STOP)
+                                break;
                         if (!append(&e->errors, &error, sizeof(error)))
                                 e->no_memory = 1;
                 }
                 OFFSETS(e->offsets)[row + 1] = (int32_t)e->data.bytes;
         }
+        e->rows = row;
         return e;
 }

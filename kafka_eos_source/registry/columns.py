@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -56,8 +56,9 @@ def from_registry(
     selected = _selected(registry, schema)
     decoding = selected.decoding()
 
-    def decode(messages: pa.Array) -> pa.Array:
-        return _with_errors(decoding.decode(messages))
+    def decode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        for messages in batches:
+            yield from map(_with_errors, decoding.slices(messages))
 
     return _column(decode, column, selected.spark_type, mode, "decoded", located)
 
@@ -92,8 +93,9 @@ def to_registry(
     """
     encoding = _selected(registry, schema).encoding()
 
-    def encode(values: pa.Array) -> pa.Array:
-        return _with_errors(encoding.encode(values))
+    def encode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        for values in batches:
+            yield from map(_with_errors, encoding.slices(values))
 
     return _column(encode, column, BinaryType(), mode, "encoded", located)
 
@@ -130,7 +132,7 @@ def _selected(registry: Registry | RegistrySchema, schema: dict[str, Any]) -> Re
 
 
 def _column(
-    function: Callable[[pa.Array], pa.Array],
+    function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]],
     column: Column | str,
     type_: DataType,
     mode: str,
@@ -138,6 +140,7 @@ def _column(
     located: bool,
 ) -> Column:
     from pyspark.sql import functions as f
+    from pyspark.util import PythonEvalType
 
     if mode not in ("fail", "permissive"):
         raise InvalidOptionError(
@@ -154,7 +157,9 @@ def _column(
             fix="upgrade PySpark, or decode with map_in_read(…, decode=…), which works on PySpark 4.0 too.",
         )
     returned = StructType([StructField(VALUE, type_), StructField(ERROR, StringType())])
-    result: Column = arrow_udf(function, returned)(f.col(column) if isinstance(column, str) else column)
+    # An iterator of arrays, because one array of Spark may become several when it is decoded.
+    per_batch = arrow_udf(function, returned, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+    result: Column = per_batch(f.col(column) if isinstance(column, str) else column)
     if mode == "permissive":
         return result
     # The JVM raises the error, and only for rows whose value is used: Spark calls Python functions for all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry import formats
 from kafka_eos_source.registry.catalog import catalog
-from kafka_eos_source.registry.codec import Converted, Decoder, Schema
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Schema
 from kafka_eos_source.registry.framing import Frame, Messages, Rows, frames, paths
+from kafka_eos_source.registry.slices import slices
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,22 @@ class Decoding:
     arrow_type: pa.DataType
     reader_id: int | None = None
 
-    def decode(self, column: pa.Array | pa.ChunkedArray) -> Converted:
-        """Decodes a column of messages.
+    def slices(self, column: pa.Array) -> Iterator[Converted]:
+        """Decodes a column of messages slice by slice. Raises the errors of `decode`."""
+        return slices(self.decode, column, "decoded")
+
+    def decode(self, column: pa.Array | pa.ChunkedArray, most_bytes: int = MOST_BYTES) -> Converted:
+        """Decodes a column of messages, or its first rows if more would take more than `most_bytes`.
 
         Raises:
             RegistryUnavailableError: if a writer schema is not cached, and the registry does not answer.
         """
         messages = Messages.of(column)
+        while (found := self._decode(messages, most_bytes)) is None:
+            messages = Messages.of(messages.column.slice(0, len(messages.column) // 2))
+        return found
+
+    def _decode(self, messages: Messages, most_bytes: int) -> Converted | None:
         groups, errors = frames(messages)
         known_schemas = catalog(self.registry)
         if self.reader_id is not None:
@@ -62,7 +72,7 @@ class Decoding:
                     errors.update(dict.fromkeys(frame.rows.tolist(), decoder))
                 else:
                     known.append((frame, decoder))
-        return self._in_order(messages, known, errors)
+        return self._in_order(messages, known, errors, most_bytes)
 
     def _decoder(self, frame: Frame, writer: Schema) -> Decoder | str:
         """Returns the decoder of a frame, which is kept; text if its schema does not fit the reader's."""
@@ -90,32 +100,50 @@ class Decoding:
             return f"schema id {frame.schema_id} does not fit the reader schema: {error.message}"
 
     def _in_order(
-        self, messages: Messages, known: Sequence[tuple[Frame, Decoder]], errors: dict[int, str]
-    ) -> Converted:
-        """Decodes each group, and puts the values into the order of the rows."""
+        self,
+        messages: Messages,
+        known: Sequence[tuple[Frame, Decoder]],
+        errors: dict[int, str],
+        most_bytes: int,
+    ) -> Converted | None:
+        """Decodes each group, and puts the values into the order of the rows.
+
+        A single group may end early, and the result with it. Returns None if several groups do not fit, where
+        the rows of one end while those of others go on.
+        """
         rows = len(messages.column)
         if len(known) == 1 and len(known[0][0].rows) == len(messages.present):
             frame, decoder = known[0]  # the usual case: nothing is copied
-            decoded = decoder.decode(messages.column, frame.start)
+            decoded = decoder.decode(messages.column, frame.start, most_bytes)
             for row, text in decoded.errors.items():
                 errors[row] = _of_schema(frame, text)
-            return Converted(self._fit(decoded.values), errors)
+            return Converted.of(self._fit(decoded.values), errors)
         parts: list[pa.Array] = []
         place = np.full(rows, -1, np.int64)
-        done = 0
+        done, left = 0, most_bytes
         for frame, decoder in known:
-            decoded = decoder.decode(_rows_of(messages.column, frame.rows), frame.start)
+            decoded = decoder.decode(_rows_of(messages.column, frame.rows), frame.start, left)
             for row, text in decoded.errors.items():
                 errors[int(frame.rows[row])] = _of_schema(frame, text)
+            made = len(decoded.values)
+            if made < len(frame.rows):
+                if len(known) > 1:
+                    return None
+                rows = int(frame.rows[made])
+            left = max(0, left - decoded.values.nbytes)
             parts.append(self._fit(decoded.values))
-            place[frame.rows] = np.arange(done, done + len(frame.rows))
-            done += len(frame.rows)
+            place[frame.rows[:made]] = np.arange(done, done + made)
+            done += made
+        place = place[:rows]
         if not parts:
-            return Converted(pa.nulls(rows, self.arrow_type), errors)
-        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        if done == rows and (place[:-1] < place[1:]).all():
-            return Converted(values, errors)
-        return Converted(values.take(pa.array(place, mask=place < 0)), errors)
+            values = pa.nulls(rows, self.arrow_type)
+        else:
+            values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+            if done < rows or not (place[:-1] < place[1:]).all():
+                values = values.take(pa.array(place, mask=place < 0))
+        if rows > 1 and values.nbytes > most_bytes:  # nulls for bad records take memory, too
+            return None
+        return Converted.of(values, errors)
 
     def _fit(self, values: pa.Array) -> pa.Array:
         if values.type.equals(self.arrow_type):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from kafka_eos_source.registry import formats
-from kafka_eos_source.registry.codec import Converted, Encoder, Schema
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Encoder, Schema
 from kafka_eos_source.registry.framing import frame_prefix
+from kafka_eos_source.registry.slices import slices
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,12 @@ class Encoding:
     schema: Schema
     message: str | None = None
 
-    def encode(self, values: pa.Array | pa.ChunkedArray) -> Converted:
-        """Encodes values.
+    def slices(self, values: pa.Array) -> Iterator[Converted]:
+        """Encodes values slice by slice. Raises the errors of `encode`."""
+        return slices(self.encode, values, "encoded")
+
+    def encode(self, values: pa.Array | pa.ChunkedArray, most_bytes: int = MOST_BYTES) -> Converted:
+        """Encodes values, or only the first if more would take more than `most_bytes`.
 
         Raises:
             InvalidSchemaError: if values of this type do not fit the schema.
@@ -39,7 +45,7 @@ class Encoding:
             prefix = frame_prefix(self.schema_id, formats.message_path(self.schema, self.message))
             known = _encoders[key] = (formats.encoder(self.schema, values.type, self.message), prefix)
         encoder, prefix = known
-        return encoder.encode(values, prefix)
+        return encoder.encode(values, prefix, most_bytes)
 
 
 #: Encoders of this process, and the frame of their messages.

@@ -60,7 +60,8 @@ def check_kernel() -> Finding:
     libraries = [loader.library_path(name) for name in missing]
     sources = [library.with_name(f"{name}.c") for name, library in zip(missing, libraries, strict=True)]
     repair = None
-    if compiler is not None and missing and all(source.exists() for source in sources):
+    needed = [*sources, *(source.with_name(loader.HEADER) for source in sources)]
+    if compiler is not None and missing and all(file.exists() for file in needed):
         repair = Repair(
             f"compile {', '.join(map(str, sources))} with {compiler}",
             lambda: _compile_all(compiler, sources, libraries),

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.registry.avro.decode_twin import decode_rows
 from kafka_eos_source.registry.avro.kernel import (
-    BATCH_BYTES,
     ERROR,
+    NO_MEMORY,
     AvroKernel,
     Input,
     Memory,
@@ -23,7 +22,7 @@ from kafka_eos_source.registry.avro.kernel import (
 )
 from kafka_eos_source.registry.avro.messages import message
 from kafka_eos_source.registry.avro.program import Column, Kind, Program
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 
 
 class AvroDecoder:
@@ -39,17 +38,17 @@ class AvroDecoder:
         """The type of decoded values."""
         return self._program.columns[0].type
 
-    def decode(self, messages: pa.Array, start: int) -> Converted:
-        """Decodes messages (binary), each of which begins with `start` bytes that are not payload."""
+    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
+        """Decodes messages (see `codec.Decoder`)."""
         if isinstance(messages, pa.ChunkedArray):
             messages = messages.combine_chunks()
         if not (pa.types.is_binary(messages.type) or pa.types.is_large_binary(messages.type)):
             messages = messages.cast(pa.large_binary())
         if self._kernel is None:
-            return decode_rows(self._program, messages, start)
-        return self._decode(self._kernel, messages, start)
+            return decode_rows(self._program, messages, start, most_bytes)
+        return self._decode(self._kernel, messages, start, most_bytes)
 
-    def _decode(self, kernel: AvroKernel, messages: pa.Array, start: int) -> Converted:
+    def _decode(self, kernel: AvroKernel, messages: pa.Array, start: int, most_bytes: int) -> Converted:
         validity, offsets, data = messages.buffers()
         given = Input(
             *(array.ctypes.data for array in self._arrays),
@@ -61,18 +60,14 @@ class AvroDecoder:
             messages.offset,
             len(messages),
             start,
+            most_bytes,
         )
         memory = Memory(kernel, kernel.decode(ctypes.byref(given)))
         block = memory.block
-        if block.status == BATCH_BYTES:
-            raise InvalidRecordError(
-                f"a column of {len(messages)} decoded Avro records has more than 2 GiB, which is the most "
-                "that an Arrow array can hold",
-                fix="decode fewer records at once: lower maxOffsetsPerTrigger or "
-                "spark.sql.execution.arrow.maxRecordsPerBatch",
-            )
-        if block.status:
+        if block.status == NO_MEMORY:
             raise MemoryError("not enough memory for a batch of Avro records")
+        if not block.rows:
+            return Converted(pa.array([], self.arrow_type))
         found = np.frombuffer(buffer(memory, block.errors), ERROR).tolist()
         errors = {row: self._message(*error) for row, *error, _ in found}
         return Converted(_Arrays(memory).array(self._program.columns[0]), errors)

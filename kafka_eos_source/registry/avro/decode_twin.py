@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from kafka_eos_source.registry.avro.messages import MAX_DEPTH, MAX_EMPTY_ITEMS, Code, message
 from kafka_eos_source.registry.avro.program import Kind, Node, Op, Program
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.slices import Collector
 
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
@@ -25,11 +26,11 @@ class _RowError(Exception):
         self.node, self.code, self.detail, self.more = node, code, detail, more
 
 
-def decode_rows(program: Program, messages: pa.Array, start: int) -> Converted:
-    """Decodes each message. Unlike the C library, this does not limit the bytes that a row may take."""
-    values: list[Any] = []
+def decode_rows(program: Program, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
+    """Decodes messages, as many as fit into a column of `most_bytes`."""
+    values = Collector(program.columns[0].type, most_bytes)
     errors: dict[int, str] = {}
-    for row, payload in enumerate(messages.to_pylist()):
+    for row, payload in enumerate(each.as_py() for each in messages):
         value = None
         if payload is not None:
             try:
@@ -37,8 +38,10 @@ def decode_rows(program: Program, messages: pa.Array, start: int) -> Converted:
             except _RowError as error:
                 path, reason = program.paths[error.node], program.reasons.get(error.node, "")
                 errors[row] = message(error.code, error.detail, error.more, path, reason)
-        values.append(value)
-    return Converted(pa.array(values, program.columns[0].type), errors)
+        values.add(value)
+        if values.is_full:
+            break
+    return values.converted(errors)
 
 
 class _Row:

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.registry.avro.encode_program import EncodeProgram
 from kafka_eos_source.registry.avro.encode_twin import encode_rows
 from kafka_eos_source.registry.avro.kernel import (
-    BATCH_BYTES,
     ERROR,
+    NO_MEMORY,
     AvroKernel,
     Memory,
     Values,
@@ -24,7 +23,7 @@ from kafka_eos_source.registry.avro.kernel import (
     columns,
 )
 from kafka_eos_source.registry.avro.messages import message
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 
 
 class AvroEncoder:
@@ -40,8 +39,8 @@ class AvroEncoder:
             np.frombuffer(bytes(program.text) or b"\0", np.uint8),
         ]
 
-    def encode(self, values: pa.Array, prefix: bytes) -> Converted:
-        """Encodes each value, and puts `prefix` before it."""
+    def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
+        """Encodes values (see `codec.Encoder`)."""
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         if isinstance(values, pa.ExtensionArray):
@@ -49,10 +48,10 @@ class AvroEncoder:
         if not values.type.equals(self._program.type):
             values = values.cast(self._program.type)
         if self._kernel is None:
-            return encode_rows(self._program, values, prefix)
-        return self._encode(self._kernel, values, prefix)
+            return encode_rows(self._program, values, prefix, most_bytes)
+        return self._encode(self._kernel, values, prefix, most_bytes)
 
-    def _encode(self, kernel: AvroKernel, values: pa.Array, prefix: bytes) -> Converted:
+    def _encode(self, kernel: AvroKernel, values: pa.Array, prefix: bytes, most_bytes: int) -> Converted:
         capsules = values.__arrow_c_array__()  # keeps the exported array alive
         given = Values(
             *(array.ctypes.data for array in self._arrays),
@@ -60,17 +59,14 @@ class AvroEncoder:
             self._program.array_count,
             prefix,
             len(prefix),
+            most_bytes,
         )
         memory = Memory(kernel, kernel.encode(ctypes.byref(given)))
         block = memory.block
-        if block.status == BATCH_BYTES:
-            raise InvalidRecordError(
-                f"{len(values)} records have more than 2 GiB when they are encoded, which is the most that "
-                "an Arrow array can hold",
-                fix="encode fewer records at once: lower spark.sql.execution.arrow.maxRecordsPerBatch",
-            )
-        if block.status:
+        if block.status == NO_MEMORY:
             raise MemoryError("not enough memory for a batch of Avro records")
+        if not block.rows:
+            return Converted(pa.array([], pa.binary()))
         errors = {}
         for row, node, code, detail, more, text in np.frombuffer(
             buffer(memory, block.errors), ERROR

@@ -11,7 +11,8 @@ import pyarrow as pa
 from kafka_eos_source.registry.avro.defaults import varint
 from kafka_eos_source.registry.avro.encode_program import EncodeProgram, Put, PutNode
 from kafka_eos_source.registry.avro.messages import QUOTED_BYTES, Code, message
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.slices import Collector
 
 
 class _RowError(Exception):
@@ -20,10 +21,12 @@ class _RowError(Exception):
         self.node, self.code, self.detail, self.more, self.text = node, code, detail, more, text
 
 
-def encode_rows(program: EncodeProgram, values: pa.Array, prefix: bytes) -> Converted:
-    """Encodes each value of an array of the program's type."""
+def encode_rows(
+    program: EncodeProgram, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES
+) -> Converted:
+    """Encodes values of the program's type, as many as fit into a column of `most_bytes`."""
     run = _Run(program, values)
-    payloads: list[bytes | None] = []
+    payloads = Collector(pa.binary(), most_bytes)
     errors: dict[int, str] = {}
     for row, is_valid in enumerate(values.is_valid().to_pylist()):
         payload = None
@@ -33,8 +36,10 @@ def encode_rows(program: EncodeProgram, values: pa.Array, prefix: bytes) -> Conv
             except _RowError as error:
                 path = program.paths[error.node]
                 errors[row] = message(error.code, error.detail, error.more, path, text=error.text)
-        payloads.append(payload)
-    return Converted(pa.array(payloads, pa.binary()), errors)
+        payloads.add(payload)
+        if payloads.is_full:
+            break
+    return payloads.converted(errors)
 
 
 class _Place:

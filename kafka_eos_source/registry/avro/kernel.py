@@ -21,8 +21,8 @@ ERROR = np.dtype(
     [("row", "i8"), ("node", "i8"), ("code", "i8"), ("detail", "i8"), ("more", "i8"), ("text", "S48")]
 )
 
-#: The status of a call that failed as a whole.
-NO_MEMORY, BATCH_BYTES = 1, 2
+#: How a call ended: STOPPED says that it converted only the first rows, because of its limit.
+NO_MEMORY, STOPPED = 1, 2
 
 
 class Part(Structure):
@@ -74,6 +74,7 @@ class Input(Structure):
         ("offset", c_int64),
         ("rows", c_int64),
         ("start", c_int64),
+        ("most_bytes", c_int64),
     )
 
 
@@ -89,6 +90,7 @@ class Values(Structure):
         ("array_count", c_int64),
         ("prefix", c_char_p),
         ("prefix_bytes", c_int64),
+        ("most_bytes", c_int64),
     )
 
 

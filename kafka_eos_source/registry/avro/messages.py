@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-MAX_ROW_BYTES = 256 << 20
 MAX_EMPTY_ITEMS = 65536
 MAX_DEPTH = 100
 
@@ -29,7 +28,6 @@ class Code(IntEnum):
     TRAILING = 12
     SHORT = 13
     EMPTY_ITEMS = 14
-    ROW_BYTES = 15
     DEPTH = 16
     BOOLEAN = 17
     BLOCK_BYTES = 18
@@ -55,7 +53,6 @@ _TEXTS: dict[Code, str] = {
     Code.TRAILING: "{detail} bytes follow the value",
     Code.SHORT: "the message has {detail} bytes, fewer than the {more} of its frame",
     Code.EMPTY_ITEMS: "a block has {detail} items of no bytes; at most {more} are accepted in one row",
-    Code.ROW_BYTES: "the row takes more than {detail} bytes when it is decoded",
     Code.DEPTH: "values are nested more than {detail} levels deep",
     Code.BOOLEAN: "byte {detail} is not a boolean",
     Code.BLOCK_BYTES: "a block announces {detail} bytes, {more} are left",

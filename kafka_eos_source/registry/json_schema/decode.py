@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
+from kafka_eos_source.registry.json_schema.sizes import fitting_rows
+from kafka_eos_source.registry.slices import Collector
 
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
 _FEW = 64
+_UNLIMITED = sys.maxsize
 _INT64 = range(-(1 << 63), 1 << 63)
 #: Beyond this, a float does not say which integer was meant.
 _EXACT_FLOATS = 1 << 53
@@ -67,10 +71,23 @@ class JsonDecoder:
         """The type of the column."""
         return self._type
 
-    def decode(self, messages: pa.Array, start: int) -> Converted:
-        """Decode messages (binary), each of which begins with `start` bytes that are not payload."""
+    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
+        """Decodes messages (see `codec.Decoder`)."""
         if isinstance(messages, pa.ChunkedArray):
             messages = messages.combine_chunks()
+        fitting = fitting_rows(self._shape, messages, most_bytes)
+        if not fitting and len(messages):  # the estimate is too high for some documents
+            return self._decode(messages[:1], start, Collector(self._parsed_type, most_bytes))
+        return self._decode(messages[:fitting], start, None)
+
+    def _decode(self, messages: pa.Array, start: int, collector: Collector | None) -> Converted:
+        """Decodes messages.
+
+        Args:
+            messages: the messages.
+            start: how many bytes of each are not payload.
+            collector: a collector for the one message, whose size is not known; None for messages that fit.
+        """
         errors: dict[int, str] = {}
         rows: _Rows = np.flatnonzero(messages.is_valid().to_numpy(zero_copy_only=False))
         lengths = pc.binary_length(messages).fill_null(start).to_numpy(zero_copy_only=False)
@@ -80,7 +97,12 @@ class JsonDecoder:
         payloads = messages.take(rows).cast(pa.large_binary())
         if start:
             payloads = pc.binary_replace_slice(payloads, 0, start, b"")
-        parsed = self._parse(payloads, rows, errors)
+        if collector is not None:
+            parsed = self._parse_each(payloads, rows, errors, collector)
+            if len(parsed) < len(payloads):
+                return Converted(pa.array([], self._type))
+        else:
+            parsed = self._parse(payloads, rows, errors)
         values = _convert_times(self._shape, parsed, rows, errors)
         places = np.full(len(messages), -1)
         places[rows] = np.arange(len(rows))
@@ -97,7 +119,7 @@ class JsonDecoder:
                 middle = len(payloads) // 2
                 halves = ((payloads[:middle], rows[:middle]), (payloads[middle:], rows[middle:]))
                 return pa.concat_arrays([self._parse(half, of, errors) for half, of in halves])
-        return self._parse_each(payloads, rows, errors)
+        return self._parse_each(payloads, rows, errors, Collector(self._parsed_type, _UNLIMITED))
 
     def _parse_with_arrow(self, payloads: pa.Array) -> pa.Array | None:
         """Returns the documents; None if Arrow refuses one, or might read one differently.
@@ -135,11 +157,12 @@ class JsonDecoder:
         columns = [column.combine_chunks() for column in table.columns]
         return pa.StructArray.from_arrays(columns, fields=list(self._parsed_type))
 
-    def _parse_each(self, payloads: pa.Array, rows: _Rows, errors: dict[int, str]) -> pa.Array:
+    def _parse_each(
+        self, payloads: pa.Array, rows: _Rows, errors: dict[int, str], collector: Collector
+    ) -> pa.Array:
         import orjson
 
-        found = []
-        for row, payload in zip(rows.tolist(), payloads.to_pylist(), strict=True):
+        for row, payload in zip(rows.tolist(), (each.as_py() for each in payloads), strict=True):
             value = None
             try:
                 document = orjson.loads(payload)
@@ -155,8 +178,8 @@ class JsonDecoder:
                 errors[row] = str(failure)
             except RecursionError:
                 errors[row] = "the value is nested too deeply"
-            found.append(value)
-        return pa.array(found, self._parsed_type)
+            collector.add(value)
+        return collector.converted({}).values
 
 
 def _parsed(kind: Kind) -> pa.DataType:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
 
 _types = pa.types
@@ -43,8 +43,8 @@ class JsonEncoder:
         self._values = values
         self._validate = validate
 
-    def encode(self, values: pa.Array, prefix: bytes) -> Converted:
-        """Encode each value, and put `prefix` before it. The values of the result are binary."""
+    def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
+        """Encodes values (see `codec.Encoder`)."""
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         if values.type != self._values:
@@ -65,7 +65,9 @@ class JsonEncoder:
             payloads = pc.binary_join_element_wise(
                 pa.scalar(prefix, pa.large_binary()), payloads, pa.scalar(b"", pa.large_binary())
             )
-        return Converted(payloads.cast(pa.binary()), dict(sorted(errors.items())))
+        ends = np.cumsum(pc.binary_length(payloads).fill_null(0).to_numpy(zero_copy_only=False))
+        fitting = int(np.searchsorted(ends, most_bytes, side="right"))
+        return Converted.of(payloads[:fitting].cast(pa.binary()), dict(sorted(errors.items())))
 
 
 def _check(shape: Shape, arrow_type: pa.DataType, path: str) -> None:

@@ -9,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.program import Program, Slot, compile_tree
 from kafka_eos_source.registry.protobuf.tree import Kind, Message
 from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
-
-#: A record may fill this much memory in columns. It stops a record of a megabyte from filling all of it.
-MAX_ROW_BYTES = 256 << 20
 
 _NUMBERS = {
     Kind.INT32: np.int32,
@@ -54,8 +51,8 @@ class NativeDecoder:
         """The struct with a column per field of the message."""
         return self._type
 
-    def decode(self, messages: pa.Array, start: int) -> Converted:
-        """Decode messages (binary), each of which begins with `start` bytes that are not payload."""
+    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
+        """Decodes messages (see `codec.Decoder`)."""
         if isinstance(messages, pa.ChunkedArray):
             messages = messages.combine_chunks()
         wide = pa.types.is_large_binary(messages.type)
@@ -72,13 +69,12 @@ class NativeDecoder:
             first,
             len(messages),
             start,
-            MAX_ROW_BYTES,
+            most_bytes,
         )
         if not pointer:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        return _Result(
-            self._root, self._program, _Memory(self._library, pointer, self._tables, self._program)
-        ).convert(self._type, len(messages))
+        memory = _Memory(self._library, pointer, self._tables, self._program)
+        return _Result(self._root, self._program, memory, most_bytes).convert(self._type)
 
 
 class _Memory:
@@ -96,7 +92,7 @@ class _Memory:
 class _Result:
     """The buffers of one call, from which arrays are made."""
 
-    def __init__(self, root: Message, program: Program, memory: _Memory) -> None:
+    def __init__(self, root: Message, program: Program, memory: _Memory, most_bytes: int) -> None:
         self._root = root
         self._program = program
         self._memory = memory
@@ -110,15 +106,20 @@ class _Result:
             found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize
         )
         self._errors: dict[int, str] = {}
+        self._fitting = found.rows
+        self._json_bytes = most_bytes
 
-    def convert(self, arrow_type: pa.StructType, rows: int) -> Converted:
+    def convert(self, arrow_type: pa.StructType) -> Converted:
+        rows = self._fitting
+        if not rows:
+            return Converted(pa.array([], arrow_type))
         for row, code, field, detail in self._found_errors.tolist():
             self._errors[row] = self._message(code, field, detail)
         children = [self._column(slot) for slot in self._program.slots] or [pa.nulls(rows, pa.string())]
-        valid = self._validity.copy()
+        valid = self._validity[:rows].copy()
         valid[list(self._errors)] = 0
         values = pa.Array.from_buffers(arrow_type, rows, [_bits(valid)], children=children)
-        return Converted(values, dict(sorted(self._errors.items())))
+        return Converted(values, dict(sorted(self._errors.items()))).first(self._fitting)
 
     # -- columns ---------------------------------------------------------------------------------
 
@@ -194,13 +195,19 @@ class _Result:
         return pa.Array.from_buffers(arrow_type, count, [bits, buffer, self._buffer(slot, "data")])
 
     def _json(self, slot: Slot, payloads: pa.Array) -> pa.Array:
-        """Converts messages to JSON, one by one. An error belongs to the row of the root that contains it."""
+        """Converts messages to JSON, one by one. An error belongs to the row of the root that contains it.
+
+        If the texts take too much memory, the rows of the root end before the one whose text is the last.
+        """
         texts: list[str | None] = []
         for index, payload in enumerate(payloads.to_pylist()):
             text = None
-            if payload is not None:
+            if payload is not None and self._json_bytes >= 0:
                 try:
                     text = json_text(slot.field, payload)
+                    self._json_bytes -= len(text)
+                    if self._json_bytes < 0:
+                        self._fitting = min(self._fitting, self._root_row(slot, index))
                 except UnfitError as failure:
                     self._errors.setdefault(self._root_row(slot, index), f"{self._name()}: {failure}")
                     text = "" if payloads.null_count == 0 else None
@@ -254,7 +261,6 @@ _REASONS = {
     5: "messages are nested more than 100 deep",
     6: "the string is not UTF-8",
     9: "the required field is missing",
-    10: f"the record needs more than {MAX_ROW_BYTES >> 20} MiB of memory, or a column more than 2 GiB",
     11: "the value has {detail} bytes, fewer than its frame",
 }
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.inputs import Column, check_types, gather
 from kafka_eos_source.registry.protobuf.program import compile_tree
 from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
 from kafka_eos_source.registry.protobuf.twin_writer import RefusedError, write_rows
+from kafka_eos_source.registry.slices import Collector
 
-_REQUIRED, _TOO_LARGE, _NULL_ELEMENT, _ONEOF, _UTF8 = 9, 10, 12, 13, 6
+_REQUIRED, _NULL_ELEMENT, _ONEOF, _UTF8 = 9, 12, 13, 6
 
 
 class MessageEncoder:
@@ -38,8 +39,8 @@ class MessageEncoder:
         self._program = compile_tree(root)
         self._tables = native.tables(self._program)
 
-    def encode(self, values: pa.Array, prefix: bytes) -> Converted:
-        """Encode each value, and put `prefix` before it. The values of the result are binary."""
+    def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
+        """Encodes values (see `codec.Encoder`)."""
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         if values.type != self._values:
@@ -51,11 +52,17 @@ class MessageEncoder:
             else values.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
         )
         if self._library is not None:
-            return self._encode(self._library, columns, valid, len(values), prefix)
-        return self._encode_in_python(columns, valid, len(values), prefix)
+            return self._encode(self._library, columns, valid, len(values), prefix, most_bytes)
+        return self._encode_in_python(columns, valid, len(values), prefix, most_bytes)
 
     def _encode(
-        self, library: native.Library, columns: list[Column], valid: Any, rows: int, prefix: bytes
+        self,
+        library: native.Library,
+        columns: list[Column],
+        valid: Any,
+        rows: int,
+        prefix: bytes,
+        most_bytes: int,
     ) -> Converted:
         table = np.array([_addresses(column) for column in columns], np.uint64).reshape(len(columns), 8)
         pointer = library.encode(
@@ -65,6 +72,7 @@ class MessageEncoder:
             rows,
             prefix,
             len(prefix),
+            most_bytes,
         )
         if not pointer:
             raise MemoryError("not enough memory to encode Protobuf messages")
@@ -72,6 +80,7 @@ class MessageEncoder:
         found = pointer.contents
         if found.no_memory:
             raise MemoryError("not enough memory to encode Protobuf messages")
+        rows = found.rows
         errors = {
             row: self._message(columns, code, field, detail)
             for row, code, field, detail in native.view(
@@ -87,21 +96,23 @@ class MessageEncoder:
             pa.Array.from_buffers(pa.binary(), rows, [pa.py_buffer(bits), offsets, data]), errors
         )
 
-    def _encode_in_python(self, columns: list[Column], valid: Any, rows: int, prefix: bytes) -> Converted:
-        payloads: list[bytes | None] = []
+    def _encode_in_python(
+        self, columns: list[Column], valid: Any, rows: int, prefix: bytes, most_bytes: int
+    ) -> Converted:
+        payloads = Collector(pa.binary(), most_bytes)
         errors: dict[int, str] = {}
         for row, result in enumerate(write_rows(self._program, columns, valid, rows)):
             if isinstance(result, RefusedError):
                 errors[row] = self._message(columns, result.code, result.field, result.detail)
-                payloads.append(None)
+                payloads.add(None)
             else:
-                payloads.append(None if result is None else prefix + result)
-        return Converted(pa.array(payloads, pa.binary()), errors)
+                payloads.add(None if result is None else prefix + result)
+            if payloads.is_full:
+                break
+        return payloads.converted(errors)
 
     def _message(self, columns: list[Column], code: int, index: int, detail: int) -> str:
         name = f"message {self._root.descriptor.full_name}"
-        if index < 0:
-            return f"{name}: the batch has more than 2 GiB of messages; use smaller batches"
         field = self._program.by_index[index].field
         return f"{name}: field {field.path}: {self._reason(field, columns[index], code, detail)}"
 

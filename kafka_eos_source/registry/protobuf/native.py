@@ -19,7 +19,7 @@ from kafka_eos_source.native.loader import VARIABLE, is_turned_off
 from kafka_eos_source.registry.protobuf.program import Program
 
 #: The version that the library must report. A library from another build of this package is not used.
-VERSION = 1
+VERSION = 2
 
 _PART = [("at", "u8"), ("bytes", "i8"), ("capacity", "i8")]
 
@@ -62,6 +62,7 @@ class Decoded(Structure):
         ("validity", Part),
         ("errors", Part),
         ("no_memory", c_int64),
+        ("rows", c_int64),
     )
 
 
@@ -74,6 +75,7 @@ class Encoded(Structure):
         ("data", Part),
         ("errors", Part),
         ("no_memory", c_int64),
+        ("rows", c_int64),
     )
 
 
@@ -157,7 +159,7 @@ def load(path: Path) -> Library:
     free.argtypes = (POINTER(Decoded),)
     encode = library.kafka_eos_protobuf_encode
     encode.restype = POINTER(Encoded)
-    encode.argtypes = (POINTER(ProgramTables), c_void_p, c_void_p, c_int64, c_char_p, c_int64)
+    encode.argtypes = (POINTER(ProgramTables), c_void_p, c_void_p, c_int64, c_char_p, c_int64, c_int64)
     free_encoded = library.kafka_eos_protobuf_free_encoded
     free_encoded.restype = None
     free_encoded.argtypes = (POINTER(Encoded),)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
+from kafka_eos_source.registry.protobuf.values import enum_name
 
 REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64
 
@@ -47,6 +48,7 @@ FIELD = (
     "known_count",
     "default_first",
     "default_bytes",
+    "extra_bytes",
 )
 MESSAGE = ("first", "count", "dense", "dense_count", "owner", "oneof_first", "oneof_count")
 FRAME = (
@@ -58,9 +60,13 @@ FRAME = (
     "default_count",
     "key",
     "row_bytes",
+    "extra_bytes",
 )
 
 _DENSE_NUMBERS = 1024
+_OFFSET_BYTES, _DECIMAL_BYTES, _DIGITS_OF_INT32 = 4, 16, 11
+#: A column of nulls stands in for the fields of a message without any.
+_EMPTY_BYTES = 5
 _VARIABLE = (Kind.STRING, Kind.BYTES, Kind.RAW)
 _TIMES = (Kind.TIMESTAMP, Kind.DURATION)
 
@@ -132,7 +138,10 @@ class _Compiler:
             inside = [slot.index for slot in self._slots if slot.frame == frame]
             closers = [index for index in inside if _needs_close(self._slots[index].field)]
             defaults = [index for index in inside if self._fields[index]["default_bytes"] >= 0]
+            singular = [index for index in inside if not self._slots[index].field.is_repeated]
+            extra = sum(self._fields[index]["extra_bytes"] for index in singular)
             row = {"key": key, "row_bytes": sum(_slot_bytes(self._slots[index].field) for index in inside)}
+            row["extra_bytes"] = extra if inside else _EMPTY_BYTES
             for name, part in (("", inside), ("closer_", closers), ("default_", defaults)):
                 row[f"{name}first"], row[f"{name}count"] = len(members), len(part)
                 members += part
@@ -193,7 +202,7 @@ class _Compiler:
             | EXPLICIT * bool(field.descriptor.has_presence)
         )
         row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
-        row |= {"frame": frame, "parent": parent}
+        row |= {"frame": frame, "parent": parent, "extra_bytes": _extra_bytes(field)}
         if field.oneof is not None:
             row["oneof"] = oneofs[field.oneof]
         if field.is_closed_enum:
@@ -218,6 +227,16 @@ def _slot_bytes(field: Field) -> int:
     if field.is_repeated or field.kind in _VARIABLE:
         return 4
     return WIDTHS.get(field.kind, 0) + field.nullable
+
+
+def _extra_bytes(field: Field) -> int:
+    """Returns the memory of a value in what Python makes of the values of native/protobuf.c."""
+    if field.kind in (Kind.UINT64, Kind.FIXED64):
+        return _DECIMAL_BYTES
+    if field.kind is not Kind.ENUM:
+        return 0
+    names = [len(enum_name(field, number).encode()) for number in field.descriptor.enum_type.values_by_number]
+    return _OFFSET_BYTES + max(_DIGITS_OF_INT32, *names)
 
 
 def _stored(kind: Kind, value: Any) -> bytes:

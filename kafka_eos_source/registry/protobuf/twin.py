@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
 from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
+from kafka_eos_source.registry.slices import Collector
 
 
 class TwinDecoder:
@@ -31,19 +32,21 @@ class TwinDecoder:
         """The struct with a column per field of the message."""
         return self._type
 
-    def decode(self, messages: pa.Array, start: int) -> Converted:
-        """Decode messages (binary), each of which begins with `start` bytes that are not payload."""
-        rows: list[dict[str, Any] | None] = []
+    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
+        """Decodes messages (see `codec.Decoder`)."""
+        rows = Collector(self._type, most_bytes)
         errors: dict[int, str] = {}
-        for index, payload in enumerate(messages.to_pylist()):
+        for index, payload in enumerate(each.as_py() for each in messages):
             row = None
             if payload is not None:
                 try:
                     row = self._row(payload, start)
                 except UnfitError as failure:
                     errors[index] = f"message {self._root.descriptor.full_name}: {failure}"
-            rows.append(row)
-        return Converted(pa.array(rows, self._type), errors)
+            rows.add(row)
+            if rows.is_full:
+                break
+        return rows.converted(errors)
 
     def _row(self, payload: bytes, start: int) -> dict[str, Any]:
         from google.protobuf.message import DecodeError
