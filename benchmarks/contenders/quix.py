@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,12 @@ from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import python_with
 from benchmarks.processes import Command
+
+#: librdkafka's properties for throughput, of Quix's producer and consumer.
+_THROUGHPUT: dict[str, dict[str, str]] = {
+    "producer": {"linger.ms": "100", "batch.size": "1000000", "queue.buffering.max.messages": "1000000"},
+    "consumer": {"fetch.min.bytes": "100000", "queued.min.messages": "1000000"},
+}
 
 
 @dataclass(frozen=True)
@@ -49,20 +56,30 @@ class Quix:
 
 @dataclass(frozen=True)
 class QuixCopy:
-    """``dataframe(topic).to_topic(other)``, in one process."""
+    """``dataframe(topic).to_topic(other)``, in one process.
+
+    Attributes:
+        tuned: whether it commits less often, and its clients fetch and send more at once.
+    """
 
     name: str
+    tuned: bool = False
     guarantee: str = "exactly once"
     exactly_once: bool = True
     ends: bool = False
 
     @property
     def title(self) -> str:
-        return f"Quix Streams {versions.QUIX_VERSION}, one process"
+        return f"Quix Streams {versions.QUIX_VERSION}, one process{', tuned' if self.tuned else ''}"
 
     @property
     def settings(self) -> str:
-        return "processing_guarantee=exactly-once, commit_interval=1 s"
+        more = f", {json.dumps(_THROUGHPUT)}" if self.tuned else ""
+        return f"processing_guarantee=exactly-once, commit_interval={self._commit_seconds} s{more}"
+
+    @property
+    def _commit_seconds(self) -> int:
+        return 5 if self.tuned else 1
 
     def prepare(self) -> None:
         python_with("quix", versions.QUIX)
@@ -70,4 +87,6 @@ class QuixCopy:
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("quix", versions.QUIX))
         arguments = [python, str(PROGRAMS / "quix_copy.py"), job.bootstrap, job.topic_in, job.topic_out]
-        return [Command([*arguments, job.name, str(job.folder / "state"), "exactly-once", job.compression])]
+        arguments += [job.name, str(job.folder / "state"), "exactly-once", job.compression]
+        more = _THROUGHPUT if self.tuned else {}
+        return [Command([*arguments, str(self._commit_seconds), json.dumps(more)])]
