@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kafka_eos_source import recommended_settings
+from kafka_eos_source.commit import direct
+from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.spark import worker_daemon
 
@@ -91,6 +93,22 @@ def test_a_process_does_not_import_what_it_does_not_use(
     stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
     (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
     assert not imported(code, tmp_path) & not_needed
+
+
+def test_the_process_that_commits_does_not_check_the_target_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        "topic": "out",
+        "checkpointLocation": str(tmp_path),
+        "commitTimeoutMs": "1000",
+    }
+    options = parse_write(stated, streaming=True)
+    with pytest.raises(UnavailableError):
+        direct.check_target(options)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.worker.python_streaming_sink_runner", sys)
+    direct.check_target(options)
 
 
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:

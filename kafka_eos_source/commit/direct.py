@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000
 
+#: The module that Spark runs in the process that commits. Spark has planned the write before, in another.
+_COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
+
 _checked: set[str] = set()
 _producers: dict[str, RecordProducer] = {}
 
@@ -31,13 +35,15 @@ _producers: dict[str, RecordProducer] = {}
 def check_target(options: WriteOptions) -> None:
     """Checks that brokers answer, and that ``topic`` and ``deadLetter.topic`` exist, once per process.
 
+    The process that commits a micro-batch does not check again what the process that planned it has checked.
+
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
         AuthorizationError: if the principal may not describe the topic, or the brokers refuse its
         credentials.
     """
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
-    if key in _checked:
+    if key in _checked or _COMMITTER in sys.modules:
         return
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
