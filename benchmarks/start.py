@@ -67,7 +67,7 @@ class Traced:
     ours: float = 0.0
     called: float = 0.0
     until: float = 0.0
-    _calls: list[tuple[float, float]] = field(default_factory=list)
+    _imports: list[tuple[float, float]] = field(default_factory=list, compare=False, repr=False)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Adds an event; those of a process come in the order in which they ended."""
@@ -79,9 +79,9 @@ class Traced:
                 self.ours += seconds
             else:
                 self.theirs += seconds
-            self._calls.append((event["began"], seconds))
+            self._imports.append((event["began"], seconds))
         elif self.name != "driver":
-            inside = sum(taken for began, taken in self._calls if began >= event["began"])
+            inside = sum(taken for began, taken in self._imports if began >= event["began"])
             self.called += seconds - inside
 
 

@@ -38,12 +38,15 @@ from benchmarks.report import (
     targets_lines,
 )
 from benchmarks.restart import RestartRun
-from benchmarks.targets import Found, better_peers, lines, target_tasks
+from benchmarks.start import Traced, processes_of
+from benchmarks.start import table as start_table
+from benchmarks.targets import Found, better_peers, lines, target_tasks, with_table
 from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
 
 KEYS = 5
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def output(*records: tuple[int, int, int]) -> Output:
@@ -332,6 +335,30 @@ def test_the_table_of_targets_compares_medians_and_names_what_is_missing() -> No
     better = better_peers(found)
     assert any("Kafka-Streams is better" in line and "after the first quarter" in line for line in better)
     assert not any("Spark" in line for line in better)
+
+
+def test_the_table_of_targets_replaces_the_one_of_a_page() -> None:
+    page = "a\n<!-- targets -->\nold\nlines\n<!-- /targets -->\nb\n"
+    assert with_table(page, "\nnew\n") == "a\n<!-- targets -->\nnew\n<!-- /targets -->\nb\n"
+    with pytest.raises(ValueError, match="/targets"):
+        with_table("<!-- targets -->\nno end", "new")
+    assert "<!-- targets -->" in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_what_a_process_did_is_computed_from_its_events() -> None:
+    """Imports within a call count as imports, and a fork belongs to a process of its own."""
+    command = ["python", "-m", "pyspark.daemon", "pyspark.sql.worker.create_data_source"]
+    events = [
+        {"kind": "process", "pid": 1, "began": 10.0, "ended": 10.25, "command": command},
+        {"kind": "import", "pid": 1, "began": 10.25, "ended": 10.5, "name": "pyspark"},
+        {"kind": "fork", "pid": 2, "began": 10.5, "ended": 10.5, "command": command},
+        {"kind": "import", "pid": 2, "began": 11.0, "ended": 11.5, "name": "kafka_eos_source.options.parse"},
+        {"kind": "call", "pid": 2, "began": 10.75, "ended": 11.75, "name": "KafkaEosDataSource.schema"},
+    ]
+    daemon, child = processes_of(events, 9.0)
+    assert daemon == Traced("creates the source: schema, Spark's daemon", 1.0, 0.25, 0.25, until=1.5)
+    assert child == Traced("creates the source: schema", 1.5, ours=0.5, called=0.5, until=2.75)
+    assert start_table([daemon, child]).splitlines()[-1].endswith("| 0.00 | 0.00 | 0.50 | 0.50 | 2.75 |")
 
 
 def test_contenders_of_the_table_of_targets_have_names_of_their_own() -> None:

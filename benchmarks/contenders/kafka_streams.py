@@ -11,35 +11,6 @@ from benchmarks.environments import jdk
 from benchmarks.processes import Command
 from kafka_eos_source.embedded import jars
 
-
-@dataclass(frozen=True)
-class KafkaStreams:
-    """``stream().groupByKey().count()``: RocksDB, changelog, cache as they come."""
-
-    name: str
-    commit_interval_ms: int
-    guarantee: str = "exactly once (exactly_once_v2)"
-    exactly_once: bool = True
-    ends: bool = False
-
-    @property
-    def title(self) -> str:
-        return f"Kafka Streams {versions.STREAMS.version}, commit.interval.ms={self.commit_interval_ms}"
-
-    @property
-    def settings(self) -> str:
-        default = " (its default for exactly once)" if self.commit_interval_ms == 100 else ""
-        return f"num.stream.threads=cores, commit.interval.ms={self.commit_interval_ms}{default}"
-
-    def prepare(self) -> None:
-        jdk()
-        jars.jars(versions.STREAMS)
-
-    def commands(self, job: Job) -> Sequence[Command]:
-        arguments = _program("KeyedCount.java", job)
-        return [Command([*arguments, str(self.commit_interval_ms)])]
-
-
 #: The settings that Kafka's documentation names for throughput: fewer commits, and larger fetches, polls,
 #: batches and buffers. "Optimizing for throughput" of Confluent's white paper has the same list.
 _THROUGHPUT = {
@@ -54,6 +25,48 @@ _THROUGHPUT = {
     "producer.send.buffer.bytes": str(1 << 20),
     "buffered.records.per.partition": "20000",
 }
+
+#: Room for the counts of all keys, so that each key is written once per commit.
+_CACHE = {"statestore.cache.max.bytes": str(256 << 20)}
+
+
+@dataclass(frozen=True)
+class KafkaStreams:
+    """``stream().groupByKey().count()``: RocksDB, changelog, cache as they come.
+
+    Attributes:
+        tuned: whether it has the settings for throughput, and a cache for all keys.
+    """
+
+    name: str
+    commit_interval_ms: int
+    tuned: bool = False
+    guarantee: str = "exactly once (exactly_once_v2)"
+    exactly_once: bool = True
+    ends: bool = False
+
+    @property
+    def title(self) -> str:
+        form = f"commit.interval.ms={self.commit_interval_ms}{', tuned' if self.tuned else ''}"
+        return f"Kafka Streams {versions.STREAMS.version}, {form}"
+
+    @property
+    def settings(self) -> str:
+        default = " (its default for exactly once)" if self.commit_interval_ms == 100 else ""
+        commits = f"commit.interval.ms={self.commit_interval_ms}{default}"
+        return ", ".join(["num.stream.threads=cores", commits, *self._more])
+
+    @property
+    def _more(self) -> list[str]:
+        return _settings({**_THROUGHPUT, **_CACHE}) if self.tuned else []
+
+    def prepare(self) -> None:
+        jdk()
+        jars.jars(versions.STREAMS)
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        arguments = _program("KeyedCount.java", job)
+        return [Command([*arguments, str(self.commit_interval_ms), *self._more])]
 
 
 @dataclass(frozen=True)
@@ -84,14 +97,12 @@ class KafkaStreamsCopy:
 
     @property
     def settings(self) -> str:
-        more = [f"{name}={value}" for name, value in self._more.items()]
-        return ", ".join(
-            ["num.stream.threads=cores", f"commit.interval.ms={self._commit_interval_ms}", *more]
-        )
+        commits = f"commit.interval.ms={self._commit_interval_ms}"
+        return ", ".join(["num.stream.threads=cores", commits, *self._more])
 
     @property
-    def _more(self) -> Mapping[str, str]:
-        return _THROUGHPUT if self.tuned else {}
+    def _more(self) -> list[str]:
+        return _settings(_THROUGHPUT) if self.tuned else []
 
     def prepare(self) -> None:
         jdk()
@@ -100,8 +111,11 @@ class KafkaStreamsCopy:
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = _program("Copy.java", job)
         arguments += ["exactly_once_v2" if self.exactly_once else "at_least_once"]
-        arguments += [str(self._commit_interval_ms), job.compression]
-        return [Command([*arguments, *(f"{name}={value}" for name, value in self._more.items())])]
+        return [Command([*arguments, str(self._commit_interval_ms), job.compression, *self._more])]
+
+
+def _settings(settings: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def _program(name: str, job: Job) -> list[str]:
