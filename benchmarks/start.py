@@ -49,15 +49,15 @@ _NAMES = {
 
 @dataclass
 class Traced:
-    """What one process did, in seconds.
+    """What one process did.
 
     Attributes:
         name: what the process is for.
-        at: when it was created, since the start of the driver.
-        started: from its creation until Python runs its first line.
-        theirs, ours: for imports of other packages, and of this one.
-        called: for the calls of this package, less their imports.
-        until: when its last recorded event ended.
+        at: when it was created, in seconds since the start of the driver.
+        started: CPU seconds until Python runs its first line.
+        theirs, ours: CPU seconds for imports of other packages, and of this one.
+        called: seconds for the calls of this package, less their imports.
+        until: when its last recorded event ended, as ``at``.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Traced:
         """Adds an event; those of a process come in the order in which they ended."""
         seconds = event["ended"] - event["began"]
         if event["kind"] in ("process", "fork"):
-            self.started += seconds
+            self.started += event["cpu"]
         elif event["kind"] == "import":
             if event["name"].startswith(("kafka_eos_source", "pyspark_kafka_eos")):
-                self.ours += seconds
+                self.ours += event["cpu"]
             else:
-                self.theirs += seconds
+                self.theirs += event["cpu"]
             self._imports.append((event["began"], seconds))
         elif self.name != "driver":
             inside = sum(taken for began, taken in self._imports if began >= event["began"])
@@ -103,9 +103,17 @@ def processes_of(events: Iterable[Mapping[str, Any]], began: float) -> list[Trac
 
 
 def table(processes: Sequence[Traced]) -> str:
-    """Returns the processes as Markdown, with seconds."""
+    """Returns the processes as Markdown: CPU seconds for imports, which other work disturbs least."""
     rows = [
-        ["at", "process", "starts", "imports of others", "our imports", "our calls", "until"],
+        [
+            "at, s",
+            "process",
+            "starts, CPU s",
+            "imports of others, CPU s",
+            "our imports, CPU s",
+            "our calls, s",
+            "until, s",
+        ],
         ["--:", "---", "--:", "--:", "--:", "--:", "--:"],
     ]
     for each in processes:

@@ -20,7 +20,7 @@ from typing import Any
 #: File for the events. Without the variable, `install` does nothing.
 FILE = "KAFKA_EOS_BENCH_START"
 _importer: Any = _bootstrap
-#: Imports that take less are added up in the next event of the process, but not told one by one.
+#: Imports that take less are not told.
 _SHORT_SECONDS = 0.002
 
 #: Functions whose calls are recorded, by module.
@@ -57,16 +57,15 @@ class _Events:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._short = 0.0
         self._importing = threading.local()
 
     def begin(self, kind: str) -> None:
         with open("/proc/self/cmdline", "rb") as file:
             command = file.read().decode(errors="replace").split("\0")
-        self.tell(kind, _born(), time.time(), command=command[:4], parent=os.getppid())
+        self.tell(kind, _born(), time.time(), time.process_time(), command=command[:4])
 
-    def tell(self, kind: str, began: float, ended: float, **more: object) -> None:
-        event = {"kind": kind, "pid": os.getpid(), "began": began, "ended": ended, **more}
+    def tell(self, kind: str, began: float, ended: float, cpu: float, **more: object) -> None:
+        event = {"kind": kind, "pid": os.getpid(), "began": began, "ended": ended, "cpu": cpu, **more}
         os.write(self._file, f"{json.dumps(event)}\n".encode())
 
     def trace_imports(self) -> None:
@@ -79,18 +78,15 @@ class _Events:
                 _wrap_calls_of(self)
                 return module
             self._importing.active = True
-            began = time.time()
+            began, cpu = time.time(), time.process_time()
             try:
                 return find_and_load(name, import_)
             finally:
                 self._importing.active = False
-                ended = time.time()
+                ended, cpu = time.time(), time.process_time() - cpu
                 _wrap_calls_of(self)
                 if ended - began >= _SHORT_SECONDS:
-                    self.tell("import", began, ended, name=name, shorter_ones=self._short)
-                    self._short = 0.0
-                else:
-                    self._short += ended - began
+                    self.tell("import", began, ended, cpu, name=name)
 
         _importer._find_and_load = timed
 
@@ -128,11 +124,11 @@ def _wrap_calls_of(events: _Events) -> None:
 def _timed(events: _Events, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        began = time.time()
+        began, cpu = time.time(), time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
-            events.tell("call", began, time.time(), name=name)
+            events.tell("call", began, time.time(), time.process_time() - cpu, name=name)
 
     return call
 

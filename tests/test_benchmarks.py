@@ -349,16 +349,23 @@ def test_what_a_process_did_is_computed_from_its_events() -> None:
     """Imports within a call count as imports, and a fork belongs to a process of its own."""
     command = ["python", "-m", "pyspark.daemon", "pyspark.sql.worker.create_data_source"]
     events = [
-        {"kind": "process", "pid": 1, "began": 10.0, "ended": 10.25, "command": command},
-        {"kind": "import", "pid": 1, "began": 10.25, "ended": 10.5, "name": "pyspark"},
-        {"kind": "fork", "pid": 2, "began": 10.5, "ended": 10.5, "command": command},
-        {"kind": "import", "pid": 2, "began": 11.0, "ended": 11.5, "name": "kafka_eos_source.options.parse"},
-        {"kind": "call", "pid": 2, "began": 10.75, "ended": 11.75, "name": "KafkaEosDataSource.schema"},
+        {"kind": "process", "pid": 1, "began": 10.0, "ended": 10.25, "cpu": 0.125, "command": command},
+        {"kind": "import", "pid": 1, "began": 10.25, "ended": 10.5, "cpu": 0.25, "name": "pyspark"},
+        {"kind": "fork", "pid": 2, "began": 10.5, "ended": 10.5, "cpu": 0.0, "command": command},
+        {
+            "kind": "import",
+            "pid": 2,
+            "began": 11.0,
+            "ended": 11.5,
+            "cpu": 0.375,
+            "name": "kafka_eos_source.a",
+        },
+        {"kind": "call", "pid": 2, "began": 10.75, "ended": 11.75, "cpu": 0.5, "name": "schema"},
     ]
     daemon, child = processes_of(events, 9.0)
-    assert daemon == Traced("creates the source: schema, Spark's daemon", 1.0, 0.25, 0.25, until=1.5)
-    assert child == Traced("creates the source: schema", 1.5, ours=0.5, called=0.5, until=2.75)
-    assert start_table([daemon, child]).splitlines()[-1].endswith("| 0.00 | 0.00 | 0.50 | 0.50 | 2.75 |")
+    assert daemon == Traced("creates the source: schema, Spark's daemon", 1.0, 0.125, 0.25, until=1.5)
+    assert child == Traced("creates the source: schema", 1.5, ours=0.5, called=0.5, until=3.25)
+    assert start_table([daemon, child]).splitlines()[-1].endswith("| 0.00 | 0.00 | 0.50 | 0.50 | 3.25 |")
 
 
 def test_contenders_of_the_table_of_targets_have_names_of_their_own() -> None:
