@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
@@ -11,53 +10,23 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import psutil
 
 from benchmarks import report
-from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
-from benchmarks.latency import LatencyRun, measure_latency
-from benchmarks.measure import Run, measure
 from benchmarks.plot import plot
-from benchmarks.restart import RestartRun, measure_restart
-from benchmarks.tasks import TASKS, Judge, Task
+from benchmarks.rounds import Inputs, Settings, Told, available, run_contenders, running_cluster
+from benchmarks.tasks import TASKS, Task
 from benchmarks.workload import Workload
-from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.errors import KafkaEosError, UnavailableError
+from kafka_eos_source.errors import KafkaEosError
 
 QUICK_RECORDS = 200_000
-_TOPIC_IN = "bench.in"
-
-R = TypeVar("R", Run, LatencyRun, RestartRun)
-S = TypeVar("S", bound=report.Runs[Any])
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one call, for all of its tasks.
-
-    Attributes:
-        repeat: number of runs of each contender.
-        batch: number of records in a micro-batch.
-        cores: parallelism of each contender.
-        only: names of contenders; empty means all except those that run on request.
-        folder: folder for the contenders' files.
-        out: folder for the results.
-    """
-
-    repeat: int
-    batch: int
-    cores: int
-    only: Sequence[str]
-    folder: Path
-    out: Path
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,7 +78,7 @@ def main(
     settings = Settings(repeat, batch, cores, names, folder, out)
     click.echo(f"logs and state are in {folder}", err=True)
     try:
-        with _cluster(bootstrap) as address:
+        with running_cluster(bootstrap) as address:
             cluster = Cluster(address)
             cluster.warm_up()
             problems = [problem for task in chosen for problem in run_task(cluster, task, settings)]
@@ -125,162 +94,15 @@ def main(
 
 def run_task(cluster: Cluster, task: Task, settings: Settings) -> list[str]:
     """Runs a task's contenders and writes its tables; returns the problems of contenders."""
-    contenders = []
-    missing = []
-    for contender in task.contenders:
-        if contender.name not in settings.only if settings.only else contender.name in task.on_request:
-            continue
-        try:
-            contender.prepare()
-            contenders.append(contender)
-        except UnavailableError as error:
-            missing.append(f"{contender.title} is left out, it cannot be had here: {error.message}")
-            click.echo(missing[-1], err=True)
+    contenders, missing = available(task, settings.only)
     if not contenders:
         return []
-    click.echo(f"{task.title}: {task.workload.records:,} records", err=True)
     about = _about(task, settings)
-    if task.judge is Judge.LATENCY:
-        told = _latency(cluster, task, contenders, settings)
-    else:
-        topic_in = f"{_TOPIC_IN}.{task.name}.{time.time():.0f}"
-        cluster.create(topic_in, task.workload.partitions)
-        try:
-            cluster.preload(task.workload, topic_in)
-            run = _restarts if task.judge in _RESTARTS else _rates
-            told = run(cluster, task, contenders, settings, topic_in)
-        finally:
-            cluster.delete([topic_in])
+    with Inputs(cluster) as inputs:
+        told = run_contenders(cluster, task, contenders, settings, inputs)
     _write(task, about, told, missing, settings.out)
     plot(settings.out / f"{task.name}.svg", task.title, told.unit, told.values)
     return [f"{task.name}: {each.title}: {each.problem}" for each in told.results if each.problem]
-
-
-_RESTARTS = (Judge.RESTART_COUNTS, Judge.RESTART_COPIES)
-
-
-@dataclass(frozen=True)
-class Told:
-    """The results of a task's runs.
-
-    Attributes:
-        results: the result of each contender.
-        tables: tables and lists as Markdown.
-        unit: unit of the plot's values.
-        values: values of the plot, by title.
-    """
-
-    results: Sequence[report.Runs[Any]]
-    tables: Sequence[str]
-    unit: str
-    values: Mapping[str, float]
-
-
-def _rates(
-    cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
-) -> Told:
-    truth = task.workload.truth()
-    results = _in_turn(
-        cluster,
-        task,
-        contenders,
-        settings,
-        lambda _: topic_in,
-        lambda contender, job: measure(cluster, contender, job, truth, task.judge),
-        report.Result,
-    )
-    tables = [
-        report.contenders_table(results),
-        report.ratios_table(results, task.ours),
-        "\n".join(f"- {line}" for line in report.targets_lines(results, task.targets)),
-    ]
-    values = {each.title: each.warm for each in results if not each.problem}
-    return Told(results, tables, "records/s after the first quarter", values)
-
-
-def _latency(cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings) -> Told:
-    def fresh(name: str) -> str:
-        cluster.create(f"{name}.in", task.workload.partitions)
-        return f"{name}.in"
-
-    results = _in_turn(
-        cluster,
-        task,
-        contenders,
-        settings,
-        fresh,
-        lambda contender, job: measure_latency(cluster, contender, job, task.workload, task.rate),
-        report.LatencyResult,
-    )
-    values = {each.title: each.end_to_end_ms[0] for each in results if not each.problem}
-    tables = [report.latency_table(results), report.parts_table(results)]
-    return Told(results, tables, "ms from sent to visible, p50", values)
-
-
-def _restarts(
-    cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
-) -> Told:
-    truth, copies = task.workload.truth(), task.judge is Judge.RESTART_COPIES
-    results = _in_turn(
-        cluster,
-        task,
-        contenders,
-        settings,
-        lambda _: topic_in,
-        lambda contender, job: measure_restart(cluster, contender, job, truth, copies=copies),
-        report.RestartResult,
-    )
-    values = {each.title: each.seconds for each in results if not each.problem}
-    return Told(results, [report.restart_table(results)], "s from the restart to the first record", values)
-
-
-def _in_turn(
-    cluster: Cluster,
-    task: Task,
-    contenders: Sequence[Contender],
-    settings: Settings,
-    topic_in: Callable[[str], str],
-    run: Callable[[Contender, Job], R],
-    result: Callable[[str, str, str, str, int, list[R]], S],
-) -> list[S]:
-    """Runs every contender in turn, ``repeat`` times, so that noise of the machine affects all of them."""
-    runs: dict[str, list[R]] = {contender.name: [] for contender in contenders}
-    for turn in range(settings.repeat):
-        for contender in contenders:
-            before = set(cluster.topics())
-            name = f"bench.{task.name}.{time.time():.0f}.{turn}.{contender.name}"
-            own = settings.folder / f"{task.name}-{contender.name}-{turn}"
-            own.mkdir()
-            cluster.create(f"{name}.out", task.output_partitions)
-            job = Job(
-                name=name,
-                bootstrap=cluster.bootstrap,
-                topic_in=topic_in(name),
-                topic_out=f"{name}.out",
-                partitions=task.output_partitions,
-                cores=settings.cores,
-                batch_records=task.batch or settings.batch,
-                folder=own,
-                compression=task.workload.compression,
-            )
-            done = run(contender, job)
-            runs[contender.name].append(done)
-            click.echo(f"  {contender.title}: {report.in_short(done, task.workload.records)}", err=True)
-            cluster.delete(sorted(set(cluster.topics()) - before))
-    records = task.workload.records
-    return [
-        result(each.name, each.title, each.guarantee, each.settings, records, runs[each.name])
-        for each in contenders
-    ]
-
-
-@contextlib.contextmanager
-def _cluster(bootstrap: str) -> Iterator[str]:
-    if bootstrap:
-        yield bootstrap
-        return
-    with EmbeddedKafka() as kafka:
-        yield kafka.bootstrap_servers
 
 
 def _sized(task: Task, records: int | None, keys: int | None, quick: bool) -> Task:

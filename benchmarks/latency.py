@@ -15,16 +15,27 @@ from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
 from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
+from kafka_eos_source.observe.journal import query_journal
+from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Warm-up after the first output record, before measuring starts. A JVM compiles for about a minute.
-_WARM_SECONDS = 60.0
+WARM_SECONDS = 60.0
 _FIRST_SECONDS = 120.0
 _LAST_SECONDS = 60.0
 _TICK_SECONDS = 0.01
 _AT_ONCE = 10_000
 
 Percentiles = tuple[float, float, float]
+
+#: What a transaction consists of. Steps before it, and the notes after it, do not count.
+_TRANSACTION = (
+    TracedStep.BEGIN,
+    TracedStep.PRODUCE,
+    TracedStep.FLUSH,
+    TracedStep.OFFSETS,
+    TracedStep.COMMIT,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class LatencyRun:
         trigger_ms: p50, p95, p99 of a micro-batch as Spark reports it; None without Spark.
         parts_ms: median of each part of a micro-batch, by Spark's names (``addBatch``, …).
         cores: number of cores that the contender used.
+        transaction_ms: median of the transaction of a micro-batch as kafka-eos measured it: its records,
+            offsets and end; None for others.
         others_cores: number of cores that other processes used at the same time, which is noise.
     """
 
@@ -46,10 +59,16 @@ class LatencyRun:
     parts_ms: Mapping[str, float] = field(default_factory=dict)
     cores: float = 0.0
     others_cores: float = 0.0
+    transaction_ms: float | None = None
 
 
 def measure_latency(
-    cluster: Cluster, contender: Contender, job: Job, workload: Workload, rate: int
+    cluster: Cluster,
+    contender: Contender,
+    job: Job,
+    workload: Workload,
+    rate: int,
+    warm_seconds: float = WARM_SECONDS,
 ) -> LatencyRun:
     """Runs a contender on a steady stream, and checks that its output holds each record once.
 
@@ -59,10 +78,11 @@ def measure_latency(
         job: its work, with two empty topics.
         workload: the records that are measured.
         rate: records per second.
+        warm_seconds: how long the contender runs before measuring starts.
     """
     try:
         with Processes(contender.commands(job), job.folder) as processes:
-            return _Stream(cluster, processes, job, workload, rate).run()
+            return _Stream(cluster, processes, job, workload, rate, warm_seconds).run()
     except KafkaException as error:
         return LatencyRun(f"the output cannot be judged: {error}")
 
@@ -71,9 +91,17 @@ class _Stream:
     """Sends and reads records in one thread; each record carries its number and the time it was sent."""
 
     def __init__(
-        self, cluster: Cluster, processes: Processes, job: Job, workload: Workload, rate: int
+        self,
+        cluster: Cluster,
+        processes: Processes,
+        job: Job,
+        workload: Workload,
+        rate: int,
+        warm_seconds: float,
     ) -> None:
         self._processes = processes
+        self._name = job.name
+        self._warm_seconds = warm_seconds
         self._topic = job.topic_in
         self._rate = rate
         self._records = workload.records
@@ -111,7 +139,7 @@ class _Stream:
         self._began = time.time()
         if not self._flow(lambda: bool(self._numbers), Deadline.after_seconds(_FIRST_SECONDS)):
             return LatencyRun(self._processes.failed() or f"nothing came within {_FIRST_SECONDS:.0f} s")
-        warm = Deadline.after_seconds(_WARM_SECONDS)
+        warm = Deadline.after_seconds(self._warm_seconds)
         self._flow(lambda: warm.expired, None)
         first, since = self._sent, time.time()
         others, own = others_cpu_seconds(), self._processes.cpu_seconds()
@@ -128,7 +156,15 @@ class _Stream:
             return LatencyRun(problem)
         counted = np.array(self._late_ms)[np.array(self._numbers) >= first]
         batches = [batch for batch in self._processes.batches() if since <= batch.began <= until]
-        return LatencyRun("", _percentiles(counted), _triggers(batches), _parts(batches), cores, others_cores)
+        return LatencyRun(
+            "",
+            _percentiles(counted),
+            _triggers(batches),
+            _parts(batches),
+            cores,
+            others_cores,
+            _transaction_ms(self._name, since, until),
+        )
 
     def _flow(self, done: Callable[[], bool], deadline: Deadline | None) -> bool:
         """Sends at the rate and reads the output until all is seen; returns False at the deadline."""
@@ -175,6 +211,17 @@ def _parts(batches: Sequence[Batch]) -> dict[str, float]:
         name: statistics.median(batch.durations_ms.get(name, 0) for batch in batches) for name in names
     }
     return dict(sorted(medians.items(), key=lambda part: -part[1]))
+
+
+def _transaction_ms(application_id: str, since: float, until: float) -> float | None:
+    """Returns the median duration of the transactions between two times, from the journal of the query."""
+    journal = query_journal(application_id)
+    found = [
+        sum(batch.seconds.get(step.value, 0.0) for step in _TRANSACTION) * 1000
+        for batch in (() if journal is None else journal.batches)
+        if since <= batch.ended_at <= until and batch.seconds.get(TracedStep.COMMIT.value)
+    ]
+    return statistics.median(found) if found else None
 
 
 def _percentiles(values: Any) -> Percentiles:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from confluent_kafka import KafkaException
@@ -42,6 +42,8 @@ class Run:
         others_cores: number of cores used by processes other than contender and broker, which is noise.
         commits: number of samples that saw more records than the sample before.
         written: number of output records.
+        sustained_cpu_by_process: `sustained_cpu` by kind of process, and that of the broker.
+        batches_ms: duration of each micro-batch, in ms; empty without Spark.
     """
 
     problem: str = ""
@@ -55,6 +57,8 @@ class Run:
     others_cores: float = 0.0
     commits: int = 0
     written: int = 0
+    sustained_cpu_by_process: Mapping[str, float] = field(default_factory=dict)
+    batches_ms: Sequence[int] = ()
 
 
 def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, judge: Judge) -> Run:
@@ -81,11 +85,14 @@ def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, c
         with Processes(contender.commands(job), job.folder) as processes:
             watcher = Watcher(cluster, processes, reader, job.topic_out, ends=contender.ends)
             watched = watcher.to_the_end(int(truth.sum()))
+            batches_ms = [batch.trigger_ms for batch in processes.batches()]
         if watched.problem:
             return Run(watched.problem)
         reader.read()  # records written after the end are checked too
         found = wrong(reader.output, truth, contender.exactly_once)
-        return Run(f"WRONG: {found}") if found else figures(reader.output, watched, began)
+        if found:
+            return Run(f"WRONG: {found}")
+        return replace(figures(reader.output, watched, began), batches_ms=batches_ms)
 
 
 def _measure_told(contender: Contender, job: Job, records: int) -> Run:
@@ -95,7 +102,8 @@ def _measure_told(contender: Contender, job: Job, records: int) -> Run:
     with Processes(contender.commands(job), job.folder) as processes:
         pause = threading.Event()
         while not processes.ended():
-            cpu.append(CpuSample(time.time(), processes.cpu_seconds(), others_cpu_seconds()))
+            kinds = processes.cpu_by_process()
+            cpu.append(CpuSample(time.time(), processes.cpu_seconds(), others_cpu_seconds(), kinds))
             pause.wait(_TOLD_SECONDS)
         failed = processes.failed()
         batches = processes.batches()
@@ -139,7 +147,7 @@ def _figures(
     end = float(times[np.argmax(visible == records)])
     warm = int(np.argmax(visible >= _WARM_SHARE * records))
     rest = records - int(visible[warm])
-    cpu_times, contender, others = np.transpose(cpu)
+    cpu_times, contender, others = np.transpose([sample[:3] for sample in cpu])
     warm_at = float(times[warm])
     cpu_at, others_at = (np.interp([first, end, warm_at], cpu_times, used) for used in (contender, others))
     return Run(
@@ -148,9 +156,21 @@ def _figures(
         first_visible_seconds=float(times[np.argmax(visible > 0)]) - began,
         sustained=rest / (end - warm_at) if rest else 0.0,
         sustained_cpu=float(cpu_at[1] - cpu_at[2]) / rest if rest else 0.0,
+        sustained_cpu_by_process=_by_process(cpu, warm_at, end, rest) if rest else {},
         cpu_seconds=float(cpu_at[1] - cpu_at[0]),
         with_start_cpu_seconds=float(cpu_at[1]),
         others_cores=float(others_at[1] - others_at[0]) / (end - first),
         commits=commits,
         written=written,
     )
+
+
+def _by_process(cpu: Sequence[CpuSample], began: float, end: float, records: int) -> dict[str, float]:
+    """Returns the CPU seconds for a record between two times, by kind of process."""
+    times = [sample.seconds for sample in cpu]
+    found = {}
+    for kind in sorted({kind for sample in cpu for kind in sample.kinds}):
+        used = [sample.kinds.get(kind, 0.0) for sample in cpu]
+        before, after = np.interp([began, end], times, used)
+        found[kind] = float(after - before) / records
+    return found

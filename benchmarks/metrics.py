@@ -120,6 +120,7 @@ def measure(cluster: Cluster, shape: Shape, topic: str, folder: Path, cores: int
         "source": {"metrics.port": str(_PORT), "application.id": f"{topic}.query"},
         "sink": {},
         "in_read": False,
+        "stages_in_read": False,
         "conf": dict(local_checkpoints()),
     }
     environment = {

@@ -20,6 +20,15 @@ _FIRST = re.compile(r"^FIRST (\d+(?:\.\d+)?)$", re.MULTILINE)
 #: A Spark program prints this for each micro-batch (`programs/running.py`).
 _BATCH = re.compile(r"^BATCH (\{.*\})$", re.MULTILINE)
 _END_SECONDS = 20.0
+#: Kinds of processes, as tables name them.
+JVM, WORKERS, COMMITTING, PLANNING, DRIVER, BROKER = (
+    "JVM",
+    "Python workers",
+    "committing process",
+    "planning processes",
+    "driver's Python",
+    "broker",
+)
 _TAIL_LINES = 15
 #: Environment variables of the benchmark's own Spark, which must not reach another Spark.
 _FOREIGN = ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH", "SPARK_HOME", "JAVA_TOOL_OPTIONS")
@@ -67,6 +76,8 @@ class Processes:
         self._logs = [folder / f"process-{number}.log" for number in range(len(commands))]
         self._folder = folder
         self._started: list[psutil.Popen] = []
+        self._kinds: dict[tuple[int, float], str] = {}
+        self._used: dict[tuple[int, float], float] = {}
 
     def __enter__(self) -> Processes:
         for command, log in zip(self._commands, self._logs, strict=True):
@@ -110,6 +121,24 @@ class Processes:
         """Returns the CPU seconds of all processes, including children that have ended."""
         return sum(map(_cpu_seconds, self._started))
 
+    def cpu_by_process(self) -> dict[str, float]:
+        """Returns the CPU seconds up to now by kind of process, the broker that this bench started included.
+
+        A process that has ended counts with what it had used when this method last saw it.
+        """
+        trees = [each for process in self._started for each in _tree(process)]
+        for each in [*trees, *_brokers()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                key = (each.pid, each.create_time())
+                if key not in self._kinds:
+                    self._kinds[key] = kind_of(each.cmdline())
+                used = each.cpu_times()
+                self._used[key] = used.user + used.system
+        found: dict[str, float] = {}
+        for key, seconds in self._used.items():
+            found[self._kinds[key]] = found.get(self._kinds[key], 0.0) + seconds
+        return found
+
     def failed(self) -> str:
         """Returns how a process failed, with the end of its log; empty if none has failed."""
         for process, log in zip(self._started, self._logs, strict=True):
@@ -135,6 +164,35 @@ class Processes:
         return [
             Batch(each["rows"], each["began"], each["trigger_ms"], each["durations_ms"]) for each in batches
         ]
+
+
+#: Kinds of processes by a part of their command line; the first that matches counts.
+_SIGNS = (
+    ("kafka.Kafka", BROKER),
+    ("python_streaming_sink_runner", COMMITTING),
+    ("commit_data_source_write", COMMITTING),
+    ("python_streaming_source_runner", PLANNING),
+    (" pyspark.sql.worker.", PLANNING),
+    (" pyspark.worker", WORKERS),
+    ("/quix_", WORKERS),
+)
+
+
+def kind_of(command: Sequence[str]) -> str:
+    """Returns the kind of a process by its command line."""
+    text = " ".join(command)
+    found = next((name for sign, name in _SIGNS if sign in text), "")
+    return found or (JVM if command and Path(command[0]).name == "java" else DRIVER)
+
+
+def _brokers() -> list[psutil.Process]:
+    """Returns the broker processes that this process started; none if ``--bootstrap`` names a cluster."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if kind_of(each.cmdline()) == BROKER:
+                found.append(each)
+    return found
 
 
 def others_cpu_seconds() -> float:

@@ -90,6 +90,21 @@ class Result(Runs[Run]):
         return self._median([run.sustained_cpu * MILLION for run in self.runs])
 
     @property
+    def sustained_cpu_by_process(self) -> Mapping[str, float]:
+        """The same by kind of process, and of the broker: the median of each."""
+        kinds = dict.fromkeys(kind for run in self.runs for kind in run.sustained_cpu_by_process)
+        return {
+            kind: self._median([run.sustained_cpu_by_process.get(kind, 0.0) * MILLION for run in self.runs])
+            for kind in kinds
+        }
+
+    @property
+    def warm_batch_ms(self) -> float:
+        """Median duration of a micro-batch, in ms, in the second half of a run; 0 without Spark."""
+        warm = [list(run.batches_ms)[len(run.batches_ms) // 2 :] for run in self.runs]
+        return self._median([statistics.median(batches) if batches else 0.0 for batches in warm])
+
+    @property
     def cpu_per_million(self) -> float:
         """CPU seconds per million records, without the start."""
         return self._median([run.cpu_seconds * MILLION / self.records for run in self.runs])
@@ -119,6 +134,12 @@ class LatencyResult(Runs[LatencyRun]):
         return _medians(found) if found else None
 
     @property
+    def transaction_ms(self) -> float | None:
+        """Median of the transaction of a micro-batch; None = the contender tells nothing about it."""
+        found = [run.transaction_ms for run in self.runs if run.transaction_ms is not None]
+        return statistics.median(found) if found else None
+
+    @property
     def parts_ms(self) -> Mapping[str, float]:
         """The same of each part of a micro-batch, the longest first."""
         names = list(dict.fromkeys(name for run in self.runs for name in run.parts_ms))
@@ -133,6 +154,11 @@ class RestartResult(Runs[RestartRun]):
     def seconds(self) -> float:
         """Median seconds from the start of the new processes to their first visible record."""
         return statistics.median(run.seconds for run in self.runs)
+
+    @property
+    def cold_seconds(self) -> float:
+        """Median seconds from the first start of the processes to their first visible record."""
+        return statistics.median(run.cold_seconds for run in self.runs)
 
     @property
     def again(self) -> int:
@@ -157,22 +183,33 @@ def contenders_table(results: Sequence[Result]) -> str:
             "after the first quarter",
             "CPU s per million",
             "after the first quarter",
+            "of that, and of the broker",
             "others' cores",
         ],
-        ["---", "---", *["--:"] * 7],
+        ["---", "---", *["--:"] * 6, "---", "--:"],
     ]
     for result in results:
         if result.problem:
-            figures = [verdict(result.problem), *[""] * 6]
+            figures = [verdict(result.problem), *[""] * 7]
         else:
             rates = [result.rate, result.with_start_rate, result.sustained]
             figures = [f"{round(rate, -2):,.0f}" if rate else "one commit" for rate in rates]
             figures.insert(2, f"{result.first_visible_seconds:.1f} s")
             figures.append(f"{result.cpu_per_million:.1f}")
             figures.append(f"{result.sustained_cpu_per_million:.1f}" if result.sustained else "one commit")
+            figures.append(by_process(result.sustained_cpu_by_process))
             figures.append(f"{result.others_cores:.1f}")
         rows.append([result.title, result.guarantee, *figures])
     return _markdown(rows)
+
+
+def by_process(cpu: Mapping[str, float]) -> str:
+    """Returns CPU seconds per million records by kind of process as text, the largest first."""
+    return ", ".join(
+        f"{kind} {seconds:.2f}"
+        for kind, seconds in sorted(cpu.items(), key=lambda each: -each[1])
+        if seconds >= 0.005
+    )
 
 
 def latency_table(results: Sequence[LatencyResult]) -> str:
@@ -206,12 +243,14 @@ def parts_table(results: Sequence[LatencyResult]) -> str:
 
 def restart_table(results: Sequence[RestartResult]) -> str:
     """Returns a Markdown table with a row for each contender."""
-    rows = [["", "guarantee", "first committed record after", "records doubled", "others' cores"]]
-    rows.append(["---", "---", "--:", "--:", "--:"])
+    head = ["cold start", "first committed record after the restart", "records doubled", "others' cores"]
+    rows = [["", "guarantee", *head]]
+    rows.append(["---", "---", *("--:" for _ in head)])
     for result in results:
-        figures = [verdict(result.problem), "", ""]
+        figures = [verdict(result.problem), "", "", ""]
         if not result.problem:
-            figures = [f"{result.seconds:.1f} s", f"{result.again:,}", f"{result.others_cores:.1f}"]
+            figures = [f"{result.cold_seconds:.1f} s", f"{result.seconds:.1f} s"]
+            figures += [f"{result.again:,}", f"{result.others_cores:.1f}"]
         rows.append([result.title, result.guarantee, *figures])
     return _markdown(rows)
 
@@ -280,6 +319,7 @@ def _figures(result: Runs[Any]) -> dict[str, Any]:
         figures["sustained"] = result.sustained
         figures["cpu_seconds_per_million"] = result.cpu_per_million
         figures["sustained_cpu_seconds_per_million"] = result.sustained_cpu_per_million
+        figures["sustained_cpu_seconds_per_million_by_process"] = result.sustained_cpu_by_process
     return figures
 
 

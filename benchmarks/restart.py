@@ -33,12 +33,14 @@ class RestartRun:
             record.
         again: number of records that the kill duplicated; must be 0 if the contender promises exactly-once.
         others_cores: number of cores that other processes used at the same time, which is noise.
+        cold_seconds: the same as ``seconds`` for the first start of all, with nothing to restore.
     """
 
     problem: str = ""
     seconds: float = 0.0
     again: int = 0
     others_cores: float = 0.0
+    cold_seconds: float = 0.0
 
 
 def measure_restart(
@@ -73,7 +75,10 @@ class _Restart:
 
     def run(self) -> RestartRun:
         records = int(self._truth.sum())
+        began = time.time()
         with Processes(self._contender.commands(self._job), self._job.folder) as processes:
+            self._first_behind((0,) * self._job.partitions, processes)
+            cold = time.time() - began
             problem = self._until_killed(processes, records)
         if problem:
             return RestartRun(problem)
@@ -91,9 +96,9 @@ class _Restart:
         self._reader.read()
         if self._contender.exactly_once:
             found = wrong(self._reader.output, self._truth, exactly_once=True)
-            return RestartRun(f"WRONG: {found}" if found else "", seconds, 0, others_cores)
+            return RestartRun(f"WRONG: {found}" if found else "", seconds, 0, others_cores, cold)
         again = counted(self._reader.output) - records
-        return RestartRun("" if again >= 0 else f"WRONG: {-again} lost", seconds, again, others_cores)
+        return RestartRun("" if again >= 0 else f"WRONG: {-again} lost", seconds, again, others_cores, cold)
 
     def _until_killed(self, processes: Processes, records: int) -> str:
         """Waits for the moment to kill the processes and kills them; returns a problem, if any."""

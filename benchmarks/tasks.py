@@ -14,7 +14,9 @@ from benchmarks.contenders.spark import SparkState
 from benchmarks.contenders.spark_query import (
     AT_ONCE,
     CONSUMERS,
+    EOS_TUNED,
     LOCAL_CHECKPOINTS,
+    SPARK_TUNED,
     TUNED,
     UNCHECKED,
     EosQuery,
@@ -48,6 +50,7 @@ class Task:
         on_request: names of contenders that run only if they are named.
         output_partitions: number of partitions of the output topic.
         rate: records per second sent during the run, for `Judge.LATENCY`.
+        warm_seconds: how long it is not measured, for `Judge.LATENCY`.
         batch: records of a micro-batch; 0 means the command line's value.
     """
 
@@ -60,6 +63,7 @@ class Task:
     on_request: tuple[str, ...] = ()
     output_partitions: int = 4
     rate: int = 0
+    warm_seconds: float = 60.0
     batch: int = 0
 
     @property
@@ -74,16 +78,21 @@ _STREAMS_AT_LEAST_ONCE = KafkaStreamsCopy("kafka-streams-at-least-once", exactly
 _COPIERS: tuple[Contender, ...] = (
     _EOS,
     EosQuery("kafka-eos-in-read", in_read=True),
+    EosQuery("kafka-eos-stages-in-read", in_read=True, stages_in_read=True),
     EosQuery("kafka-eos-at-least-once", guarantee="at least once"),
     _SPARK,
+    SparkQuery("spark-tuned", tuning=SPARK_TUNED),
     _STREAMS,
+    KafkaStreamsCopy("kafka-streams-tuned", exactly_once=True, tuned=True),
     _STREAMS_AT_LEAST_ONCE,
     _QUIX,
+    QuixCopy("quix-tuned", tuned=True),
 )
 
 _READERS: tuple[Contender, ...] = (
     EosQuery("kafka-eos", to_nothing=True),
     SparkQuery("spark", to_nothing=True),
+    SparkQuery("spark-tuned", to_nothing=True, tuning=SPARK_TUNED),
 )
 
 _EOS_COUNT = KafkaEos("kafka-eos", vectorised=True)
@@ -108,8 +117,10 @@ TASKS: Mapping[str, Task] = {
                 KafkaEos("kafka-eos-processor", vectorised=False),
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
+                KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),
                 _QUIX_COUNT,
                 Quix("quix-scaled", every_core=True),
+                Quix("quix-scaled-tuned", every_core=True, tuned=True),
                 SparkState("spark-tws", pandas=False),
                 SparkState("spark-tws-pandas", pandas=True),
             ),
@@ -132,6 +143,7 @@ TASKS: Mapping[str, Task] = {
                 KafkaEos("kafka-eos-2m", vectorised=True, batch=2_000_000),
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
+                KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),
                 _QUIX_COUNT,
             ),
             (Target("kafka-eos-2m", "kafka-streams", 5), Target("kafka-eos-2m", "quix", 25)),
@@ -165,6 +177,10 @@ TASKS: Mapping[str, Task] = {
                 Target("kafka-eos", "spark", 1.3),
                 Target("kafka-eos", "kafka-streams", 2.5),
                 Target("kafka-eos", "quix", 8),
+                Target("kafka-eos", "spark-tuned", 1.7),
+                Target("kafka-eos-stages-in-read", "spark-tuned", 3),
+                Target("kafka-eos-stages-in-read", "kafka-streams-tuned", 3),
+                Target("kafka-eos-stages-in-read", "quix-tuned", 15),
                 Target("kafka-eos-2m", "quix", 8),
                 Target("kafka-eos-in-read", "kafka-streams", 2.5),
                 Target("kafka-eos-in-read", "quix", 8),
@@ -203,7 +219,15 @@ TASKS: Mapping[str, Task] = {
             "start",
             "Cold start: from the start of the process until 1,000 records are committed",
             Workload(records=1_000),
-            contenders=(_EOS, _SPARK, _STREAMS, _STREAMS_AT_LEAST_ONCE, _QUIX),
+            contenders=(
+                _EOS,
+                EosQuery("kafka-eos-tuned", tuning=EOS_TUNED),
+                _SPARK,
+                SparkQuery("spark-tuned", tuning=SPARK_TUNED),
+                _STREAMS,
+                _STREAMS_AT_LEAST_ONCE,
+                _QUIX,
+            ),
         ),
         Task(
             "latency",
@@ -240,7 +264,14 @@ TASKS: Mapping[str, Task] = {
             "Killed, and started again: topic to topic",
             Judge.RESTART_COPIES,
             Workload(records=1_000_000),
-            (_EOS, _SPARK, _STREAMS, _QUIX),
+            (
+                _EOS,
+                EosQuery("kafka-eos-tuned", tuning=EOS_TUNED),
+                _SPARK,
+                SparkQuery("spark-tuned", tuning=SPARK_TUNED),
+                _STREAMS,
+                _QUIX,
+            ),
             batch=50_000,
         ),
         Task(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,11 +28,15 @@ _MARKERS_SECONDS = 10.0
 
 
 class CpuSample(NamedTuple):
-    """CPU seconds used up to a time, by the contender and by unrelated processes of the machine."""
+    """CPU seconds used up to a time, by the contender and by unrelated processes of the machine.
+
+    ``kinds`` has those of the contender and the broker by kind of process.
+    """
 
     seconds: float
     contender: float
     others: float
+    kinds: Mapping[str, float] = {}
 
 
 @dataclass
@@ -113,7 +118,8 @@ class Watcher:
             used = max(
                 self._processes.cpu_seconds(), cpu[-1].contender if cpu else 0.0
             )  # 0 after they have ended
-            cpu.append(CpuSample(sample.seconds, used, others_cpu_seconds()))
+            kinds = self._processes.cpu_by_process()
+            cpu.append(CpuSample(sample.seconds, used, others_cpu_seconds(), kinds))
         return sample
 
     def _problem(self, ended: bool, sample: Sample, so_far: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.registry.selected import registry_schema
     from kafka_eos_source.spark.invalid import invalid_record, record_origin
     from kafka_eos_source.spark.quiet import quiet_logs
-    from kafka_eos_source.spark.session import local_checkpoints
+    from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 
 __all__ = [
     "KafkaEosDataSource",
@@ -32,6 +32,7 @@ __all__ = [
     "map_in_read",
     "observe_batches",
     "quiet_logs",
+    "recommended_settings",
     "record_origin",
     "register",
     "registry_schema",
@@ -61,6 +62,7 @@ _DEFINED_IN = {
     "map_in_read": "kafka_eos_source.in_read.frame",
     "observe_batches": "kafka_eos_source.observe.listener",
     "quiet_logs": "kafka_eos_source.spark.quiet",
+    "recommended_settings": "kafka_eos_source.spark.session",
     "record_origin": "kafka_eos_source.spark.invalid",
     "registry_schema": "kafka_eos_source.registry.selected",
     "to_registry": "kafka_eos_source.registry.columns",

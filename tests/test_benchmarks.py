@@ -22,6 +22,7 @@ from benchmarks.measure import Run, figures
 from benchmarks.metrics import Paired, Shape, _result, paired, table
 from benchmarks.metrics_switch import BLOCK, FOLDER, TRACE_METHODS, on_in
 from benchmarks.plot import plot
+from benchmarks.processes import kind_of
 from benchmarks.progress import Output, Sample, counted, curve, wrong
 from benchmarks.report import (
     LatencyResult,
@@ -37,11 +38,15 @@ from benchmarks.report import (
     targets_lines,
 )
 from benchmarks.restart import RestartRun
+from benchmarks.start import Traced, processes_of
+from benchmarks.start import table as start_table
+from benchmarks.targets import Found, better_peers, lines, target_tasks, with_table
 from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
 
 KEYS = 5
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def output(*records: tuple[int, int, int]) -> Output:
@@ -168,9 +173,10 @@ def test_the_latency_table_is_formatted() -> None:
 
 
 def test_an_outage_is_reported_in_seconds_with_its_duplicates() -> None:
-    runs = [RestartRun("", 8.0, 0, 0.1), RestartRun("", 10.0, 4_000, 0.1), RestartRun("", 9.0, 2_000, 0.1)]
+    runs = [RestartRun("", 8.0, 0, 0.1, 3.0), RestartRun("", 10.0, 4_000, 0.1, 5.0)]
+    runs.append(RestartRun("", 9.0, 2_000, 0.1, 4.0))
     result = RestartResult("a", "A", "at least once", "", 10_000, runs)
-    assert restart_table([result]).splitlines()[2] == "| A | at least once | 9.0 s | 2,000 | 0.1 |"
+    assert restart_table([result]).splitlines()[2] == "| A | at least once | 4.0 s | 9.0 s | 2,000 | 0.1 |"
     bad = RestartResult("a", "A", "exactly once", "", 10_000, [*runs, RestartRun("WRONG: 3 lost")])
     assert "| WRONG |" in restart_table([bad])
     assert in_short(runs[0], 10_000) == "8.0 s"
@@ -211,7 +217,11 @@ def test_a_run_yields_sustained_rate_and_cpu_use() -> None:
     samples = [Sample(100.0 + second, (second,)) for second in range(11)] + [Sample(120.0, (10,))]
     watched = Watched(
         samples,
-        [CpuSample(100.0, 1.0, 50.0), CpuSample(110.0, 11.0, 55.0), CpuSample(120.0, 11.5, 55.0)],
+        [
+            CpuSample(100.0, 1.0, 50.0, {"JVM": 1.0}),
+            CpuSample(110.0, 11.0, 55.0, {"JVM": 6.0, "broker": 2.0}),
+            CpuSample(120.0, 11.5, 55.0, {"JVM": 6.0, "broker": 2.0}),
+        ],
         first_seconds=102.0,
     )
     run = figures([part], watched, began=95.0)
@@ -219,6 +229,7 @@ def test_a_run_yields_sustained_rate_and_cpu_use() -> None:
     assert run.with_start_seconds == pytest.approx(15.0)
     assert run.sustained == pytest.approx(70 / 7.0)  # from 30 at second 3
     assert run.sustained_cpu == pytest.approx(0.1)  # 7 seconds of one core
+    assert run.sustained_cpu_by_process == pytest.approx({"JVM": 0.05, "broker": 0.02})
     assert run.cpu_seconds == pytest.approx(8.0)
     assert run.with_start_cpu_seconds == pytest.approx(11.0)
     assert run.others_cores == pytest.approx(0.5)
@@ -233,15 +244,20 @@ def test_one_commit_has_no_sustained_rate() -> None:
 
 
 def result(name: str, *seconds: float, problem: str = "") -> Result:
-    runs = [Run(problem, each, 2 * each, 0.5, 1000 / each, 0.002, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
+    cpu = {"JVM": 0.0015, "broker": 0.0005, "planning processes": 0.0}
+    runs = [
+        Run(problem, each, 2 * each, 0.5, 1000 / each, 0.002, 3.0, 4.0, 0.25, 5, 6, cpu, (90, 40, 50, 10))
+        for each in seconds
+    ]
     return Result(name, name.title(), "exactly once", "none", 1000, runs)
 
 
 def test_the_result_tables_are_formatted() -> None:
     results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
     table = contenders_table(results).splitlines()
-    assert table[2] == "| Ours | exactly once | 500 | 200 | 0.5 s | 500 | 3000.0 | 2000.0 | 0.2 |"
-    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |  |  |"
+    first = "| Ours | exactly once | 500 | 200 | 0.5 s | 500 | 3000.0 | 2000.0 "
+    assert table[2] == first + "| JVM 1500.00, broker 500.00 | 0.2 |"
+    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |  |  |  |"
     ratios = ratios_table(results, ["ours"]).splitlines()
     assert ratios[0] == "| times as fast as (after the first quarter) | Peer | Bad |"
     assert ratios[2] == "| Ours | 2.5 × | – |"
@@ -279,6 +295,84 @@ def test_contender_names_are_unique_and_targets_refer_to_them(task: Task) -> Non
     assert set(task.on_request) <= set(names)
     assert set(task.ours) <= set(names)
     assert "kafka-eos" in task.ours
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("/usr/bin/java -cp /x/* kafka.Kafka /tmp/server.properties", "broker"),
+        ("python -m kafka_eos_source.embedded.supervisor java kafka.Kafka /tmp/server.properties", "broker"),
+        ("/usr/bin/java -cp /x/* org.apache.spark.deploy.SparkSubmit pyspark-shell", "JVM"),
+        ("python -m pyspark.daemon pyspark.worker", "Python workers"),
+        ("python -m kafka_eos_source.spark.worker_daemon pyspark.worker", "Python workers"),
+        ("python -m pyspark.daemon pyspark.sql.worker.python_streaming_sink_runner", "committing process"),
+        ("python -m pyspark.daemon pyspark.sql.worker.plan_data_source_read", "planning processes"),
+        ("python -m pyspark.sql.streaming.python_streaming_source_runner", "planning processes"),
+        ("python /x/programs/quix_copy.py 127.0.0.1:9092", "Python workers"),
+        ("python /x/programs/spark_copy.py {}", "driver's Python"),
+        ("", "driver's Python"),
+    ],
+)
+def test_the_kind_of_a_process_follows_from_its_command_line(command: str, kind: str) -> None:
+    assert kind_of(command.split()) == kind
+
+
+def test_the_table_of_targets_compares_medians_and_names_what_is_missing() -> None:
+    found = {
+        "copy": [result("kafka-eos", 1.0), result("spark", 2.0), result("kafka-streams", 0.5)],
+        "read": [result("kafka-eos", 1.0, problem="FAILED"), result("spark", 2.0)],
+        "to-1": [result("kafka-eos", 1.0)],
+        "to-1000": [result("kafka-eos", 1.2)],
+    }
+    cells = {line.workload: line.cells[1:] for line in lines(Found(found))}
+    ratio = ["≥ 1.7 ×", "2.00 × (1,000.0 against 500.0), reached"]
+    assert cells["topic to topic, rows, exactly once / Spark tuned, at least once"] == ratio
+    assert cells["read to nothing / Spark tuned"] == ["≥ 2 ×", "not measured"]
+    assert cells["1,000 output partitions / 1: overall"][1].endswith("**missed**")
+    assert cells["1,000 output partitions / 1: warm micro-batch"][1] == "1.00 × (30.0 against 30.0), reached"
+    assert cells["CPU s per million, broker included: rows"][1] == "2500.00 s, **missed**"
+    assert cells["exactly_once / our own at_least_once"][1] == "not measured"
+    better = better_peers(found)
+    assert any("Kafka-Streams is better" in line and "after the first quarter" in line for line in better)
+    assert not any("Spark" in line for line in better)
+
+
+def test_the_table_of_targets_replaces_the_one_of_a_page() -> None:
+    page = "a\n<!-- targets -->\nold\nlines\n<!-- /targets -->\nb\n"
+    assert with_table(page, "\nnew\n") == "a\n<!-- targets -->\nnew\n<!-- /targets -->\nb\n"
+    with pytest.raises(ValueError, match="/targets"):
+        with_table("<!-- targets -->\nno end", "new")
+    assert "<!-- targets -->" in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_what_a_process_did_is_computed_from_its_events() -> None:
+    """Imports within a call count as imports, and a fork belongs to a process of its own."""
+    command = ["python", "-m", "pyspark.daemon", "pyspark.sql.worker.create_data_source"]
+    events = [
+        {"kind": "process", "pid": 1, "began": 10.0, "ended": 10.25, "cpu": 0.125, "command": command},
+        {"kind": "import", "pid": 1, "began": 10.25, "ended": 10.5, "cpu": 0.25, "name": "pyspark"},
+        {"kind": "fork", "pid": 2, "began": 10.5, "ended": 10.5, "cpu": 0.0, "command": command},
+        {
+            "kind": "import",
+            "pid": 2,
+            "began": 11.0,
+            "ended": 11.5,
+            "cpu": 0.375,
+            "name": "kafka_eos_source.a",
+        },
+        {"kind": "call", "pid": 2, "began": 10.75, "ended": 11.75, "cpu": 0.5, "name": "schema"},
+    ]
+    daemon, child = processes_of(events, 9.0)
+    assert daemon == Traced("creates the source: schema, Spark's daemon", 1.0, 0.125, 0.25, until=1.5)
+    assert child == Traced("creates the source: schema", 1.5, ours=0.5, called=0.5, until=3.25)
+    assert start_table([daemon, child]).splitlines()[-1].endswith("| 0.00 | 0.00 | 0.50 | 0.50 | 3.25 |")
+
+
+def test_contenders_of_the_table_of_targets_have_names_of_their_own() -> None:
+    for task in target_tasks(0.01):
+        names = [contender.name for contender in task.contenders]
+        assert len(set(names)) == len(names)
+        assert any(name.startswith("kafka-eos") for name in names) or task.name == "quix"
 
 
 @pytest.mark.parametrize(("size", "compression"), [(110, "none"), (1024, "zstd")])

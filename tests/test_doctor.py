@@ -341,6 +341,25 @@ def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
 
 
 @pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ((), "spark.python.daemon.module=ours saves"),
+        (("pyspark.daemon", "ours"), "a running session on this host does not use it"),
+        (("ours", "ours"), "workers are forked from a daemon that has imported"),
+    ],
+)
+def test_the_daemon_of_running_sessions_is_found_by_its_command_line(
+    modules: tuple[str, ...], expected: str
+) -> None:
+    commands = [["/usr/bin/python3", "-m", module, "pyspark.worker"] for module in modules]
+    planner = ["python", "-m", "pyspark.daemon", "pyspark.sql.worker.plan_data_source_read"]
+    others: list[list[str]] = [[], ["python", "-m"], planner]
+    assert (
+        expected in machine.worker_daemon({"spark.python.daemon.module": "ours"}, [*others, *commands]).what
+    )
+
+
+@pytest.mark.parametrize(
     ("free", "severity"), [(100 * GIB, OK), (GIB, WARNING), (50 << 20, BAD)], ids=["much", "little", "none"]
 )
 def test_little_temporary_space_is_reported(free: int, severity: Severity) -> None:

@@ -17,6 +17,7 @@ PUBLIC = {
         "map_in_read",
         "observe_batches",
         "quiet_logs",
+        "recommended_settings",
         "record_origin",
         "register",
         "registry_schema",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import versions
@@ -11,25 +11,54 @@ from benchmarks.environments import jdk
 from benchmarks.processes import Command
 from kafka_eos_source.embedded import jars
 
+#: The settings that Kafka's documentation names for throughput: fewer commits, and larger fetches, polls,
+#: batches and buffers. "Optimizing for throughput" of Confluent's white paper has the same list.
+_THROUGHPUT = {
+    "consumer.fetch.min.bytes": "100000",
+    "consumer.fetch.max.bytes": str(64 << 20),
+    "consumer.max.partition.fetch.bytes": str(16 << 20),
+    "consumer.max.poll.records": "10000",
+    "consumer.receive.buffer.bytes": str(1 << 20),
+    "producer.linger.ms": "100",
+    "producer.batch.size": str(1 << 20),
+    "producer.buffer.memory": str(128 << 20),
+    "producer.send.buffer.bytes": str(1 << 20),
+    "buffered.records.per.partition": "20000",
+}
+
+#: Room for the counts of all keys, so that each key is written once per commit.
+_CACHE = {"statestore.cache.max.bytes": str(256 << 20)}
+
 
 @dataclass(frozen=True)
 class KafkaStreams:
-    """``stream().groupByKey().count()``: RocksDB, changelog, cache as they come."""
+    """``stream().groupByKey().count()``: RocksDB, changelog, cache as they come.
+
+    Attributes:
+        tuned: whether it has the settings for throughput, and a cache for all keys.
+    """
 
     name: str
     commit_interval_ms: int
+    tuned: bool = False
     guarantee: str = "exactly once (exactly_once_v2)"
     exactly_once: bool = True
     ends: bool = False
 
     @property
     def title(self) -> str:
-        return f"Kafka Streams {versions.STREAMS.version}, commit.interval.ms={self.commit_interval_ms}"
+        form = f"commit.interval.ms={self.commit_interval_ms}{', tuned' if self.tuned else ''}"
+        return f"Kafka Streams {versions.STREAMS.version}, {form}"
 
     @property
     def settings(self) -> str:
         default = " (its default for exactly once)" if self.commit_interval_ms == 100 else ""
-        return f"num.stream.threads=cores, commit.interval.ms={self.commit_interval_ms}{default}"
+        commits = f"commit.interval.ms={self.commit_interval_ms}{default}"
+        return ", ".join(["num.stream.threads=cores", commits, *self._more])
+
+    @property
+    def _more(self) -> list[str]:
+        return _settings({**_THROUGHPUT, **_CACHE}) if self.tuned else []
 
     def prepare(self) -> None:
         jdk()
@@ -37,17 +66,25 @@ class KafkaStreams:
 
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = _program("KeyedCount.java", job)
-        return [Command([*arguments, str(self.commit_interval_ms)])]
+        return [Command([*arguments, str(self.commit_interval_ms), *self._more])]
 
 
 @dataclass(frozen=True)
 class KafkaStreamsCopy:
-    """``stream().to()``."""
+    """``stream().to()``.
+
+    Attributes:
+        tuned: whether it has the settings for throughput, and commits once a second.
+    """
 
     name: str
     exactly_once: bool
-    commit_interval_ms: int = 100
+    tuned: bool = False
     ends: bool = False
+
+    @property
+    def _commit_interval_ms(self) -> int:
+        return 1_000 if self.tuned else 100
 
     @property
     def guarantee(self) -> str:
@@ -56,11 +93,16 @@ class KafkaStreamsCopy:
     @property
     def title(self) -> str:
         form = "exactly_once_v2" if self.exactly_once else "at_least_once"
-        return f"Kafka Streams {versions.STREAMS.version}, {form}"
+        return f"Kafka Streams {versions.STREAMS.version}, {form}{', tuned' if self.tuned else ''}"
 
     @property
     def settings(self) -> str:
-        return f"num.stream.threads=cores, commit.interval.ms={self.commit_interval_ms}"
+        commits = f"commit.interval.ms={self._commit_interval_ms}"
+        return ", ".join(["num.stream.threads=cores", commits, *self._more])
+
+    @property
+    def _more(self) -> list[str]:
+        return _settings(_THROUGHPUT) if self.tuned else []
 
     def prepare(self) -> None:
         jdk()
@@ -69,7 +111,11 @@ class KafkaStreamsCopy:
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = _program("Copy.java", job)
         arguments += ["exactly_once_v2" if self.exactly_once else "at_least_once"]
-        return [Command([*arguments, str(self.commit_interval_ms), job.compression])]
+        return [Command([*arguments, str(self._commit_interval_ms), job.compression, *self._more])]
+
+
+def _settings(settings: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def _program(name: str, job: Job) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import python_with
 from benchmarks.processes import Command
-from kafka_eos_source import local_checkpoints
+from kafka_eos_source import local_checkpoints, map_in_read, recommended_settings
 from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.errors import UnavailableError
 
 #: The next micro-batch begins when the last one is done.
 AT_ONCE = "0 seconds"
@@ -22,10 +24,18 @@ AT_ONCE = "0 seconds"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is set of Spark, other than its defaults: a title, and the settings."""
+    """What is set, other than the defaults.
+
+    Attributes:
+        title: how tables name it.
+        conf: settings of Spark.
+        source, sink: options of source and sink.
+    """
 
     title: str
     conf: Mapping[str, str]
+    source: Mapping[str, str] = field(default_factory=dict)
+    sink: Mapping[str, str] = field(default_factory=dict)
 
 
 #: Both Sparks have the class by the same name.
@@ -46,6 +56,28 @@ UNCHECKED = Tuning(
         "-Darrow.enable_null_check_for_get=false"
     },
 )
+
+#: The settings with which Spark's own source and sink are fastest: they fetch more at once and let the
+#: producer fill its batches. The settings of the session are those that kafka-eos gets too.
+SPARK_TUNED = Tuning(
+    "tuned",
+    LOCAL_CHECKPOINTS.conf,
+    source={
+        "kafka.fetch.max.bytes": str(64 << 20),
+        "kafka.max.partition.fetch.bytes": str(16 << 20),
+        "kafka.max.poll.records": "10000",
+        "kafka.receive.buffer.bytes": str(1 << 20),
+    },
+    sink={
+        "kafka.linger.ms": "20",
+        "kafka.batch.size": str(1 << 20),
+        "kafka.buffer.memory": str(128 << 20),
+        "kafka.send.buffer.bytes": str(1 << 20),
+    },
+)
+
+#: What a user of kafka-eos sets for throughput.
+EOS_TUNED = Tuning("tuned", {**local_checkpoints(), **recommended_settings()})
 
 #: Runs the JVM without its second compiler, which takes a core for minutes. A JVM that only passes on packed
 #: batches does not need it; other queries do.
@@ -79,7 +111,11 @@ class _Query:
 
     @property
     def settings(self) -> str:
-        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
+        own = [f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"]
+        if self.tuning is not None:
+            stated = {**self.tuning.conf, **self.tuning.source, **self.tuning.sink}
+            own += [f"{name}={value}" for name, value in stated.items()]
+        return ", ".join(own)
 
     @property
     def _size_and_tuning(self) -> str:
@@ -101,8 +137,10 @@ class _Query:
             "compression": job.compression,
             "jars": "",
             "trigger": self.trigger,
-            "sink": {},
+            "source": dict(self.tuning.source) if self.tuning else {},
+            "sink": dict(self.tuning.sink) if self.tuning else {},
             "in_read": False,
+            "stages_in_read": False,
             "conf": dict(self.tuning.conf) if self.tuning else {},
         }
 
@@ -114,11 +152,13 @@ class EosQuery(_Query):
     Attributes:
         files: the same rows go to Parquet files too.
         in_read: rows go through `map_in_read`, and never become Spark's.
+        stages_in_read: the tasks that read also stage the rows (`map_in_read` with ``write``).
     """
 
     guarantee: str = "exactly once"
     files: bool = False
     in_read: bool = False
+    stages_in_read: bool = False
 
     @property
     def exactly_once(self) -> bool:
@@ -132,14 +172,17 @@ class EosQuery(_Query):
         if self.files:
             form += ", and Parquet files"
         if self.in_read:
-            form += ", map_in_read"
+            form += ", map_in_read with write=" if self.stages_in_read else ", map_in_read"
         return f"kafka-eos{form}{self._size_and_tuning} (Spark {metadata.version('pyspark')})"
 
     def prepare(self) -> None:
         java.find()
+        if self.stages_in_read and "write" not in inspect.signature(map_in_read).parameters:
+            raise UnavailableError("map_in_read of this version has no argument 'write'.")
 
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = self._arguments(job, "kafka-eos")
+        arguments["stages_in_read"] = self.stages_in_read
         if self.files:
             arguments["sink"] = {
                 "sinks": "files",

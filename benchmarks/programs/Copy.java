@@ -12,7 +12,7 @@ import org.apache.kafka.streams.kstream.Produced;
 
 /**
  * Copies a topic. Arguments: bootstrap servers, topic to read, topic to write, application id, state directory,
- * threads, processing guarantee, commit interval in ms, compression.
+ * threads, processing guarantee, commit interval in ms, compression; then any number of settings, name=value.
  */
 public class Copy {
     public static void main(String[] arguments) throws InterruptedException {
@@ -25,6 +25,10 @@ public class Copy {
         config.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, arguments[7]);
         config.put(StreamsConfig.producerPrefix("compression.type"), arguments[8]);
         config.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
+        for (int at = 9; at < arguments.length; at++) {
+            String[] setting = arguments[at].split("=", 2);
+            config.put(setting[0], setting[1]);
+        }
 
         AtomicBoolean first = new AtomicBoolean(true);
         StreamsBuilder builder = new StreamsBuilder();

@@ -13,7 +13,7 @@ import org.apache.kafka.streams.kstream.Produced;
 
 /**
  * Counts records by key, exactly once. Arguments: bootstrap servers, topic to read, topic to write, application id,
- * state directory, threads, commit interval in ms.
+ * state directory, threads, commit interval in ms; then any number of settings, name=value.
  */
 public class KeyedCount {
     public static void main(String[] arguments) throws InterruptedException {
@@ -25,6 +25,10 @@ public class KeyedCount {
         config.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, arguments[6]);
         config.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
         config.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
+        for (int at = 7; at < arguments.length; at++) {
+            String[] setting = arguments[at].split("=", 2);
+            config.put(setting[0], setting[1]);
+        }
 
         AtomicBoolean first = new AtomicBoolean(true);
         StreamsBuilder builder = new StreamsBuilder();

@@ -1,11 +1,13 @@
 """Copies a topic in Quix Streams.
 
 Arguments: bootstrap servers, topic to read, topic to write, consumer group, state directory, processing
-guarantee, compression.
+guarantee, compression, seconds between two commits, a JSON object with more properties of ``producer`` and
+``consumer``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any
@@ -24,16 +26,26 @@ def first(value: bytes) -> bytes:
 
 
 def main(
-    bootstrap: str, topic_in: str, topic_out: str, group: str, state: str, guarantee: str, compression: str
+    bootstrap: str,
+    topic_in: str,
+    topic_out: str,
+    group: str,
+    state: str,
+    guarantee: str,
+    compression: str,
+    commit_seconds: str,
+    more: str,
 ) -> None:
+    clients = json.loads(more)
     application: Any = Application(
         broker_address=bootstrap,
         consumer_group=group,
         processing_guarantee=guarantee,
         auto_offset_reset="earliest",
-        commit_interval=1.0,
+        commit_interval=float(commit_seconds),
         state_dir=state,
-        producer_extra_config={"compression.type": compression},
+        producer_extra_config={"compression.type": compression, **clients.get("producer", {})},
+        consumer_extra_config=clients.get("consumer", {}),
     )
     source = application.topic(topic_in, key_deserializer="bytes", value_deserializer="bytes")
     output = application.topic(topic_out, key_serializer="bytes", value_serializer="bytes")

@@ -1,10 +1,12 @@
 """Counts records by key in Quix Streams, exactly once.
 
-Arguments: bootstrap servers, topic to read, topic to write, consumer group, state directory.
+Arguments: bootstrap servers, topic to read, topic to write, consumer group, state directory, seconds between
+two commits, a JSON object with more properties of ``producer`` and ``consumer``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any
@@ -24,14 +26,25 @@ def count(_value: bytes, state: State) -> int:
     return counted
 
 
-def main(bootstrap: str, topic_in: str, topic_out: str, group: str, state_directory: str) -> None:
+def main(
+    bootstrap: str,
+    topic_in: str,
+    topic_out: str,
+    group: str,
+    state_directory: str,
+    commit_seconds: str,
+    more: str,
+) -> None:
+    clients = json.loads(more)
     application: Any = Application(
         broker_address=bootstrap,
         consumer_group=group,
         processing_guarantee="exactly-once",
         auto_offset_reset="earliest",
-        commit_interval=1.0,
+        commit_interval=float(commit_seconds),
         state_dir=state_directory,
+        producer_extra_config=clients.get("producer", {}),
+        consumer_extra_config=clients.get("consumer", {}),
     )
     source = application.topic(topic_in, key_deserializer="bytes", value_deserializer="bytes")
     output = application.topic(topic_out, key_serializer="bytes", value_serializer="json")

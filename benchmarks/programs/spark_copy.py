@@ -3,9 +3,9 @@
 Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstrap``, ``topic_in``,
 ``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
 ``name``, ``guarantee``, ``compression``, ``jars``, ``source`` (more options of the source), ``trigger``
-(``0 seconds``, …; empty = it ends with the
-records there are), ``sink`` (more options of the sink), ``in_read`` (rows go through `map_in_read`)
-and ``conf`` (settings of the session).
+(``0 seconds``, …; empty = it ends with the records there are), ``sink`` (more options of the sink),
+``in_read`` (rows go through `map_in_read`), ``stages_in_read`` (with its argument ``write``), and ``conf``
+(settings of the session).
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ def main(job: dict[str, Any]) -> None:
         if job["format"] == "kafka-eos":
             write["processing.guarantee"] = job["guarantee"]
             write["application.id"] = job["name"]
-            write.update(job["sink"])
+        write.update(job["sink"])
         rows = rows.select("key", "value")
         if job["in_read"]:
             from kafka_eos_source import map_in_read
 
-            rows = map_in_read(rows)
+            # Where the tasks that read also stage, they need the options of the sink.
+            staging: dict[str, Any] = {}
+            if job["stages_in_read"]:
+                staging["write"] = {**write, "checkpointLocation": f"{job['folder']}/checkpoint"}
+            rows = map_in_read(rows, **staging)
         writer = rows.writeStream.format(job["format"]).options(**write)
     trigger: dict[str, Any] = {"processingTime": job["trigger"]} if job["trigger"] else {"availableNow": True}
     wait(writer.option("checkpointLocation", f"{job['folder']}/checkpoint").trigger(**trigger).start())

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.commit import tracing
-from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
-from kafka_eos_source.observe.background import in_background
-from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.guard import guarded
-from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.trace import Subject, Trace
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.identity import derived_application_id
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.stage.meter import TaskMeter
 
+if TYPE_CHECKING:
+    from kafka_eos_source.commit.sources import SourceRange
+    from kafka_eos_source.protocol.offset_log import LoggedOffsets
+
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000
+
+#: The module that Spark runs in the process that commits. Spark has planned the write before, in another.
+_COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
 
 _checked: set[str] = set()
 _producers: dict[str, RecordProducer] = {}
@@ -35,13 +35,15 @@ _producers: dict[str, RecordProducer] = {}
 def check_target(options: WriteOptions) -> None:
     """Checks that brokers answer, and that ``topic`` and ``deadLetter.topic`` exist, once per process.
 
+    The process that commits a micro-batch does not check again what the process that planned it has checked.
+
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
         AuthorizationError: if the principal may not describe the topic, or the brokers refuse its
         credentials.
     """
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
-    if key in _checked:
+    if key in _checked or _COMMITTER in sys.modules:
         return
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
@@ -98,6 +100,14 @@ def report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -
 
 
 def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
+    # imported here, because the process that plans a write calls only `check_target`
+    from kafka_eos_source.commit import tracing
+    from kafka_eos_source.observe.background import in_background
+    from kafka_eos_source.observe.figures import Outcome
+    from kafka_eos_source.observe.journal import Journal
+    from kafka_eos_source.observe.trace import Subject, Trace
+    from kafka_eos_source.protocol.identity import derived_application_id
+
     query_id, run_id = next(((part.query_id, part.run_id) for part in parts), ("", ""))
     if not query_id:
         return  # the batch had no task, and so no rows
@@ -118,6 +128,9 @@ def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) 
 
 def _planned(checkpoint: str | None, batch_id: int) -> tuple[LoggedOffsets, tuple[SourceRange, ...]] | None:
     """Reads from the offset log what a micro-batch reads; returns None if that is not known."""
+    from kafka_eos_source.commit.sources import ranges
+    from kafka_eos_source.protocol import offset_log
+
     logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
     if checkpoint is None or logged is None:
         return None

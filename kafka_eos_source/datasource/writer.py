@@ -70,8 +70,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
             writable.
     """
     task_begins()
-    from kafka_eos_source.commit import direct, sink_session
-    from kafka_eos_source.stage.fanout import Plan
+    from kafka_eos_source.commit import direct
 
     packed = schema_of_packed_rows(schema)
     schema = packed or schema
@@ -83,13 +82,19 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     )
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _cannot_commit_state("processing.guarantee=at_least_once")
-    plan = Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
+    plan = None
+    if options.sinks:
+        from kafka_eos_source.stage.fanout import Plan
+
+        plan = Plan.of(options.sinks, schema, kafka=kafka)
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
     else:
         sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan)
         if plan is not None:
+            from kafka_eos_source.commit import sink_session
+
             sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, packed))

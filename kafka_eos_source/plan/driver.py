@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.observe.prometheus import MetricsServer, serve_source
 from kafka_eos_source.observe.source import SourceObserver
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
@@ -19,6 +18,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
+    from kafka_eos_source.observe.prometheus import MetricsServer
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.split import Task
 
@@ -61,6 +61,9 @@ class Planning:
             observer = SourceObserver(str(options.subscription), options.application_id or "")
             observer.explained_by(lambda: admin.complaint)
             if options.metrics_port is not None:
+                # imported here, because few queries serve metrics and an HTTP server takes long to import
+                from kafka_eos_source.observe.prometheus import serve_source
+
                 metrics = serve_source(options.metrics_host, options.metrics_port)
         return cls(SourcePlan(options, admin), admin, observer, metrics)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING
 
 from kafka_eos_source.kafka.config import consumer_config
-from kafka_eos_source.options.checked import ReadOptions
-from kafka_eos_source.read.fetch import ReadSettings
-from kafka_eos_source.read.steps import step
-from kafka_eos_source.read.task import TaskRead
-from kafka_eos_source.spark.schema import read_schema
+from kafka_eos_source.spark.read_schema import read_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from kafka_eos_source.options.checked import ReadOptions
+    from kafka_eos_source.read.task import TaskRead
 
 
 def schema_of(options: ReadOptions) -> StructType:
@@ -20,6 +22,8 @@ def schema_of(options: ReadOptions) -> StructType:
     """
     if options.step_in_read is None:
         return read_schema(options.include_headers, options.columns)
+    from kafka_eos_source.read.steps import step
+
     return step(*options.step_in_read).schema
 
 
@@ -33,6 +37,10 @@ def task_read(options: ReadOptions) -> TaskRead:
     Raises:
         InvalidOptionError: if the option with a step for the read is malformed.
     """
+    from kafka_eos_source.read.fetch import ReadSettings
+    from kafka_eos_source.read.steps import step
+    from kafka_eos_source.read.task import TaskRead
+
     group_id = options.group_id or f"{options.group_id_prefix}-read"
     step_in_read = options.step_in_read
     settings = ReadSettings(

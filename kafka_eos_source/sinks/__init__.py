@@ -1,20 +1,24 @@
 """Two-phase sinks: external systems that receive each micro-batch exactly once, together with Kafka."""
 
-from kafka_eos_source.sinks.contract import (
-    OK,
-    Fatal,
-    Ok,
-    Outcome,
-    Retryable,
-    SinkContext,
-    SinkTxn,
-    Stage,
-    StageContext,
-    Staged,
-    TwoPhaseSink,
-)
-from kafka_eos_source.sinks.options import SinkOption
-from kafka_eos_source.sinks.writer import with_two_phase_sinks
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafka_eos_source.sinks.contract import (
+        OK,
+        Fatal,
+        Ok,
+        Outcome,
+        Retryable,
+        SinkContext,
+        SinkTxn,
+        Stage,
+        StageContext,
+        Staged,
+        TwoPhaseSink,
+    )
+    from kafka_eos_source.sinks.options import SinkOption
+    from kafka_eos_source.sinks.writer import with_two_phase_sinks
 
 __all__ = [
     "OK",
@@ -31,3 +35,16 @@ __all__ = [
     "TwoPhaseSink",
     "with_two_phase_sinks",
 ]
+
+#: Where the names are defined that the contract does not define.
+_DEFINED_IN = {
+    "SinkOption": "kafka_eos_source.sinks.options",
+    "with_two_phase_sinks": "kafka_eos_source.sinks.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use: all queries parse the sinks' options, and few have a sink."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_DEFINED_IN.get(name, "kafka_eos_source.sinks.contract")), name)

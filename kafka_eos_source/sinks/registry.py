@@ -8,16 +8,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
-from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
+
+if TYPE_CHECKING:
+    from kafka_eos_source.sinks.contract import TwoPhaseSink
 
 #: Rows with this value in the column `sink` go to Kafka only, so no sink may have this name.
 KAFKA = "kafka"
@@ -191,6 +193,8 @@ def sink_class(name: str, type_name: str) -> type[TwoPhaseSink]:
             f"option {option!r} has the value {path!r}, which cannot be imported: {error}.",
             fix="correct the import path, and make the module available on the driver and all executors.",
         ) from error
+    from kafka_eos_source.sinks.contract import TwoPhaseSink
+
     if not (isinstance(found, type) and issubclass(found, TwoPhaseSink)):
         raise InvalidOptionError(
             f"option {option!r} has the value {path!r}, which is no subclass of "
@@ -336,6 +340,8 @@ def _passwords(url: str) -> list[str]:
 
 
 def _checked(found: object, name: str) -> TwoPhaseSink:
+    from kafka_eos_source.sinks.contract import TwoPhaseSink
+
     if not isinstance(found, TwoPhaseSink):
         raise InvalidOptionError(
             f"sink {name!r} is a {type(found).__name__}; expected a kafka_eos_source.sinks.TwoPhaseSink.",

@@ -1,9 +1,7 @@
-"""Schemas of source and sink, for Spark and for Arrow, and the check of a frame to write.
+"""Arrow schema of the source, schemas of the sink, and the check of a frame to write.
 
-The schema of the source is that of Spark's own connector (``KafkaRecordToRowConverter.kafkaSchema``), so that
-a query only has to change the name of the format. The rules of the sink are Spark's too
-(``KafkaWriter.validateQuery``): column names are case-sensitive, the first of several columns with the same
-name counts, and other columns are ignored.
+The rules of the sink are those of Spark's own connector (``KafkaWriter.validateQuery``): column names are
+case-sensitive, the first of several columns with the same name counts, and other columns are ignored.
 """
 
 from __future__ import annotations
@@ -29,19 +27,11 @@ from pyspark.sql.types import (
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.spark import read_schema
 
-HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = read_schema.NAMES
+
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-#: Names of the columns that the sink uses, in the order in which they are staged.
-KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "headers",
-    "timestamp",
-)
 
 #: Column that marks rows of a frame as invalid: null = valid; else why not, as text or as `INVALID_TYPE`.
 INVALID = "kafka_eos_invalid"
@@ -72,33 +62,9 @@ CHANGES = "changelog"
 SEALED = "sealed"
 
 
-def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
-    """Returns the schema of the source. All columns are nullable.
-
-    Args:
-        include_headers: whether it has the column ``headers``.
-        columns: names of the requested columns, in order; None = all.
-    """
-    fields = [
-        StructField(KEY, BinaryType()),
-        StructField(VALUE, BinaryType()),
-        StructField(TOPIC, StringType()),
-        StructField(PARTITION, IntegerType()),
-        StructField("offset", LongType()),
-        StructField(TIMESTAMP, TimestampType()),
-        StructField("timestampType", IntegerType()),
-    ]
-    if include_headers:
-        fields.append(StructField(HEADERS, HEADERS_TYPE))
-    if columns is not None:
-        by_name = {field.name: field for field in fields}
-        fields = [by_name[name] for name in columns]
-    return StructType(fields)
-
-
 @lru_cache(maxsize=16)
 def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
-    """Returns `read_schema` as the Arrow schema that PySpark expects of a reader's batches.
+    """Returns `read_schema.read_schema` as the Arrow schema that PySpark expects of a reader's batches.
 
     Timestamps are in microseconds in UTC, as in ``pyspark.sql.pandas.types.to_arrow_type``.
     """

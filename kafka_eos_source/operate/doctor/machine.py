@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -206,6 +207,36 @@ def checkpoint_files(local: Mapping[str, str]) -> Finding:
         )
     listed = ", ".join(f"{name}={value}" for name, value in local.items())
     return ok("checkpoints", f"with a checkpoint in a local folder, {listed} shortens a micro-batch by 60 ms")
+
+
+def worker_daemon(recommended: Mapping[str, str], commands: Iterable[Sequence[str]]) -> Finding:
+    """Reports what `recommended_settings` saves, and whether the Spark sessions of this host use them.
+
+    Args:
+        recommended: the settings.
+        commands: command lines of the processes of this host.
+    """
+    # a worker has the command line of the daemon that forked it
+    daemons = {_module_of(command) for command in commands if "pyspark.worker" in command}
+    off = "pyspark.daemon" in daemons
+    if not daemons.isdisjoint(recommended.values()) and not off:
+        return ok("daemon", "workers are forked from a daemon that has imported PyArrow and kafka-eos")
+    listed = ", ".join(f"{name}={value}" for name, value in recommended.items())
+    where = "; a running session on this host does not use it" if off else ""
+    return ok("daemon", f"{listed} saves 0.25 CPU s for each Python worker that starts{where}")
+
+
+def running_commands() -> Iterator[Sequence[str]]:
+    """Yields the command lines of the processes of this host, as far as this user may see them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            yield process.cmdline()
+
+
+def _module_of(command: Sequence[str]) -> str:
+    """Returns the module that ``python -m`` runs; "" if the command is another one."""
+    at = command.index("-m") if "-m" in command else len(command)
+    return command[at + 1] if at + 1 < len(command) else ""
 
 
 def temporary_space(free_bytes: int, folder: str, *, where: str = "", check: str = "space") -> Finding:

@@ -31,7 +31,7 @@ from kafka_eos_source.operate.shared_options import open_reader
 from kafka_eos_source.operate.state_list import stores_of
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.session import local_checkpoints
+from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 
 #: Names of all checks, in the order in which they run.
 CHECKS = (
@@ -42,6 +42,7 @@ CHECKS = (
     "python",
     "workers",
     "checkpoints",
+    "daemon",
     "space",
     "files",
     "folders",
@@ -154,6 +155,7 @@ def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
         "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
         "workers": one(lambda: machine.zipped_pyspark(Path(pyspark.__file__).parent)),
         "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
+        "daemon": one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
         "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
         "files": one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
         "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),

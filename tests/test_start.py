@@ -1,0 +1,152 @@
+"""What the processes of a query import when they start, and the daemon that forks workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafka_eos_source import recommended_settings
+from kafka_eos_source.commit import direct
+from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.options.parse import parse_write
+from kafka_eos_source.spark import worker_daemon
+
+_OPTIONS = {
+    "kafka.bootstrap.servers": "b:9092",
+    "subscribe": "in",
+    "application.id": "app",
+}
+_SCHEMA = f"""
+from kafka_eos_source.datasource import KafkaEosDataSource
+KafkaEosDataSource({_OPTIONS!r}).schema()
+"""
+_PLAN_READ = f"""
+import pickle
+from kafka_eos_source.datasource import KafkaEosDataSource
+source = KafkaEosDataSource({_OPTIONS!r})
+pickle.dumps(source.streamReader(source.schema()))
+"""
+_PLAN_WRITE = """
+from kafka_eos_source.commit import direct
+from kafka_eos_source.options.parse import parse_write
+from kafka_eos_source.datasource import writer
+"""
+_WRITE = """
+import pickle
+from pathlib import Path
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, StructField, StructType
+from kafka_eos_source.datasource import writer
+from kafka_eos_source.spark.schema import check_frame
+from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.stage.files import StagingFolder
+writer.running_task = lambda: StreamingTask("q", "0", "r")
+frame = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+columns = check_frame(frame, topic_option="out", include_timestamp=False)
+folder = StagingFolder.at(str(Path.cwd() / "staging"))
+options = pickle.loads(Path("options").read_bytes())
+data = pa.py_buffer(b"abc")
+ends = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in range(4)))
+column = pa.Array.from_buffers(pa.binary(), 3, [None, ends, data])
+batch = pa.RecordBatch.from_arrays([column, column], names=["key", "value"])
+part = writer._StagedSink(options, columns, folder, "write").write_frame([batch]).part
+assert part.rows == 3, part
+"""
+
+
+def imported(code: str, folder: Path) -> set[str]:
+    """Returns the modules that a new process has imported after this code."""
+    tell = "\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + tell],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])[1:]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("code", "not_needed"),
+    [
+        (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.producer", "http.server"}),
+        (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.producer", "http.server", "psutil"}),
+        (_PLAN_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine"}),
+        (_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.producer"}),
+    ],
+    ids=["schema", "plan a read", "plan a write", "write"],
+)
+def test_a_process_does_not_import_what_it_does_not_use(
+    code: str, not_needed: set[str], tmp_path: Path
+) -> None:
+    """A query starts many processes one after the other, so each import of 0.1 s delays its first batch."""
+    stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
+    (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
+    assert not imported(code, tmp_path) & not_needed
+
+
+def test_the_process_that_commits_does_not_check_the_target_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        "topic": "out",
+        "checkpointLocation": str(tmp_path),
+        "commitTimeoutMs": "1000",
+    }
+    options = parse_write(stated, streaming=True)
+    with pytest.raises(UnavailableError):
+        direct.check_target(options)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.worker.python_streaming_sink_runner", sys)
+    direct.check_target(options)
+
+
+def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:
+    """A thread does not survive a fork. Those that remain are NumPy's and jemalloc's; both handle forks."""
+    (module,) = recommended_settings().values()
+    code = f"""
+import json, os, sys, threading
+from {module} import MODULES, import_modules
+import_modules()
+names = [open(f"/proc/self/task/{{each}}/comm").read().strip() for each in os.listdir("/proc/self/task")]
+native = sorted(name for name in names if name != open("/proc/self/comm").read().strip())
+missing = sorted(set(MODULES) - set(sys.modules))
+print(json.dumps([threading.active_count(), native, missing, "pandas" in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    threads, native, missing, pandas = json.loads(done.stdout)
+    assert threads == 1
+    assert set(native) <= {"jemalloc_bg_thd"}
+    assert not missing, done.stderr
+    assert not pandas
+
+
+def test_what_an_import_prints_does_not_reach_the_pipe_on_which_spark_reads_the_port(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_prints.py").write_text("import os; os.write(1, b'hello')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(worker_daemon, "MODULES", ("module_that_prints", "module_that_is_missing"))
+    worker_daemon.import_modules()
+    os.write(1, b"port")
+    out, err = capfd.readouterr()
+    assert out == "port"
+    assert "hello" in err
+    assert "cannot import module_that_is_missing" in err
