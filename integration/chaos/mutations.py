@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from kafka_eos_source.commit import direct, machine, ownership, session, transaction, verdict
+from kafka_eos_source.commit import direct, machine, ownership, session, sink_fate, transaction, verdict
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
@@ -171,6 +171,12 @@ def _no_shard_check() -> None:
     shard._check_shards = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_old_sink_transactions() -> None:
+    """Looks for sink transactions of the current form only, whatever the token's format."""
+    named_by = sink_fate.named_by
+    sink_fate.named_by = lambda token, sink: named_by(replace(token, format=token.FORMAT), sink)  # type: ignore[assignment]
+
+
 def _next_format() -> None:
     """Writes tokens as a later version of this package may: with the next format, and another version."""
     token.FORMAT += 1
@@ -206,6 +212,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
+    "old sink transactions": _no_old_sink_transactions,
 }
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
+from integration.chaos.everywhere import Everywhere
 from integration.chaos.scenario import Scenario
 from integration.support.databases import Postgres
 from integration.support.wire import Lost, Wire
-from kafka_eos_source.sinks.filesystem import committed_files
 
 pytest.importorskip("sqlalchemy")
 
@@ -35,58 +33,6 @@ STEPS = [
     "sink.sql.within_commit",
     "commit.after_finish",
 ]
-
-
-class Everywhere:
-    """A scenario whose rows also go to a folder and a database.
-
-    Attributes:
-        folder: target folder of the sink ``archive``.
-        url: SQLAlchemy URL of the sink ``warehouse``, which writes the table ``orders``.
-    """
-
-    def __init__(self, scenario: Scenario, url: str | None = None) -> None:
-        self.scenario = scenario
-        self.folder = scenario.folder / "archive"
-        self._file = scenario.folder / "warehouse.db"
-        self.url = url or f"sqlite:///{self._file}"
-
-    @property
-    def sink(self) -> Mapping[str, str]:
-        return {
-            "sinks": "archive,warehouse",
-            "sink.archive.type": "filesystem",
-            "sink.archive.path": str(self.folder),
-            "sink.warehouse.type": "sql",
-            "sink.warehouse.url": self.url,
-            "sink.warehouse.table": "orders",
-        }
-
-    def verdict(self) -> None:
-        """Checks that each system holds each row once, and that no temporary work is left."""
-        found = self.scenario.outcome()
-        assert found.exactly_once, found
-        sent = sorted(self.scenario.sent)
-        assert sorted(self.archived()) == sent
-        assert sorted(self.stored()) == sent
-        hidden = list(self.folder.glob("_kafka_eos/*/*/*"))
-        assert not hidden, "staged, prepared or gathered files are left"
-        assert not list(self.scenario.checkpoint.glob("kafka-eos/sinks/*/*")), "prepared rows are left"
-
-    def archived(self) -> list[tuple[str, str]]:
-        tables = [pq.ParquetFile(file).read() for file in committed_files(str(self.folder))]
-        return [
-            (key.decode(), value.decode())
-            for table in tables
-            for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
-        ]
-
-    def stored(self) -> list[tuple[str, str]]:
-        with sqlite3.connect(self._file) as connection:
-            return [
-                (key.decode(), value.decode())
-                for key, value in connection.execute("SELECT key, value FROM orders")
-            ]
 
 
 @pytest.fixture

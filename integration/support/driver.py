@@ -52,7 +52,8 @@ class Driver:
         failpoints: failpoints to arm in it, see `kafka_eos_source.runtime.failpoints`.
         module: the module to run with the path of the spec as its argument.
         root: the folder with the code to run; another one holds another version of this package.
-        python: the Python to run it with; another one has other versions of the dependencies.
+        python: the Python to run it with; another one has other versions of the dependencies. Options for
+            Spark's JVM are not passed on to it: the archive of classes belongs to this Python's Spark.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Driver:
             "PYSPARK_PYTHON": str(python),
             "PYSPARK_DRIVER_PYTHON": str(python),
         }
+        if str(python) != sys.executable:
+            environment.pop("PYSPARK_SUBMIT_ARGS", None)
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
                 [str(python), "-m", module, str(self._spec)],

@@ -19,6 +19,8 @@ from kafka_eos_source.runtime.deadline import Deadline
 RUN = "KAFKA_EOS_TEST_RUN"
 #: Environment variable that marks every process that one driver starts.
 DRIVER = "KAFKA_EOS_TEST_DRIVER"
+#: Environment variable that marks every process that a soak starts; its value is the run's folder.
+SOAK = "KAFKA_EOS_SOAK"
 _LOOK_SECONDS = 0.1
 
 

@@ -16,7 +16,7 @@ import click
 from integration.chaos.soak import report
 from integration.chaos.soak.cluster import BrokenBrokerError
 from integration.chaos.soak.conductor import Conductor, Settings, StuckError, WrongError
-from integration.chaos.soak.folder import RunFolder
+from integration.chaos.soak.folder import HeldError, RunFolder
 
 _GOOD, _WRONG, _BROKEN_BROKER = 0, 1, 2
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -88,9 +88,12 @@ def main(
 
     tell(f"seed {settings.seed}, {minutes:g} minutes, in {run.path}")
     try:
-        conductor = Conductor(run, settings, tell)
-        _stop_at_signals(conductor, tell)
-        conductor.run(minutes)
+        with run.held():
+            conductor = Conductor(run, settings, tell)
+            _stop_at_signals(conductor)
+            conductor.run(minutes)
+    except HeldError as error:
+        raise click.UsageError(str(error)) from error
     except BrokenBrokerError as error:
         click.echo(f"STOPPED {error}")
         report.write(run)
@@ -102,7 +105,7 @@ def main(
     _end(run)
 
 
-def _stop_at_signals(conductor: Conductor, tell: object) -> None:
+def _stop_at_signals(conductor: Conductor) -> None:
     """Makes Ctrl-C and SIGTERM end the run in order; the second one ends it at once."""
 
     def stop(number: int, _frame: FrameType | None) -> None:

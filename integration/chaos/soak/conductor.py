@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from confluent_kafka import KafkaException
 
 from integration.chaos.soak import readers, samples
@@ -36,6 +37,7 @@ from integration.chaos.soak.workload import (
     Query,
     value_of,
 )
+from integration.support import processes
 from integration.support.driver import Driver
 from integration.support.kafka import Admin
 from integration.support.processes import await_condition
@@ -49,6 +51,8 @@ _KEEP_SECONDS = 0.25
 #: How many entries the logs of a loop keep, as many as those of Spark.
 _KEPT_BATCHES = 100
 _SAMPLE_SECONDS = 10.0
+#: How long brokers take to end after the soak was killed: their supervisors give them ten seconds.
+_ORPHANS_SECONDS = 60.0
 #: So many chunks with fatal faults take turns with as many without, in which processes grow old.
 _CHUNKS_OF_A_PHASE = 3
 #: How often a fault does not wait until the queries have recovered from the last one.
@@ -84,6 +88,8 @@ class Settings:
 
 class Conductor:
     """One session of a run. It begins where the last session's last judged chunk ended.
+
+    The caller holds the run's folder (`RunFolder.held`).
 
     Args:
         run: the run's folder.
@@ -133,6 +139,9 @@ class Conductor:
 
     def _open(self, stack: ExitStack) -> None:
         path = self._run.path
+        self._end_orphans()
+        os.environ[processes.SOAK] = str(path)  # every process that this session starts inherits it
+        stack.callback(os.environ.pop, processes.SOAK)
         self._tell("starting the brokers")
         self._cluster = stack.enter_context(Cluster(path / "kafka"))
         self._admin = Admin(self._cluster.direct, log_level=0)
@@ -162,6 +171,23 @@ class Conductor:
         stack.callback(lambda: keeper.join(60))
         stack.callback(self._closed.set)
         keeper.start()
+
+    def _end_orphans(self) -> None:
+        """Ends processes of an earlier session that was killed.
+
+        They end by themselves when their parent is gone, and brokers in good order. Only a process that is
+        paused cannot notice that, so it would stay for ever.
+        """
+        path = str(self._run.path)
+
+        def only_paused_ones_are_left() -> bool:
+            left = processes.marked(processes.SOAK, path)
+            return all(each.info["status"] == psutil.STATUS_STOPPED for each in left)
+
+        await_condition(only_paused_ones_are_left, _ORPHANS_SECONDS, "the last session's processes ended")
+        for each in processes.marked(processes.SOAK, path):
+            self._tell(f"killing process {each.pid} ({each.info['name']}), which the last session paused")
+        processes.kill_marked(processes.SOAK, path)
 
     def _folder(self, query: Query) -> Path:
         return self._run.path / "queries" / query.name

@@ -8,6 +8,7 @@
 ``samples.jsonl``       samples of processes
 ``batches.jsonl``       micro-batches of the chunk under way, from the offset logs
 ``history/``            what the loops recorded in the chunk under way (`kafka_eos_source.testing.history`)
+``run.lock``            locked by the process that runs the soak in this folder
 ``kafka/``              data of the brokers
 ``checkpoints/`` …      checkpoints, state and sinks of the queries; logs of the drivers
 ``report.md, .json``    the report
@@ -16,16 +17,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _FORMAT = 1
+
+
+class HeldError(Exception):
+    """Another process runs the soak in this folder."""
 
 
 class JsonLines:
@@ -104,6 +111,22 @@ class RunFolder:
         temporary = self.path / "run.json.tmp"
         temporary.write_text(json.dumps({"format": _FORMAT, **settings}, indent=1))
         temporary.rename(self.path / "run.json")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Locks the folder for this process. The operating system releases the lock of a killed process.
+
+        Raises:
+            HeldError: if another process holds it.
+        """
+        with open(self.path / "run.lock", "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise HeldError(
+                    f"another process runs the soak in {self.path}; end it first, or wait for its end."
+                ) from None
+            yield
 
     def settings(self) -> dict[str, Any]:
         """Returns what `begin` wrote.
