@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import sanitized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
@@ -25,8 +26,7 @@ from kafka_eos_source.stage import sealing
 from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.sealed_column import sealed_batches
-from kafka_eos_source.stage.sealing import SealingPlan
+from kafka_eos_source.stage.sealed_column import SealingPlan, sealed_batches
 from kafka_eos_source.stage.writer import stage
 
 KERNEL = kernel.choice().kernel
@@ -245,3 +245,8 @@ def test_the_kernel_never_writes_beyond_its_buffer(limit: int, count: int) -> No
     rows.place(KERNEL, 3, 0, 1)
     sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
     assert sum(int.from_bytes(each[57:61], "big") for _, each in sealed) == count
+
+
+def test_sanitizers_find_nothing_in_the_encoder(tmp_path: Path) -> None:
+    files = ["test_wire_batches.py", "test_stage_sealing.py"]
+    sanitized.check("kernel", tmp_path, files, "not sanitizers")

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.stage.fanout import Plan, SinkPart
     from kafka_eos_source.stage.row_rules import RecordLimits
-    from kafka_eos_source.stage.sealing import SealingPlan
+    from kafka_eos_source.stage.sealed_column import SealingPlan
 
 #: Since PySpark 4.1, a stream writer can receive Arrow batches. Before, it receives rows.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)

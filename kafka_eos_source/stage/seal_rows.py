@@ -13,7 +13,7 @@ from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches, records_of
 from kafka_eos_source.kafka.wire.rows import STRIPE_ROWS, Groups, Rows
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
-from kafka_eos_source.stage.sealing import LEAST_BYTES, SealingPlan, filled
+from kafka_eos_source.stage.sealed_column import LEAST_BYTES, SealingPlan, filled
 
 #: Largest binary column.
 _COLUMN_BYTES = (1 << 31) - 1

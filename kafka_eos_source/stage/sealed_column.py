@@ -1,8 +1,9 @@
-"""The column of a staged part that holds sealed record batches (`stage.sealing`)."""
+"""Sealed record batches in staged parts: how tasks make them (`stage.sealing`), and their column."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,43 @@ from kafka_eos_source.spark.schema import PARTITION, SEALED
 
 #: Where the header of a record batch, version 2, has its number of records.
 _RECORDS = slice(57, 61)
+#: Least bytes of a partition's rows that are worth a record batch of their own.
+LEAST_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class SealingPlan:
+    """How tasks encode the rows of one topic as record batches.
+
+    Attributes:
+        topic: name of the topic.
+        partitions: number of its partitions.
+        topic_bytes: largest record batch that it accepts (``max.message.bytes``).
+        batch_bytes: largest record batch to make, before compression.
+        record_bytes: largest record, without compression (``message.max.bytes`` of the client).
+        compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
+        level: level of the compression; None = the codec's default.
+    """
+
+    topic: str
+    partitions: int
+    topic_bytes: int
+    batch_bytes: int
+    record_bytes: int
+    compression: str = "none"
+    level: int | None = None
+
+
+def sealed_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of a part with sealed batches.
+
+    Args:
+        schema: columns of the staged rows.
+    """
+    for name, kind in ((PARTITION, pa.int32()), (SEALED, pa.binary())):
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, kind))
+    return schema
 
 
 def is_sealed(batch: pa.RecordBatch) -> bool:
@@ -33,3 +71,12 @@ def sealed_batches(batch: pa.RecordBatch) -> Iterator[tuple[int, memoryview]]:
     view = memoryview(data)
     for index, partition in enumerate(batch.column(PARTITION).to_pylist()):
         yield partition, view[bounds[index] : bounds[index + 1]]
+
+
+def filled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns a batch with all columns of a schema; those that it lacks are null."""
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -11,53 +11,15 @@ tasks that write to 1,000 partitions would make 200,000 tiny batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from kafka_eos_source.spark.schema import PARTITION, SEALED
+from kafka_eos_source.stage.sealed_column import LEAST_BYTES, SealingPlan, filled
 
 #: Rows are encoded when they have this many bytes, so that each partition gets large batches.
 _COLLECT_BYTES = 16 << 20
-#: Least bytes of a partition's rows that are worth a record batch of their own.
-LEAST_BYTES = 32 << 10
 #: Rows that wait for more rows of their partition are staged when they have this many bytes.
 _WAITING_BYTES = 32 << 20
-
-
-@dataclass(frozen=True)
-class SealingPlan:
-    """How tasks encode the rows of one topic as record batches.
-
-    Attributes:
-        topic: name of the topic.
-        partitions: number of its partitions.
-        topic_bytes: largest record batch that it accepts (``max.message.bytes``).
-        batch_bytes: largest record batch to make, before compression.
-        record_bytes: largest record, without compression (``message.max.bytes`` of the client).
-        compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
-        level: level of the compression; None = the codec's default.
-    """
-
-    topic: str
-    partitions: int
-    topic_bytes: int
-    batch_bytes: int
-    record_bytes: int
-    compression: str = "none"
-    level: int | None = None
-
-
-def sealed_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema of a part with sealed batches.
-
-    Args:
-        schema: columns of the staged rows.
-    """
-    for name, kind in ((PARTITION, pa.int32()), (SEALED, pa.binary())):
-        if name not in schema.names:
-            schema = schema.append(pa.field(name, kind))
-    return schema
 
 
 class Sealer:
@@ -116,12 +78,3 @@ class Sealer:
         if waits:
             self._collected, self._collected_bytes = [rest], rest.nbytes
         self._enough_bytes = self._collected_bytes + _COLLECT_BYTES
-
-
-def filled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns a batch with all columns of a schema; those that it lacks are null."""
-    columns = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

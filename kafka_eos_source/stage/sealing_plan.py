@@ -11,7 +11,7 @@ from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transaction_client import writes_sealed_batches
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stage.sealing import SealingPlan
+from kafka_eos_source.stage.sealed_column import SealingPlan
 
 _log = logging.getLogger(__name__)
 
