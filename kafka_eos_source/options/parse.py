@@ -16,7 +16,7 @@ import pyspark
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.kafka.transaction_client import NATIVE, check_native
+from kafka_eos_source.kafka.transaction_client import choose
 from kafka_eos_source.options import bounds as option_bounds
 from kafka_eos_source.options.bounds import Bound, Subscription
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
@@ -166,8 +166,8 @@ def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> s
     client: str = found["transaction.client"] or ""
     if client and found["processing.guarantee"] != "exactly_once":
         raise _needs_exactly_once("transaction.client")
-    if client == NATIVE:
-        check_native(config.check_producer(kafka, exactly_once=True))
+    if client:
+        choose(config.check_producer(kafka, exactly_once=True), client)
     return client
 
 

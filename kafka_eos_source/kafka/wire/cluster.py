@@ -16,9 +16,10 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.wire.access import Access, LoginRefusedError
+from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.network import Network
+from kafka_eos_source.kafka.wire.tokens import LoginRefusedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -49,7 +50,7 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
-        self._access = Access(
+        self._access = Access.of(
             kafka,
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
             request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000,
@@ -183,10 +184,12 @@ class Cluster:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
         answer = self.ask(connection, request, deadline)
-        self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers} or self._brokers
-        for topic in answer.topics if topics is not None else ():
+        self._brokers = {
+            each.node_id: (each.host, each.port) for each in answer.brokers or ()
+        } or self._brokers
+        for topic in answer.topics or () if topics is not None else ():
             if topic.error_code == 0:
-                for each in topic.partitions:
+                for each in topic.partitions or ():
                     self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
         return answer
 
@@ -202,11 +205,12 @@ class Cluster:
             KafkaException: with the error of the topic.
             TemporaryError: if no broker answers.
         """
-        found = next((each for each in self.metadata([topic], deadline).topics if each.name == topic), None)
-        if found is None:
-            raise TemporaryError(f"the answer does not mention topic {topic!r}")
-        if found.error_code:
+        answer = self.metadata([topic], deadline)
+        found = next((each for each in answer.topics or () if each.name == topic), None)
+        if found is not None and found.error_code:
             raise KafkaException(KafkaError(found.error_code))
+        if found is None or not found.partitions:
+            raise TemporaryError(f"the answer does not mention the partitions of topic {topic!r}")
         return len(found.partitions)
 
     def ends(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
@@ -250,8 +254,8 @@ class Cluster:
                 ],
                 version=version,
             )
-            for topic in self.ask(connection, request, deadline).topics:
-                for each in topic.partitions:
+            for topic in self.ask(connection, request, deadline).topics or ():
+                for each in topic.partitions or ():
                     if each.error_code:
                         raise KafkaException(KafkaError(each.error_code))
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
@@ -275,7 +279,7 @@ class Cluster:
             answer = self.ask(connection, request, deadline)
             found = answer
             if version >= 4:
-                found = next((each for each in answer.coordinators if each.key == key), None)
+                found = next((each for each in answer.coordinators or () if each.key == key), None)
             if found is None:
                 raise TemporaryError(f"the answer of {connection.address} does not mention {key!r}")
             if found.error_code:
@@ -315,7 +319,7 @@ class Cluster:
                 error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
                 raise self._login.error(error, f"connecting to {host}:{port}") from refusal
             raise TemporaryError(str(refusal)) from refusal
-        except (OSError, ValueError, LookupError, struct.error) as failure:
+        except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # there is no connection, or the other side is not a Kafka broker
             raise self._no_connection(host, port, failure) from failure
 

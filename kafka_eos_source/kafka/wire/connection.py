@@ -24,6 +24,9 @@ from kafka_eos_source.runtime.sockets import limit
 MOST_IN_FLIGHT = 5
 
 _READ_BYTES = 64 << 10
+#: Longest pause that a broker's quota may ask for. Brokers ask for no more than a quota's window (11 s by
+#: default), and mute the connection themselves.
+_LONGEST_MUTE_SECONDS = 30.0
 
 Buffers = Sequence[bytes | memoryview]
 OnAnswer = Callable[[Any, Exception | None], None]
@@ -249,7 +252,7 @@ class Connection:
         self._in_flight.popleft()
         throttled_ms = getattr(answer, "throttle_time_ms", 0) or 0
         if throttled_ms > 0:
-            self.muted_until = time.monotonic() + throttled_ms / 1000
+            self.muted_until = time.monotonic() + min(throttled_ms / 1000, _LONGEST_MUTE_SECONDS)
         if self._in_flight:  # a broker serves the requests of a connection one after the other
             begins = max(time.monotonic(), self.muted_until)
             head = self._in_flight[0]

@@ -236,8 +236,8 @@ class RecordQueue:
             return
         answers = {
             TopicPartition(topic.name, each.index): each
-            for topic in answer.responses
-            for each in topic.partition_responses
+            for topic in answer.responses or ()
+            for each in topic.partition_responses or ()
         }
         for tp, batch in sent:
             found = answers.get(tp)
