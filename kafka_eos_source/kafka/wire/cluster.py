@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.wire.access import Access
@@ -50,6 +50,8 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
+        #: why brokers refuse a login that worked before; None = they accept it
+        self._refusal: AuthorizationError | None = None
         self._access = Access.of(
             kafka,
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
@@ -113,10 +115,19 @@ class Cluster:
             return None
 
         def timed_out(_: Exception) -> KafkaEosError:
-            return unreachable(self.bootstrap, deadline.budget_seconds * 1000, f"{doing}: {self.complaint}")
+            return self.out_of_time(deadline, f"{doing}: {self.complaint}")
 
         pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         return retry(call, (TemporaryError, KafkaException), pauses, permanent=permanent, timed_out=timed_out)
+
+    def out_of_time(self, deadline: Deadline, last: str) -> KafkaEosError:
+        """Returns the error for a deadline that has passed.
+
+        Args:
+            deadline: the deadline.
+            last: what was attempted, and what went wrong last.
+        """
+        return self._refusal or unreachable(self.bootstrap, deadline.budget_seconds * 1000, last)
 
     def complain(self, what: object) -> None:
         """Remembers what went wrong last, for the message of a later error."""
@@ -308,16 +319,19 @@ class Cluster:
         if deadline.expired:
             raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
         try:
-            return self.network.connect(host, port, self._access, deadline)
+            connection = self.network.connect(host, port, self._access, deadline)
+            self._refusal = None
+            return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
             raise self._no_connection(host, port, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
             self.complain(refusal)
             is_tls = isinstance(refusal, ssl.SSLError)
             code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
+            error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
+            self._refusal = self._login.error(error, f"connecting to {host}:{port}")
             if not self._login.has_worked:
-                error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
-                raise self._login.error(error, f"connecting to {host}:{port}") from refusal
+                raise self._refusal from refusal
             raise TemporaryError(str(refusal)) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # there is no connection, or the other side is not a Kafka broker

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
     AbortableError,
+    AuthorizationError,
     KafkaEosError,
     OutcomeUnknownError,
     RetriableError,
@@ -160,7 +161,9 @@ class WireProducer:
         self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
         try:
             self._transaction.begin(deadline)
-        except UnavailableError as error:
+        except (UnavailableError, AuthorizationError) as error:
+            if not deadline.expired:
+                raise
             raise RetriableError(error.message) from error
         self._move(State.OPEN)
 

@@ -44,6 +44,7 @@ _ABORTABLE = frozenset(
         OUT_OF_ORDER,
         KafkaError.INVALID_TXN_STATE,
         KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.UNSUPPORTED_VERSION,  # transaction.version was lowered since the transaction began
         120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
     }
 )
