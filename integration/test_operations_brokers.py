@@ -27,6 +27,7 @@ from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, VARIABLE
 
 TRANSACTION_VERSION = "transaction.version"
 
@@ -172,10 +173,12 @@ def test_t144_a_late_endtxn_from_before_the_change_is_refused(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     driver: Callable[..., Driver],
+    monkeypatch: pytest.MonkeyPatch,
     mutations: Sequence[str],
     expected: int,
 ) -> None:
-    """The brokers' new protocol does not protect this client from such a request; the epoch rule does."""
+    """The brokers' new protocol does not protect librdkafka from such a request; the epoch rule does."""
+    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
     with behind_a_proxy(features={TRANSACTION_VERSION: 0}) as proxied:
         scenario = Scenario(proxied.bootstrap, tmp_path, driver)
         answer, found = late_abort(

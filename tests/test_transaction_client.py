@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import pytest
@@ -10,8 +11,17 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import kernel, transaction_client
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import Choice
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE, VARIABLE, transactional_producer
+from kafka_eos_source.kafka.transaction_client import (
+    AUTO,
+    LIBRDKAFKA,
+    NATIVE,
+    VARIABLE,
+    Chosen,
+    choose,
+    transactional_producer,
+)
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.options.parse import parse_write
 
@@ -19,8 +29,16 @@ CONFIG = producer_config({"bootstrap.servers": "127.0.0.1:1"}, transactional_id=
 needs_kernel = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 
+OAUTH = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}
+OIDC = {
+    **OAUTH,
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.token.endpoint.url": "https://t",
+}
+
+
 @needs_kernel
-def test_the_option_goes_before_the_variable_and_librdkafka_is_the_default(
+def test_the_option_goes_before_the_variable_and_native_is_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def kind(client: str) -> type:
@@ -29,33 +47,90 @@ def test_the_option_goes_before_the_variable_and_librdkafka_is_the_default(
         return type(producer)
 
     monkeypatch.delenv(VARIABLE, raising=False)
+    assert kind("") is WireProducer
+    assert kind(AUTO) is WireProducer
+    assert kind(LIBRDKAFKA) is TransactionalProducer
+    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
     assert kind("") is TransactionalProducer
     assert kind(NATIVE) is WireProducer
-    monkeypatch.setenv(VARIABLE, NATIVE)
-    assert kind("") is WireProducer
-    assert kind(LIBRDKAFKA) is TransactionalProducer
 
 
 @needs_kernel
 @pytest.mark.parametrize(
     ("kafka", "reason"),
     [
-        ({"security.protocol": "sasl_ssl", "sasl.mechanisms": "OAUTHBEARER"}, "sasl.mechanism=OAUTHBEARER"),
-        ({"security.protocol": "SASL_PLAINTEXT"}, "sasl.mechanism=GSSAPI"),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-1"}, "sasl.mechanism=SCRAM-SHA-1"),
+        ({"security.protocol": "SASL_PLAINTEXT"}, "needs the Python package 'gssapi'"),
         ({"partitioner": "random"}, "kafka.partitioner=random, only murmur2_random"),
         ({"ssl.keystore.location": "k"}, "kafka.ssl.keystore.location"),
+        (OAUTH, "method=default without kafka.enable.sasl.oauthbearer.unsecure.jwt=true"),
+        ({**OIDC, "sasl.oauthbearer.grant.type": "jwt-bearer"}, "grant.type=jwt-bearer"),
     ],
 )
-def test_what_the_native_client_lacks_is_named(kafka: Mapping[str, str], reason: str) -> None:
+def test_what_the_native_client_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kafka: Mapping[str, str], reason: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(InvalidOptionError, match=r"'transaction\.client' has the value 'native'") as raised:
-        transactional_producer({**CONFIG, **kafka}, NATIVE)
+        choose({**CONFIG, **kafka}, NATIVE)
     assert reason in str(raised.value)
+    chosen = choose({**CONFIG, **kafka}, AUTO)
+    assert chosen.client == LIBRDKAFKA
+    assert reason in chosen.reason
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "SCRAM-SHA-512"},
+        {"security.protocol": "SSL", "ssl.ca.location": "ca.pem"},
+        {**OAUTH, "enable.sasl.oauthbearer.unsecure.jwt": "true"},
+        OIDC,
+        # has no effect with this mechanism
+        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN", "sasl.oauthbearer.config": "x"},
+    ],
+)
+def test_supported_logins_choose_the_native_client(
+    monkeypatch: pytest.MonkeyPatch, kafka: Mapping[str, str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert choose({**CONFIG, **kafka}).client == NATIVE
 
 
 def test_without_the_kernel_there_is_no_native_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(transaction_client, "choice", lambda: Choice(None, "it was not built"))
     with pytest.raises(InvalidOptionError, match=r"C kernel is not available \(it was not built\)"):
-        transactional_producer(CONFIG, NATIVE)
+        choose(CONFIG, NATIVE)
+    assert choose(CONFIG) == Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
+
+
+@needs_kernel
+def test_kerberos_stays_with_librdkafka_unless_the_option_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(transaction_client.importlib.util, "find_spec", lambda _: object())
+    kerberos = {**CONFIG, "security.protocol": "SASL_PLAINTEXT"}
+    assert choose(kerberos).client == LIBRDKAFKA
+    assert choose(kerberos, NATIVE).client == NATIVE
+
+
+def test_the_choice_is_logged_once_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transaction_client, "_logged", set())
+    with caplog.at_level(logging.INFO, transaction_client.__name__):
+        for _ in range(2):
+            transactional_producer(CONFIG, LIBRDKAFKA).close()
+    (record,) = caplog.records
+    assert record.getMessage() == ("transactions are written by librdkafka: transaction.client=librdkafka")
+
+
+def test_certificates_that_cannot_be_used_are_named() -> None:
+    with pytest.raises(InvalidOptionError, match=r"kafka\.ssl\.ca\.location=/none"):
+        Access.of({"security.protocol": "SSL", "ssl.ca.location": "/none"}, 1, 1)
 
 
 @needs_kernel
@@ -66,5 +141,5 @@ def test_the_option_is_checked_when_the_query_is_defined() -> None:
         parse_write({**options, "kafka.partitioner": "random"}, streaming=False)
     with pytest.raises(InvalidOptionError, match="exactly_once"):
         parse_write({**options, "processing.guarantee": "at_least_once"}, streaming=False)
-    with pytest.raises(InvalidOptionError, match="librdkafka or native"):
+    with pytest.raises(InvalidOptionError, match="auto or native or librdkafka"):
         parse_write({**options, "transaction.client": "java"}, streaming=False)

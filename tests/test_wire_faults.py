@@ -31,8 +31,8 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.wire import connection, queue
 from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire import queue
 from kafka_eos_source.kafka.wire.network import Network
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -186,10 +186,11 @@ def test_whatever_happens_to_requests_and_answers_each_transaction_is_exact(
     st.integers(1, 3),
     st.integers(0, 8 * 400),
 )
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_answer_neither_loses_nor_doubles_records(kind: str, number: int, bit: int) -> None:
     """The requests themselves arrive; what the client believes must not tear a transaction."""
-    with WireCluster({TOPIC: PARTITIONS}, brokers=2) as cluster:
+    with pytest.MonkeyPatch.context() as patch, WireCluster({TOPIC: PARTITIONS}, brokers=2) as cluster:
+        patch.setattr(connection, "_LONGEST_MUTE_SECONDS", 0.2)
         cluster.fault = planned((kind, number, Fault("damage", bit)))
         write_until_committed(cluster, 2)
         assert cluster.committed(TOPIC) == expected(2)

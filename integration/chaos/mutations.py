@@ -132,23 +132,26 @@ def _dead_letters_at_once() -> None:
 
 def _replay_offsets_afterwards() -> None:
     """Commits the offsets of a replay after its transaction, by an ordinary consumer."""
-    commit = TransactionalProducer.commit
     later: list[Any] = []
 
-    def keep(self: TransactionalProducer, offsets: Any, group_id: str, deadline: Any) -> None:
+    def keep(self: Any, offsets: Any, group_id: str, deadline: Any) -> None:
         later[:] = [offsets, group_id]
 
-    def commit_then_offsets(self: TransactionalProducer, deadline: Any) -> None:
-        commit(self, deadline)
-        failpoints.reach("test.between_records_and_offsets")
-        offsets, group_id = later
-        consumer = Consumer({**self._connection, "group.id": group_id})
-        named = [ClientPartition(*each.tp, each.offset, each.metadata) for each in offsets]
-        consumer.commit(offsets=named, asynchronous=False)
-        consumer.close()
+    def then_offsets(commit: Any) -> Any:
+        def commit_then_offsets(self: Any, deadline: Any) -> None:
+            commit(self, deadline)
+            failpoints.reach("test.between_records_and_offsets")
+            offsets, group_id = later
+            consumer = Consumer({**self._connection, "group.id": group_id})
+            named = [ClientPartition(*each.tp, each.offset, each.metadata) for each in offsets]
+            consumer.commit(offsets=named, asynchronous=False)
+            consumer.close()
 
-    TransactionalProducer.send_offsets = keep  # type: ignore[method-assign]
-    TransactionalProducer.commit = commit_then_offsets  # type: ignore[method-assign]
+        return commit_then_offsets
+
+    for client in _CLIENTS:
+        client.send_offsets = keep  # type: ignore[method-assign]
+        client.commit = then_offsets(client.commit)  # type: ignore[method-assign]
 
 
 def _no_mark_check() -> None:

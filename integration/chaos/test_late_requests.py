@@ -11,6 +11,7 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.proxy import END_TXN, PRODUCE, Action
 from integration.chaos.scenario import Scenario
 from integration.support.processes import await_condition
+from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, VARIABLE
 
 Late = Callable[..., tuple[int, Outcome]]
 
@@ -86,6 +87,13 @@ LATE = [
 ]
 
 
+@pytest.fixture
+def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every process that the test starts write transactions with librdkafka (see T151 for the other)."""
+    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
+
+
+@pytest.mark.usefixtures("librdkafka")
 @pytest.mark.parametrize("late", LATE)
 def test_t16_t17_a_late_endtxn_of_the_previous_batch_is_refused(
     late: Late, behind_proxy: Scenario, proxied: Proxied
@@ -99,6 +107,7 @@ def test_t16_t17_a_late_endtxn_of_the_previous_batch_is_refused(
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+@pytest.mark.usefixtures("librdkafka")
 @pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
 def test_t54_without_the_epoch_rule_a_late_endtxn_ends_the_wrong_transaction(
     late: Late, behind_proxy: Scenario, proxied: Proxied

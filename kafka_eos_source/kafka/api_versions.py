@@ -5,6 +5,7 @@ A broker answers this request before a client has logged in, so a plain or TLS c
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import struct
@@ -46,8 +47,14 @@ def finalized_features(
 
 def tls_context(kafka: Mapping[str, str]) -> ssl.SSLContext:
     """Returns the TLS settings of librdkafka properties."""
+    authorities: str | None = kafka.get("ssl.ca.location")
+    if authorities == "probe":  # librdkafka's word for the system's authorities
+        authorities = None
+    is_folder = authorities is not None and os.path.isdir(authorities)
     context = ssl.create_default_context(
-        cafile=kafka.get("ssl.ca.location"), cadata=kafka.get("ssl.ca.pem") or None
+        cafile=None if is_folder else authorities,
+        capath=authorities if is_folder else None,
+        cadata=kafka.get("ssl.ca.pem") or None,
     )
     if kafka.get("enable.ssl.certificate.verification", "true").lower() == "false":
         context.check_hostname = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.kernel import choice
@@ -13,16 +15,15 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.producer import WireProducer
 
-LIBRDKAFKA, NATIVE = "librdkafka", "native"
+AUTO, LIBRDKAFKA, NATIVE = "auto", "librdkafka", "native"
 
 #: The environment variable that chooses the client where no option does. The tests use it.
 VARIABLE = "KAFKA_EOS_TRANSACTION_CLIENT"
 
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 _PARTITIONER = "murmur2_random"
 #: Properties that only librdkafka supports.
 _ONLY_LIBRDKAFKA = (
-    "sasl.oauthbearer.",
     "ssl.certificate.pem",
     "ssl.cipher.suites",
     "ssl.crl.",
@@ -34,22 +35,47 @@ _ONLY_LIBRDKAFKA = (
     "ssl.sigalgs.list",
 )
 
+_log = logging.getLogger(__name__)
+
+#: The choices that this process has logged.
+_logged: set[Chosen] = set()
+
+
+class Chosen(NamedTuple):
+    """The client that writes transactions.
+
+    Attributes:
+        client: `LIBRDKAFKA` or `NATIVE`.
+        reason: why, as the end of a sentence.
+    """
+
+    client: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.client}: {self.reason}"
+
 
 def transactional_producer(
     config: Mapping[str, Any], client: str = ""
 ) -> TransactionalProducer | WireProducer:
     """Returns a new producer for transactions, which is not yet initialised.
 
+    The first producer of a process, and each one that is chosen for another reason, logs the choice.
+
     Args:
         config: librdkafka properties, including ``transactional.id``.
-        client: `LIBRDKAFKA`, `NATIVE`, or "" for the value of the environment variable.
+        client: the option ``transaction.client``; "" = it is not set.
 
     Raises:
         InvalidOptionError: if the native client is chosen and cannot be used, or a property is not valid.
     """
-    if (client or os.environ.get(VARIABLE, LIBRDKAFKA)) != NATIVE:
+    chosen = choose(config, client)
+    if chosen not in _logged:
+        _logged.add(chosen)
+        _log.info("transactions are written by %s", chosen)
+    if chosen.client == LIBRDKAFKA:
         return TransactionalProducer(config)
-    check_native(config)
     kernel = choice().kernel
     assert kernel is not None, "it was checked"
     from kafka_eos_source.kafka.wire.producer import WireProducer  # takes 0.1 s
@@ -57,42 +83,61 @@ def transactional_producer(
     return WireProducer(config, kernel)
 
 
-def writes_sealed_batches(config: Mapping[str, Any], client: str = "") -> bool:
-    """Returns whether `transactional_producer` returns a client for batches that tasks have encoded.
-
-    Args:
-        config: librdkafka properties.
-        client: as for `transactional_producer`.
-    """
-    return (client or os.environ.get(VARIABLE, LIBRDKAFKA)) == NATIVE and not _why_not(config)
-
-
-def check_native(config: Mapping[str, Any]) -> None:
-    """Checks that the native client can be used with these properties.
+def choose(config: Mapping[str, Any], client: str = "") -> Chosen:
+    """Chooses the client that writes transactions with these properties.
 
     Args:
         config: librdkafka properties, from `config.check_producer` or `config.producer_config`.
+        client: the option ``transaction.client``; "" = the environment variable decides, or else `AUTO`.
 
     Raises:
-        InvalidOptionError: if it cannot; names the reason.
+        InvalidOptionError: if the native client is asked for and cannot be used; names the reason.
     """
-    reason = _why_not(config)
-    if reason:
-        raise InvalidOptionError(
-            f"option 'transaction.client' has the value 'native', which does not work here: {reason}.",
-            fix="remove the option; librdkafka then writes the transactions.",
-        )
+    origin = "transaction.client" if client else VARIABLE
+    wanted = client or os.environ.get(VARIABLE) or AUTO
+    if wanted == LIBRDKAFKA:
+        return Chosen(LIBRDKAFKA, f"{origin}={wanted}")
+    missing = _missing(config)
+    if wanted == NATIVE:
+        if missing:
+            raise InvalidOptionError(
+                f"option {origin!r} has the value 'native', which does not work here: {missing}.",
+                fix="remove the option; librdkafka then writes the transactions.",
+            )
+        return Chosen(NATIVE, f"{origin}={wanted}")
+    if missing or _mechanism(config) == "GSSAPI":
+        # librdkafka renews Kerberos tickets by itself; the native client relies on others for that
+        return Chosen(LIBRDKAFKA, missing or "it renews Kerberos tickets")
+    return Chosen(NATIVE, "it supports all options of this sink")
 
 
-def _why_not(config: Mapping[str, Any]) -> str:
+def _mechanism(config: Mapping[str, Any]) -> str:
+    """Returns the SASL mechanism; "" if the connection does not use SASL."""
+    if not str(config.get("security.protocol", "plaintext")).lower().startswith("sasl"):
+        return ""
+    return str(config.get("sasl.mechanisms", "GSSAPI")).upper()
+
+
+def _missing(config: Mapping[str, Any]) -> str:
+    """Returns what the native client lacks for these properties; "" if nothing."""
     if choice().kernel is None:
         return f"the C kernel is not available ({choice().why_not})"
-    protocol = str(config.get("security.protocol", "plaintext")).lower()
-    mechanism = str(config.get("sasl.mechanisms", "GSSAPI")).upper()
-    if protocol.startswith("sasl") and mechanism not in _MECHANISMS:
-        return f"it does not support kafka.sasl.mechanism={mechanism}, only {', '.join(_MECHANISMS)}"
+    mechanism = _mechanism(config)
+    if mechanism and mechanism not in _MECHANISMS:
+        return (
+            f"the native client does not support kafka.sasl.mechanism={mechanism}, "
+            f"only {', '.join(_MECHANISMS)}"
+        )
+    if mechanism == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+        return "kafka.sasl.mechanism=GSSAPI needs the Python package 'gssapi' in the native client"
+    if mechanism == "OAUTHBEARER":
+        from kafka_eos_source.kafka.wire.tokens import unsupported
+
+        lacking = unsupported({name: str(value) for name, value in config.items()})
+        if lacking:
+            return f"the native client does not support {lacking}"
     partitioner = config.get("partitioner", _PARTITIONER)
     if partitioner != _PARTITIONER:
-        return f"it does not support kafka.partitioner={partitioner}, only {_PARTITIONER}"
-    only = next((name for name in config if name.startswith(_ONLY_LIBRDKAFKA)), None)
-    return "" if only is None else f"it does not support kafka.{only}"
+        return f"the native client does not support kafka.partitioner={partitioner}, only {_PARTITIONER}"
+    only = next((name for name in sorted(config) if name.startswith(_ONLY_LIBRDKAFKA)), None)
+    return "" if only is None else f"the native client does not support kafka.{only}"

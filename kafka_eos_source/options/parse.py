@@ -165,11 +165,11 @@ def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> s
     client: str = found["transaction.client"] or ""
     if client and found["processing.guarantee"] != "exactly_once":
         raise _needs_exactly_once("transaction.client")
-    if client == "native":
+    if client:
         # imported here, because most processes of a query parse options and create no producer
-        from kafka_eos_source.kafka.transaction_client import check_native
+        from kafka_eos_source.kafka.transaction_client import choose
 
-        check_native(config.check_producer(kafka, exactly_once=True))
+        choose(config.check_producer(kafka, exactly_once=True), client)
     return client
 
 

@@ -370,11 +370,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "transaction.client",
         WRITE,
-        values.choice("librdkafka", "native"),
+        values.choice("auto", "native", "librdkafka"),
         None,
-        "`librdkafka`, `native`",
-        "The client that writes the transactions; `librdkafka` if it is not set. `native` is a "
-        "[preview](performance.md#the-native-client): it speaks Kafka's protocol itself, which takes a quarter to a third of the CPU time.",
+        "`auto`, `native`, `librdkafka`",
+        "The client that writes the transactions. The [native client](performance.md#the-native-client) speaks "
+        "Kafka's protocol itself, which takes a quarter to a third of the CPU time. `auto` chooses it if it "
+        "supports the other options of the sink, and librdkafka if not. A query may change the client at any "
+        "restart.",
+        "`auto`",
     ),
     Option(
         "checkpointLocation",

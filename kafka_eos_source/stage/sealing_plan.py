@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.transaction_client import writes_sealed_batches
+from kafka_eos_source.kafka.transaction_client import NATIVE, choose
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.sealed_column import SealingPlan
 
@@ -34,7 +34,7 @@ def sealing_plan(kafka: Mapping[str, str], topic: str | None, client: str) -> Se
         topic: option ``topic``; None = each row names its topic.
         client: option ``transaction.client``.
     """
-    if topic is None or not writes_sealed_batches(kafka, client):
+    if topic is None or choose(producer_config(kafka), client).client != NATIVE:
         return None
     key = repr((topic, sorted(kafka.items())))
     at, known = _known.get(key, (0.0, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.api_versions import tls_context
 from kafka_eos_source.kafka.wire.messages import (
     SOFTWARE,
@@ -22,58 +24,97 @@ from kafka_eos_source.kafka.wire.messages import (
     features_of,
     versions_request,
 )
+from kafka_eos_source.kafka.wire.tokens import LoginRefusedError, Tokens
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
+_TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
 
 
-class LoginRefusedError(Exception):
-    """The broker refused the credentials."""
-
-
 @dataclass(frozen=True)
 class Access:
-    """How to connect and log in.
+    """How to connect and log in. Create it with `Access.of`.
 
     Attributes:
         kafka: librdkafka properties of TLS and SASL.
+        tls: settings of TLS; None = connections are not encrypted.
+        tokens: tokens of OAUTHBEARER; None = another login.
         connect_seconds: limits connecting: TCP, TLS, and the login.
         request_seconds: limits the answer to each request.
     """
 
-    kafka: Mapping[str, str]
-    connect_seconds: float = 10.0
-    request_seconds: float = 10.0
+    kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
+    tls: ssl.SSLContext | None
+    tokens: Tokens | None
+    connect_seconds: float
+    request_seconds: float
+
+    @classmethod
+    def of(cls, kafka: Mapping[str, str], connect_seconds: float, request_seconds: float) -> Access:
+        """Returns the access that librdkafka properties describe.
+
+        Raises:
+            InvalidOptionError: if a certificate or key cannot be used.
+        """
+        protocol = kafka.get("security.protocol", "plaintext").lower()
+        tls = tokens = None
+        if protocol.endswith("ssl"):
+            try:
+                tls = tls_context(kafka)
+            except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+                files = ", ".join(
+                    f"kafka.{name}={kafka[name]}" for name in sorted(kafka) if name in _TLS_FILES
+                )
+                raise InvalidOptionError(
+                    f"cannot use the certificates or keys of {files or 'kafka.ssl.*'}: {error}.",
+                    fix="correct the paths, or kafka.ssl.key.password; the files have the format PEM.",
+                ) from error
+        if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
+            tokens = Tokens.of(kafka)
+        return cls(kafka, tls, tokens, connect_seconds, request_seconds)
 
     @property
     def client_id(self) -> str:
         """The name of the client in the broker's quotas and logs."""
         return self.kafka.get("client.id", SOFTWARE)
 
-    @property
-    def _protocol(self) -> str:
-        return self.kafka.get("security.protocol", "plaintext").lower()
-
     def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
         """Returns the socket with TLS, if the protocol asks for it."""
-        if not self._protocol.endswith("ssl"):
-            return plain
-        return tls_context(self.kafka).wrap_socket(plain, server_hostname=host)
+        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
 
-    def mechanism(self, host: str) -> tuple[str, Any] | None:
-        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login."""
-        if not self._protocol.startswith("sasl"):
+    def mechanism(self, host: str, deadline: Deadline) -> tuple[str, Any] | None:
+        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login.
+
+        Raises:
+            LoginRefusedError: if there are no credentials, because a service or Kerberos refused them.
+            OSError: if a service with credentials cannot be reached in time.
+        """
+        if not self.kafka.get("security.protocol", "plaintext").lower().startswith("sasl"):
             return None
-        name = self.kafka.get("sasl.mechanisms", "GSSAPI").upper()
-        exchange = get_sasl_mechanism(name)(
-            host=host,
-            sasl_mechanism=name,
-            sasl_plain_username=self.kafka.get("sasl.username", ""),
-            sasl_plain_password=self.kafka.get("sasl.password", ""),
-        )
+        name = _mechanism(self.kafka)
+        if self.tokens is not None:
+            self.tokens.refresh(deadline)
+        try:
+            exchange = get_sasl_mechanism(name)(
+                host=host,
+                sasl_mechanism=name,
+                sasl_plain_username=self.kafka.get("sasl.username", ""),
+                sasl_plain_password=self.kafka.get("sasl.password", ""),
+                sasl_oauth_token_provider=self.tokens,
+                sasl_kerberos_service_name=self.kafka.get("sasl.kerberos.service.name", "kafka"),
+            )
+        except Exception as error:
+            if name != "GSSAPI":
+                raise
+            # gssapi is optional, so its errors cannot be named: no ticket, an unknown service, …
+            raise LoginRefusedError(f"Kerberos: {error}") from error
         return name, exchange
+
+
+def _mechanism(kafka: Mapping[str, str]) -> str:
+    return kafka.get("sasl.mechanisms", "GSSAPI").upper()
 
 
 @dataclass
@@ -100,7 +141,7 @@ class Session:
         """
         if answer.error_code:
             raise ConnectionError(f"broker {address} is older than Kafka 2.4")
-        self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys or ()}
         self.features = features_of(answer)
 
 
@@ -132,7 +173,7 @@ def open_session(
         return decoded(request, receive(connection, size, deadline), session.requests)
 
     session.learn(ask(versions_request()), address)
-    login = access.mechanism(host)
+    login = access.mechanism(host, deadline)
     if login is None:
         return session
     name, exchange = login

@@ -13,12 +13,13 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.wire.access import Access, LoginRefusedError
+from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.network import Network
+from kafka_eos_source.kafka.wire.tokens import LoginRefusedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -49,7 +50,9 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
-        self._access = Access(
+        #: why brokers refuse a login that worked before; None = they accept it
+        self._refusal: AuthorizationError | None = None
+        self._access = Access.of(
             kafka,
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
             request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000,
@@ -112,10 +115,19 @@ class Cluster:
             return None
 
         def timed_out(_: Exception) -> KafkaEosError:
-            return unreachable(self.bootstrap, deadline.budget_seconds * 1000, f"{doing}: {self.complaint}")
+            return self.out_of_time(deadline, f"{doing}: {self.complaint}")
 
         pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         return retry(call, (TemporaryError, KafkaException), pauses, permanent=permanent, timed_out=timed_out)
+
+    def out_of_time(self, deadline: Deadline, last: str) -> KafkaEosError:
+        """Returns the error for a deadline that has passed.
+
+        Args:
+            deadline: the deadline.
+            last: what was attempted, and what went wrong last.
+        """
+        return self._refusal or unreachable(self.bootstrap, deadline.budget_seconds * 1000, last)
 
     def complain(self, what: object) -> None:
         """Remembers what went wrong last, for the message of a later error."""
@@ -183,10 +195,12 @@ class Cluster:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
         answer = self.ask(connection, request, deadline)
-        self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers} or self._brokers
-        for topic in answer.topics if topics is not None else ():
+        self._brokers = {
+            each.node_id: (each.host, each.port) for each in answer.brokers or ()
+        } or self._brokers
+        for topic in answer.topics or () if topics is not None else ():
             if topic.error_code == 0:
-                for each in topic.partitions:
+                for each in topic.partitions or ():
                     self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
         return answer
 
@@ -202,11 +216,12 @@ class Cluster:
             KafkaException: with the error of the topic.
             TemporaryError: if no broker answers.
         """
-        found = next((each for each in self.metadata([topic], deadline).topics if each.name == topic), None)
-        if found is None:
-            raise TemporaryError(f"the answer does not mention topic {topic!r}")
-        if found.error_code:
+        answer = self.metadata([topic], deadline)
+        found = next((each for each in answer.topics or () if each.name == topic), None)
+        if found is not None and found.error_code:
             raise KafkaException(KafkaError(found.error_code))
+        if found is None or not found.partitions:
+            raise TemporaryError(f"the answer does not mention the partitions of topic {topic!r}")
         return len(found.partitions)
 
     def ends(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
@@ -250,8 +265,8 @@ class Cluster:
                 ],
                 version=version,
             )
-            for topic in self.ask(connection, request, deadline).topics:
-                for each in topic.partitions:
+            for topic in self.ask(connection, request, deadline).topics or ():
+                for each in topic.partitions or ():
                     if each.error_code:
                         raise KafkaException(KafkaError(each.error_code))
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
@@ -275,7 +290,7 @@ class Cluster:
             answer = self.ask(connection, request, deadline)
             found = answer
             if version >= 4:
-                found = next((each for each in answer.coordinators if each.key == key), None)
+                found = next((each for each in answer.coordinators or () if each.key == key), None)
             if found is None:
                 raise TemporaryError(f"the answer of {connection.address} does not mention {key!r}")
             if found.error_code:
@@ -304,18 +319,21 @@ class Cluster:
         if deadline.expired:
             raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
         try:
-            return self.network.connect(host, port, self._access, deadline)
+            connection = self.network.connect(host, port, self._access, deadline)
+            self._refusal = None
+            return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
             raise self._no_connection(host, port, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
             self.complain(refusal)
             is_tls = isinstance(refusal, ssl.SSLError)
             code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
+            error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
+            self._refusal = self._login.error(error, f"connecting to {host}:{port}")
             if not self._login.has_worked:
-                error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
-                raise self._login.error(error, f"connecting to {host}:{port}") from refusal
+                raise self._refusal from refusal
             raise TemporaryError(str(refusal)) from refusal
-        except (OSError, ValueError, LookupError, struct.error) as failure:
+        except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # there is no connection, or the other side is not a Kafka broker
             raise self._no_connection(host, port, failure) from failure
 

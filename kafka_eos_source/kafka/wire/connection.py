@@ -28,6 +28,9 @@ MOST_IN_FLIGHT = 5
 #: Buffers of one system call; no system accepts fewer than 16, and Linux accepts 1,024.
 _MOST_BUFFERS = 256 if sys.platform == "linux" else 16
 _READ_BYTES = 64 << 10
+#: Longest pause that a broker's quota may ask for. Brokers ask for no more than a quota's window (11 s by
+#: default), and mute the connection themselves.
+_LONGEST_MUTE_SECONDS = 30.0
 
 Buffers = Sequence[bytes | memoryview]
 OnAnswer = Callable[[Any, Exception | None], None]
@@ -257,7 +260,7 @@ class Connection:
         self._in_flight.popleft()
         throttled_ms = getattr(answer, "throttle_time_ms", 0) or 0
         if throttled_ms > 0:
-            self.muted_until = time.monotonic() + throttled_ms / 1000
+            self.muted_until = time.monotonic() + min(throttled_ms / 1000, _LONGEST_MUTE_SECONDS)
         if self._in_flight:  # a broker serves the requests of a connection one after the other
             begins = max(time.monotonic(), self.muted_until)
             head = self._in_flight[0]

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
     AbortableError,
+    AuthorizationError,
     KafkaEosError,
     OutcomeUnknownError,
     RetriableError,
@@ -158,7 +159,9 @@ class WireProducer:
         self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
         try:
             self._transaction.begin(deadline)
-        except UnavailableError as error:
+        except (UnavailableError, AuthorizationError) as error:
+            if not deadline.expired:
+                raise
             raise RetriableError(error.message) from error
         self._move(State.OPEN)
 
@@ -280,7 +283,9 @@ class WireProducer:
         """Returns the cluster's id, and the partition count of every topic that the principal may see."""
         doing = "reading the cluster's metadata"
         answer = self._cluster.retried(doing, deadline, lambda: self._cluster.metadata(None, deadline))
-        counts = {each.name: len(each.partitions) for each in answer.topics if each.error_code == 0}
+        counts = {
+            each.name: len(each.partitions or ()) for each in answer.topics or () if each.error_code == 0
+        }
         return str(answer.cluster_id or ""), counts
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
@@ -295,7 +300,7 @@ class WireProducer:
         if not wanted:
             return {}
         answer = self._cluster.retried(doing, deadline, lambda: self._cluster.metadata(wanted, deadline))
-        return {each.name: _base64(each.topic_id) for each in answer.topics if each.error_code == 0}
+        return {each.name: _base64(each.topic_id) for each in answer.topics or () if each.error_code == 0}
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         """Checks that every topic exists and has enough partitions.

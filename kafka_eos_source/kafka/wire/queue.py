@@ -11,8 +11,8 @@ from typing import Any
 from confluent_kafka import KafkaError
 from kafka.protocol.producer import ProduceRequest
 
-from kafka_eos_source.errors import AbortableError, KafkaEosError, RestartQueryError, UnavailableError
-from kafka_eos_source.kafka.failure import is_transient, unreachable
+from kafka_eos_source.errors import AbortableError, KafkaEosError, RestartQueryError
+from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Stamp, next_sequence, stamped
@@ -148,7 +148,7 @@ class RecordQueue:
         while self.bytes > until_bytes:
             self.raise_if_failed()
             if deadline.expired:
-                raise self._expired(deadline)
+                raise self._cluster.out_of_time(deadline, self._cluster.complaint)
             if next_check.expired:
                 self._counts.clear()
                 self._counts.check(dict.fromkeys({tp.topic for tp in self._unsent()}, -1), deadline)
@@ -246,8 +246,8 @@ class RecordQueue:
             return
         answers = {
             TopicPartition(topic.name, each.index): each
-            for topic in answer.responses
-            for each in topic.partition_responses
+            for topic in answer.responses or ()
+            for each in topic.partition_responses or ()
         }
         for tp, batch in sent:
             found = answers.get(tp)
@@ -316,6 +316,3 @@ class RecordQueue:
 
     def _fail(self, error: KafkaEosError) -> None:
         self._failure = self._failure or error
-
-    def _expired(self, deadline: Deadline) -> UnavailableError:
-        return unreachable(self._cluster.bootstrap, deadline.budget_seconds * 1000, self._cluster.complaint)

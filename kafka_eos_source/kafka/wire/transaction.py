@@ -44,6 +44,7 @@ _ABORTABLE = frozenset(
         OUT_OF_ORDER,
         KafkaError.INVALID_TXN_STATE,
         KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.UNSUPPORTED_VERSION,  # transaction.version was lowered since the transaction began
         120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
     }
 )
@@ -237,8 +238,8 @@ class TransactionRequests:
             )
             answer = self._cluster.ask(connection, request, deadline)
             accepted = set()
-            for topic in answer.topics:
-                for each in topic.partitions:
+            for topic in answer.topics or ():
+                for each in topic.partitions or ():
                     tp = TopicPartition(topic.name, each.partition_index)
                     check(each.error_code, f"coordinator {connection.address}, {tp}")
                     accepted.add(tp)
@@ -297,8 +298,8 @@ class TransactionRequests:
             answer = self._cluster.ask(connection, request, deadline)
             codes = {
                 TopicPartition(topic.name, each.partition_index): each.partition_error_code
-                for topic in answer.results_by_topic_v3_and_below
-                for each in topic.results_by_partition
+                for topic in answer.results_by_topic_v3_and_below or ()
+                for each in topic.results_by_partition or ()
             }
             refused = {tp: code for tp, code in codes.items() if code}
             reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
