@@ -12,13 +12,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from kafka_eos_source.datasource.read_reports import report_of
 from kafka_eos_source.datasource.writer import _StagedSink, sink_columns, staged_sink
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError
 from kafka_eos_source.in_read.staged_frame import STAGED
@@ -61,7 +61,7 @@ class StagingTask(InputPartition):
         self._check_query(task)
         message = self._sink.write_frame(rows)
         message = replace(message, read=replace(self._read, task_attempt_id=uuid.uuid4().hex))
-        report = pa.array([self._sink.report(message)], pa.binary())
+        report = pa.array([report_of(message, self._sink.options, task)], pa.binary())
         yield pa.RecordBatch.from_arrays([report], schema=_SCHEMA)
 
     def _check_query(self, task: StreamingTask) -> None:
@@ -139,7 +139,7 @@ class StagingPlan:
             if position.tick or position.jump or position == SourcePosition.from_dict(start):
                 return []
             planned = [()]  # one report must show that the plan of this batch reads nothing
-        sink = replace(self._sink)  # it pickles what it learns about the batch
+        sink = staged_sink(self._options, self._rows)  # it pickles what it learns about the batch
         query_id = offset_log.query_id(str(self._options.checkpoint_location))
         plan, of_position = uuid.uuid4().hex, position.digest
         return [
@@ -148,7 +148,3 @@ class StagingPlan:
             )
             for number, ranges in enumerate(planned)
         ]
-
-    @cached_property
-    def _sink(self) -> _StagedSink:
-        return staged_sink(self._options, self._rows)

@@ -9,7 +9,6 @@ the driver needs is imported inside the functions that use it.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,22 +24,17 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from kafka_eos_source.datasource.read_reports import messages_in
 from kafka_eos_source.datasource.short_errors import short_errors
-from kafka_eos_source.errors import (
-    InvalidOptionError,
-    InvalidSchemaError,
-    RestartQueryError,
-    StagedReadError,
-)
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
-from kafka_eos_source.in_read.staged_frame import STAGED, described, staged_frame
+from kafka_eos_source.in_read.staged_frame import staged_frame
 from kafka_eos_source.model import StagedPart, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import task_begins
@@ -247,35 +241,16 @@ class _StagedSink:
         """Stages Spark's rows with all columns of the frame, for Kafka only."""
         return self._write(lambda invalid: from_rows(rows, self.columns, invalid))
 
-    def report(self, message: _Message) -> bytes:
-        """Returns a message of a task that read, as a row for the task of the sink."""
-        return to_row(message, self._key(_task()))
-
     def collect(self, reports: Iterable[memoryview]) -> _Message:
-        """Returns a message with the messages in the reports of tasks that staged what they read.
+        """Returns a message with those in the reports of tasks that staged what they read.
 
         Raises:
-            StagedReadError: if a row of the frame is no report for this batch.
+            StagedReadError: as `messages_in`.
         """
-        task = _task()
-        key = self._key(task)
-        try:
-            found = tuple(from_row(each, key) for each in reports)
-        except ValueError as error:
-            raise StagedReadError(
-                f"a row of column {STAGED!r} is no report of a task that read for batch {task.batch_id} with "
-                f"the options of this sink: {error}.",
-                fix="write the frame that map_in_read returned without changes: do not cache it, and combine "
-                "it only with frames of map_in_read that have the same write=.",
-            ) from error
+        found = messages_in(reports, self.options, _task())
         if not found:  # the batch reads nothing, as one that only renews the token
             return self.write_frame(())
         return _Message(None, planned=self.planned, reports=found)
-
-    def _key(self, task: StreamingTask) -> bytes:
-        """Returns the key that signs the reports of one batch: only its own tasks know all of this."""
-        known = (task.query_id, task.run_id, task.batch_id, described(self.options))
-        return json.dumps(known, sort_keys=True).encode()
 
     def _write(self, staged: Callable[[InvalidRows | None], Iterable[pa.RecordBatch]]) -> _Message:
         """Stages the batches that a function makes, for Kafka only.
