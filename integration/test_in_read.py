@@ -209,7 +209,6 @@ def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_w
     frame = map_in_read(pipeline.read().select("value", "key"), write=sink)
     changes: list[tuple[DataFrame, dict[str, str], str]] = [
         (frame.where("length(__kafka_eos_staged) < 0"), {}, "STAGED_READ.*rows of batch 0 are lost"),
-        (frame.union(frame), {}, "STAGED_READ.*rows of batch 0 are doubled"),
         (frame, {"topic": pipeline.odd}, "INVALID_OPTION.*'topic' is"),
         (frame, {"processing.guarantee": "at_least_once"}, "INVALID_OPTION.*'processing.guarantee' is"),
         (frame.selectExpr("*", "1 AS one"), {}, "INVALID_SCHEMA.*in addition to"),
@@ -221,6 +220,11 @@ def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_w
         assert read_back(pipeline.broker, written) == []
     pipeline.write(frame, **sink)  # a refused batch is repeated as it was planned
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
+
+    twice = {**sink, "checkpointLocation": f"{pipeline.checkpoint}-3", "topic": pipeline.odd}
+    frame_of_two = map_in_read(pipeline.read().select("value", "key"), write=twice)
+    with pytest.raises(PySparkException, match="STAGED_READ.*rows of batch 0 are doubled"):
+        pipeline.write(frame_of_two.union(frame_of_two), **twice)
 
     def write(batch: DataFrame, _number: int) -> None:
         writer = batch.write.format("kafka-eos").option("kafka.bootstrap.servers", pipeline.broker)
