@@ -223,7 +223,7 @@ def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_w
 
     twice = {**sink, "checkpointLocation": f"{pipeline.checkpoint}-3", "topic": pipeline.odd}
     frame_of_two = map_in_read(pipeline.read().select("value", "key"), write=twice)
-    with pytest.raises(PySparkException, match="STAGED_READ.*rows of batch 0 are doubled"):
+    with pytest.raises(PySparkException, match=r"STAGED_READ.*rows of batch 0 are doubled"):
         pipeline.write(frame_of_two.union(frame_of_two), **twice)
 
     def write(batch: DataFrame, _number: int) -> None:
