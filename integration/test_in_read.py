@@ -1,12 +1,15 @@
 """`map_in_read` on a real broker: it runs inside the read if possible, else after it.
 
-`test_sink_kills` kills the driver of a query with `map_in_read`.
+`test_sink_kills` kills the driver of a query with `map_in_read`. `chaos.test_staged_reads` kills that of a
+query whose reading tasks stage the rows, and switches rules off that these tests prove.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +17,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from integration.support.kafka import produce, read_back, values
+from integration.support.driver import Driver
+from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from kafka_eos_source import map_in_read
+from kafka_eos_source.observe.journal import query_journal
 
 ROWS = 300
 
@@ -29,10 +34,19 @@ class Pipeline:
         self.wanted = [f"{row:05d}" for row in range(ROWS)]
         produce(broker, self.source, self.wanted, keys=self.wanted)
 
-    def read(self) -> DataFrame:
+    def read(self, topic: str = "", **options: str) -> DataFrame:
         reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
-        reader = reader.option("subscribe", self.source).option("startingOffsets", "earliest")
-        return reader.load()
+        reader = reader.option("subscribe", topic or self.source).option("startingOffsets", "earliest")
+        return reader.options(**options).load()
+
+    def sink(self, **options: str) -> dict[str, str]:
+        """Returns options of the sink for `map_in_read` and for the query."""
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "checkpointLocation": self.checkpoint,
+            "application.id": f"app-{self.even}",
+            **options,
+        }
 
     def write(self, frame: DataFrame, **options: str) -> list[int]:
         """Runs the query until all is read; returns Spark's number of input rows for each batch."""
@@ -142,3 +156,145 @@ def test_unsupported_uses_are_refused_before_the_query_starts(pipeline: Pipeline
         pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
     with pytest.raises(PySparkException, match="the frame has no column 'value'"):
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
+
+
+# -- rows that the tasks which read stage themselves (write=) ---------------------------------------
+
+
+@pytest.mark.core
+def test_with_write_the_tasks_that_read_stage_the_rows(pipeline: Pipeline) -> None:
+    """Rows, routes and order are the same; only a report of each task passes through Spark."""
+    sink = pipeline.sink(**{"staging.inline.bytes": "100"})  # files, not commit messages
+    frame = pipeline.read(maxOffsetsPerTrigger="200", minPartitions="2")
+    frame = frame.selectExpr("CAST(value AS STRING) AS word", "key AS k")
+    reports = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED, write=sink), **sink)
+    pipeline.check_routed()
+    assert set(reports) == {2}, "Spark counts the reports of two tasks in each batch"
+    found = query_journal(sink["application.id"])
+    assert found is not None
+    batches = found.batches
+    # our own figures count records: those that were read, and those that were written
+    assert sum(each.counts["offsets_read"] for each in batches) == ROWS
+    assert sum(each.counts["records"] for each in batches) == ROWS * 4 // 5
+    assert not list(Path(pipeline.checkpoint, "kafka-eos", "staging").rglob("*.arrow"))
+
+
+@pytest.mark.core
+def test_a_function_that_returns_nothing_commits_the_offsets(pipeline: Pipeline, admin: Admin) -> None:
+    sink = pipeline.sink(topic=pipeline.even)
+    frame = map_in_read(pipeline.read().select("value"), lambda rows: iter(()), "value BINARY", write=sink)
+    assert pipeline.write(frame, **sink) == [1]
+    assert read_back(pipeline.broker, pipeline.even) == []
+    group, ends = admin.group(sink["application.id"]), end_offsets(pipeline.broker, pipeline.source)
+    assert {number: group[(pipeline.source, number)][0] for number in ends} == ends
+
+
+def test_staged_frames_may_be_united_and_shuffled(pipeline: Pipeline) -> None:
+    """The commit finds out that no report is missing, whatever tasks of the sink they reach."""
+    more = [f"{row:05d}" for row in range(ROWS, 2 * ROWS)]
+    produce(pipeline.broker, pipeline.odd, more)
+    sink = pipeline.sink(topic=pipeline.even)
+    frames = [
+        map_in_read(pipeline.read(topic, maxOffsetsPerTrigger="100").select("value"), write=sink)
+        for topic in (pipeline.source, pipeline.odd)
+    ]
+    pipeline.write(frames[0].union(frames[1]).repartition(3), **sink)
+    assert values(read_back(pipeline.broker, pipeline.even)) == [*pipeline.wanted, *more]
+
+
+def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_written(
+    pipeline: Pipeline, topic: Callable[..., str]
+) -> None:
+    sink = pipeline.sink(topic=pipeline.even)
+    frame = map_in_read(pipeline.read().select("value", "key"), write=sink)
+    changes: list[tuple[DataFrame, dict[str, str], str]] = [
+        (frame.where("length(__kafka_eos_staged) < 0"), {}, "STAGED_READ.*rows of batch 0 are lost"),
+        (frame, {"topic": pipeline.odd}, "INVALID_OPTION.*'topic' is"),
+        (frame, {"processing.guarantee": "at_least_once"}, "INVALID_OPTION.*'processing.guarantee' is"),
+        (frame.selectExpr("*", "1 AS one"), {}, "INVALID_SCHEMA.*in addition to"),
+    ]
+    for changed, options, said in changes:
+        with pytest.raises(PySparkException, match=said):
+            pipeline.write(changed, **{**sink, **options})
+    for written in (pipeline.even, pipeline.odd):
+        assert read_back(pipeline.broker, written) == []
+    pipeline.write(frame, **sink)  # a refused batch is repeated as it was planned
+    assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
+
+    twice = {**sink, "checkpointLocation": f"{pipeline.checkpoint}-3", "topic": pipeline.odd}
+    frame_of_two = map_in_read(pipeline.read().select("value", "key"), write=twice)
+    with pytest.raises(PySparkException, match=r"STAGED_READ.*rows of batch 0 are doubled"):
+        pipeline.write(frame_of_two.union(frame_of_two), **twice)
+
+    def write(batch: DataFrame, _number: int) -> None:
+        writer = batch.write.format("kafka-eos").option("kafka.bootstrap.servers", pipeline.broker)
+        writer.option("topic", pipeline.odd).mode("append").save()
+
+    other = f"{pipeline.checkpoint}-2"
+    for writer, said in (
+        (frame.writeStream.foreachBatch(write), "INVALID_SCHEMA.*foreachBatch"),
+        (frame.writeStream.format("noop"), "INVALID_OPTION.*reads the frame"),
+    ):
+        query = writer.option("checkpointLocation", other).trigger(availableNow=True).start()
+        with pytest.raises(PySparkException, match=said):
+            query.awaitTermination(120)
+    assert read_back(pipeline.broker, pipeline.odd) == []
+
+
+def test_write_is_refused_where_it_cannot_be_used(pipeline: Pipeline) -> None:
+    sink = pipeline.sink(topic=pipeline.even)
+    batch = pipeline.spark.read.format("kafka-eos").option("kafka.bootstrap.servers", pipeline.broker)
+    with pytest.raises(Exception, match="the frame is a batch read"):
+        map_in_read(batch.option("subscribe", pipeline.source).load(), write=sink)
+    with pytest.raises(Exception, match="expected exactly_once"):
+        map_in_read(pipeline.read(), write={**sink, "processing.guarantee": "at_least_once"})
+    with pytest.raises(PySparkException, match="the frame has no column 'value'"):
+        map_in_read(pipeline.read().select("key"), write=sink)
+    with pytest.raises(Exception, match="to a frame that map_in_read returned"):
+        map_in_read(map_in_read(pipeline.read(), write=sink))
+    # behind other steps it has no effect, and the rows travel in packed batches
+    behind = map_in_read(pipeline.read().select("value").where("value IS NOT NULL"), write=sink)
+    pipeline.write(behind, **sink)
+    assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
+
+
+@pytest.mark.fault("T156", "the driver is killed; reading tasks stage the rows", "after Kafka's commit")
+@pytest.mark.fault("T157", "a worker of a reading task is killed; reading tasks stage the rows", "staged")
+@pytest.mark.timeout(600)
+def test_staged_rows_are_written_once_although_driver_and_task_workers_are_killed(
+    broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """The first killed worker has staged rows that nobody commits; the driver dies after Kafka's commit."""
+    source, target = topic(2), topic(2)
+    wanted = [f"{row:05d}" for row in range(ROWS)]
+    produce(broker, source, wanted, keys=wanted)
+    servers = {"kafka.bootstrap.servers": broker}
+    limits = {"maxOffsetsPerTrigger": "100", "minPartitions": "2", "startingOffsets": "earliest"}
+    query: dict[str, Any] = {
+        "sources": [{"format": "kafka-eos", "options": {**servers, "subscribe": source, **limits}}],
+        "sink": {
+            "format": "kafka-eos",
+            "options": {
+                **servers,
+                "topic": target,
+                "checkpointLocation": checkpoint,
+                "application.id": f"app-{target}",
+                "staging.inline.bytes": "100",
+            },
+        },
+        "in_read": "staged",
+        "restarts": 1,
+    }
+    armed = {"stage.after_close": "kill-worker", "commit.after_commit": "kill"}
+    points = ",".join(f"{step}={kill}@{tmp_path}/once-{step}" for step, kill in armed.items())
+    killed: Driver = driver(query, points)
+    assert killed.wait() != 0
+    assert {path.name for path in tmp_path.glob("once-*")} == {f"once-{step}" for step in armed}, (
+        killed.tail()
+    )
+    assert "QUERY FAILED" in killed.log.read_text(), "the killed worker ended the first run of the query"
+    driver(query).finish()
+    assert values(read_back(broker, target)) == wanted
+    group, ends = admin.group(f"app-{target}"), end_offsets(broker, source)
+    assert {number: group[(source, number)][0] for number in ends} == ends
+    assert not list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow")), "orphans are deleted"

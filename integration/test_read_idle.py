@@ -17,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.security import SecuredCluster
+from kafka_eos_source import map_in_read
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -59,16 +60,18 @@ class Idle:
             "state.dir": str(self.folder / "state"),
         }
 
-    @contextmanager
-    def running(self, frame: DataFrame, **trigger: Any) -> Iterator[StreamingQuery]:
-        """Runs the query until the block ends, and raises the query's failure if there was one."""
-        write = {
+    def sink_options(self) -> dict[str, str]:
+        return {
             "kafka.bootstrap.servers": self.broker,
             "topic": self.sink,
             "application.id": self.application,
             "checkpointLocation": str(self.folder / "checkpoint"),
         }
-        writer = frame.writeStream.format("kafka-eos").options(**write)
+
+    @contextmanager
+    def running(self, frame: DataFrame, **trigger: Any) -> Iterator[StreamingQuery]:
+        """Runs the query until the block ends, and raises the query's failure if there was one."""
+        writer = frame.writeStream.format("kafka-eos").options(**self.sink_options())
         query = (writer.trigger(**trigger) if trigger else writer).start()
         try:
             yield query
@@ -168,6 +171,19 @@ class Alarm(StatefulProcessor):
 
     def close(self) -> None:
         return
+
+
+def test_a_renewal_has_no_tasks_that_read_and_stage(idle: Idle) -> None:
+    """The commit expects no report of such a task, and finds the id of the run all the same."""
+    produce(idle.broker, idle.source, ["a"], keys=["1"])
+    rows = map_in_read(idle.frame().select("key", "value"), write=idle.sink_options())
+    with idle.running(rows) as query:
+        await_condition(lambda: len(idle.written()) == 1, SECONDS, "the first row")
+        idle.await_renewals(query, 1)
+        token = idle.token()
+        assert token is not None
+        assert token.run_id == str(query.runId)
+    assert idle.written() == [("1", "a")]
 
 
 def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle) -> None:

@@ -20,6 +20,7 @@
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not have the columns that the sink needs
         ├── InvalidRecordError      a row cannot become a Kafka record
+        ├── StagedReadError         a step of the query dropped or doubled what the reading tasks staged
         ├── SchemaNotFoundError     the schema registry answered that it has no such schema
         ├── UnavailableError        brokers, a topic or the staging folder cannot be reached
         ├── SinkUnavailableError    a sink outside Kafka cannot be reached; nothing of the batch is visible
@@ -136,6 +137,12 @@ class InvalidRecordError(OperatorError):
     """A row cannot become a Kafka record (null topic, partition out of range, too large, …)."""
 
     condition = "KAFKA_EOS.INVALID_RECORD"
+
+
+class StagedReadError(OperatorError):
+    """A step of the query dropped or doubled what reading tasks staged (``write=`` of `map_in_read`)."""
+
+    condition = "KAFKA_EOS.STAGED_READ"
 
 
 class SchemaNotFoundError(OperatorError):

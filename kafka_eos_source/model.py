@@ -63,6 +63,29 @@ class GroupOffset:
 
 
 @dataclass(frozen=True)
+class StagedRead:
+    """What one attempt of a reading task covers, if it staged its rows itself (``write=`` of `map_in_read`).
+
+    Attributes:
+        frame: id of the frame, different for each call of `map_in_read`.
+        plan: id of the plan of the batch, different for each time that the source is asked for its tasks.
+        position: digest of the source's position at the end of the batch.
+        task: number of the task in the plan, from 0.
+        tasks: number of tasks in the plan.
+        task_attempt_id: id of the task attempt (UUID, hex).
+        ranges: the offsets that the task read.
+    """
+
+    frame: str
+    plan: str
+    position: str
+    task: int
+    tasks: int
+    task_attempt_id: str
+    ranges: tuple[OffsetRange, ...]
+
+
+@dataclass(frozen=True)
 class ShardReport:
     """The report of one task attempt of an operator about its shard, for the commit of the batch.
 

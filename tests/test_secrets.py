@@ -27,7 +27,7 @@ from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.secrets import MASK
-from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
+from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.offset_log import PlannedBatch
@@ -149,9 +149,10 @@ def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
     message = _Message(part, planned=PlannedBatch(7, "digest"))
-    assert set(vars(message)) == {"part", "dead_letters", "sinks", "planned", "written", "record_bytes"}, (
-        "of sinks, only names, rows and receipts"
-    )
+    fields = {"part", "dead_letters", "sinks", "planned", "written", "record_bytes", "read", "reports"}
+    assert set(vars(message)) == fields, "of sinks, only names, rows and receipts"
+    covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges"}
+    assert set(StagedRead.__dataclass_fields__) == covered
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
     measured = {"seconds", "staging_seconds", "topics", "traceparent"}
     assert set(TaskFigures.__dataclass_fields__) == measured, "of records, only the header that names a trace"

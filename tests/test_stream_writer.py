@@ -205,7 +205,7 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "1", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     reported: list[Any] = []
-    monkeypatch.setattr(session, "commit_micro_batch", lambda *given: reported.append(given[-1]))
+    monkeypatch.setattr(session, "commit_micro_batch", lambda *given: reported.append(given[6]))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,

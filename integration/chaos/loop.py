@@ -5,10 +5,13 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null, "marks": null, "prefix": ""}
+     "history": null, "state": null, "marks": null, "prefix": "", "in_read": false, "lost_attempt": null}
 
 ``marks`` is a pattern: records whose value matches it are marked as invalid. Each value is written with
 ``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
+``in_read`` lets the tasks that read stage the rows (``write=`` of `map_in_read`). ``lost_attempt`` is a file:
+as long as it does not exist, the first reading task of a batch runs twice, and the sink gets the reports of
+both attempts, as after the loss of a shuffle file; the file then exists.
 ``history`` is a file that records each try at a batch (`kafka_eos_source.testing.history`). The process exits
 with 0 when it has read the source up to where it ended at the start (``available_now``), or when it reads
 "stop" on standard input. It also exits when its parent process ends.
@@ -25,17 +28,21 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from integration.chaos import mutations
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
+from kafka_eos_source.in_read.mapping import MapInRead
+from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import seal_rows, sealing
@@ -102,10 +109,13 @@ class Run:
         self._checkpoint = Checkpoint(Path(spec["checkpoint"]))
         history = spec.get("history")
         self._recorder = Recorder(Path(history), f"loop-{os.getpid()}") if history else None
-        source = KafkaEosDataSource(dict(spec["source"]))
+        in_read = _staged_in_read(spec["sink"]) if spec.get("in_read") else {}
+        self._lost_attempt = Path(spec["lost_attempt"]) if spec.get("lost_attempt") else None
+        source = KafkaEosDataSource({**spec["source"], **in_read})
         self._schema: StructType = source.schema()
         self._reader: Any = source.streamReader(self._schema)
-        fields = [self._schema[name] for name in _COLUMNS]
+        self._columns = self._schema.names if in_read else _COLUMNS
+        fields = [self._schema[name] for name in self._columns]
         self._marks: str | None = spec.get("marks")
         if self._marks is not None:
             fields.append(StructField(INVALID, StringType()))
@@ -158,14 +168,18 @@ class Run:
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
         """Yields each task's rows for the sink, read lazily while the sink consumes them."""
-        for task in self._reader.partitions(start, end):
-            yield self._rows(task, read)
+        for number, task in enumerate(pickle.loads(pickle.dumps(self._reader.partitions(start, end)))):
+            rows = self._rows(task, read)
+            if number == 0 and self._lost_attempt is not None and not self._lost_attempt.exists():
+                self._lost_attempt.touch()
+                rows = chain(rows, self._rows(task, read))
+            yield rows
 
     def _rows(self, task: Any, read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in self._reader.read(task):
             if self._recorder is not None:
                 read.append(batch)
-            rows = self._prefixed(batch.select(_COLUMNS))
+            rows = self._prefixed(batch.select(self._columns))
             yield rows if self._marks is None else _marked(rows, self._marks)
 
     def _prefixed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -209,6 +223,14 @@ class Run:
         }
         context._attemptNumber, context._partitionId = 0, number
         TaskContext._taskContext = context
+
+
+def _staged_in_read(sink: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options that `map_in_read` adds to the source."""
+    columns = ReadColumns(tuple(ReadColumn(name, name) for name in _COLUMNS))
+    rows = StructType([StructField(name, BinaryType()) for name in _COLUMNS])
+    step = MapInRead(columns, rows, None, uuid.uuid4().hex).to_json()
+    return {"map.in.read": step, **{f"{SINK_IN_READ}{name}": value for name, value in sink.items()}}
 
 
 def _marked(rows: pa.RecordBatch, pattern: str) -> pa.RecordBatch:

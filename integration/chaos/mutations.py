@@ -112,6 +112,11 @@ def _no_plan_check() -> None:
     session._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_report_check() -> None:
+    """Commits whatever reports of reading tasks reach the sink (``write=`` of `map_in_read`)."""
+    session.check_staged_reads = lambda *_: None  # type: ignore[assignment]
+
+
 def _no_dead_letters() -> None:
     """Leaves the tasks' dead letters out of the batch that the driver commits."""
     writer._parts = lambda messages: [each.part for each in messages if each.part is not None]  # type: ignore[assignment]
@@ -207,6 +212,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "count check": _no_count_check,
     "init before token": _token_before_init,
     "plan check": _no_plan_check,
+    "report check": _no_report_check,
     "commit dead letters": _no_dead_letters,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,

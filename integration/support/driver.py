@@ -4,7 +4,7 @@ The program is ``python -m integration.support.driver SPEC.json``. A spec is::
 
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
-     "in_read": false,                      # whether rows go through `map_in_read`
+     "in_read": false,                      # whether rows go through `map_in_read`, or "staged" with `write`
      "registry": {…},                       # instead of "select", see `integration.support.registered`
      "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
@@ -213,7 +213,8 @@ def main(path: str) -> None:
         selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
     frame = reduce(lambda left, right: left.unionByName(right), selected)
     if spec.get("in_read"):
-        frame = map_in_read(frame, lambda rows: (batch.slice(0) for batch in rows), frame.schema)
+        staged = {"write": spec["sink"]["options"]} if spec["in_read"] == "staged" else {}
+        frame = map_in_read(frame, lambda rows: (batch.slice(0) for batch in rows), frame.schema, **staged)
     if "state" in spec:
         from integration.support import stateful
 

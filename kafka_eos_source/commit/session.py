@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow.fs as pafs
@@ -22,13 +22,14 @@ from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
+from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transaction_client import transactional_producer
-from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
+from kafka_eos_source.model import GroupOffset, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
@@ -93,6 +94,7 @@ def commit_micro_batch(
     plan: Plan | None = None,
     sink_parts: Iterable[SinkPart] = (),
     planned: Collection[PlannedBatch | None] = (),
+    reads: Sequence[StagedRead] | None = None,
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
@@ -109,8 +111,10 @@ def commit_micro_batch(
         sink_parts: staged rows for these sinks, from the same task attempts.
         planned: the newest entry of the offset log before the tasks ran, as each task reports it; None = the
             log was empty then.
+        reads: what the parts cover, if the tasks that read staged them; None if tasks of the sink did.
 
     Raises:
+        StagedReadError: if a step of the query dropped or doubled such parts.
         RestartQueryError: if another driver has replaced the plan of the batch since then.
         KafkaEosError: if the batch cannot be committed. The class shows what to do (see `errors`).
     """
@@ -134,6 +138,8 @@ def commit_micro_batch(
         before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
         logged = _logged(checkpoint, batch_id)
         _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
+        if reads is not None:
+            check_staged_reads(reads, batch_id, logged, before)
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
         first_batch = FirstBatchFile(

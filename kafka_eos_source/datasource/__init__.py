@@ -53,6 +53,10 @@ class KafkaEosDataSource(DataSource):
                 options = parse_read(self.options, streaming=False)
             except InvalidOptionError as batch_error:
                 raise (stream_error if is_for_stream_only(self.options) else batch_error) from None
+        if options.sink is not None:
+            from kafka_eos_source.datasource.stage_in_read import StagingPlan
+
+            StagingPlan.of(options).check()
         return schema_of(options)
 
     @short_errors

@@ -9,7 +9,7 @@ imported inside the functions that use it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -20,6 +20,7 @@ from kafka_eos_source.spark.worker import task_begins
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
+    from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.driver import Planning
     from kafka_eos_source.plan.split import Task
@@ -83,6 +84,11 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._opened: Planning | None = None
+        self._staging: StagingPlan | None = None
+        if options.sink is not None:  # most reads do not need the module
+            from kafka_eos_source.datasource.stage_in_read import StagingPlan
+
+            self._staging = StagingPlan.of(options)
 
     @short_errors
     def initialOffset(self) -> dict[str, Any]:
@@ -90,12 +96,17 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
 
     @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [_Task(task) for task in self._planning().tasks(start, end)]
+        planned = self._planning().tasks(start, end)
+        if self._staging is not None:
+            return self._staging.tasks(start, end, planned)
+        return [_Task(task) for task in planned]
 
     @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Task)
-        return with_short_errors(self._task_read(partition.ranges))
+        if isinstance(partition, _Task):
+            return with_short_errors(self._task_read(partition.ranges))
+        staging = cast("StagingTask", partition)
+        return with_short_errors(staging.run(self._task_read.mapped(staging.ranges)))
 
     def stop(self) -> None:
         if self._opened is not None:

@@ -2,7 +2,8 @@
 
 The tasks stage rows (package `stage`) and the driver commits them (package `commit`). For every micro-batch,
 Spark creates a writer on the driver, pickles it to the tasks, which call ``write``, and creates another
-writer to commit or abort. The tasks of an exactly-once write contact no broker, so code that only
+writer to commit or abort. If the tasks that read have staged the rows (`stage_in_read`), ``write`` only
+collects their reports. The tasks of an exactly-once write contact no broker, so code that only
 the driver needs is imported inside the functions that use it.
 """
 
@@ -23,10 +24,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from kafka_eos_source.datasource.read_reports import messages_in
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
-from kafka_eos_source.model import StagedPart, WrittenPart
+from kafka_eos_source.in_read.staged_frame import staged_frame
+from kafka_eos_source.model import StagedPart, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -65,33 +68,27 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
 
     Raises:
         InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
-        InvalidOptionError: if ``checkpointLocation`` is not set.
+        InvalidOptionError: if ``checkpointLocation`` is not set, or the frame was staged for another sink.
         UnavailableError: if the brokers or the topic cannot be reached, or the staging folder is not
             writable.
     """
     task_begins()
     from kafka_eos_source.commit import direct
 
-    packed = schema_of_packed_rows(schema)
+    packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
+    if staged is not None:
+        staged.check_sink(options)
+        schema = staged.rows
     schema = packed or schema
-    kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
-    columns = (
-        check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
-        if kafka
-        else only_changelog(schema)
-    )
+    columns, plan = sink_columns(options, schema)
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _cannot_commit_state("processing.guarantee=at_least_once")
-    plan = None
-    if options.sinks:
-        from kafka_eos_source.stage.fanout import Plan
-
-        plan = Plan.of(options.sinks, schema, kafka=kafka)
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
     else:
-        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan)
+        folder = StagingFolder.at(_staging_of_stream(options))
+        sink = _StagedSink(options, columns, folder, "", plan, in_read=staged is not None)
         if plan is not None:
             from kafka_eos_source.commit import sink_session
 
@@ -100,10 +97,49 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     return cast(DataSourceStreamWriter, writer(sink, packed))
 
 
+def staged_sink(options: WriteOptions, rows: StructType) -> _StagedSink:
+    """Returns the sink of an exactly-once stream, for tasks that stage such rows themselves.
+
+    Raises:
+        UnavailableError: if the staging folder is not writable.
+        InvalidSchemaError, InvalidOptionError: as `sink_columns`.
+    """
+    columns, plan = sink_columns(options, rows)
+    return _StagedSink(
+        options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan, in_read=True
+    )
+
+
+def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
+    """Returns the columns of a stream's sink, and what goes to sinks outside Kafka; None if there are none.
+
+    Raises:
+        InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
+        InvalidOptionError: if the frame lacks a column that a sink outside Kafka needs.
+    """
+    kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
+    columns = (
+        check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+        if kafka
+        else only_changelog(schema)
+    )
+    if not options.sinks:
+        return columns, None
+    from kafka_eos_source.stage.fanout import Plan
+
+    return columns, Plan.of(options.sinks, schema, kafka=kafka)
+
+
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """Returns the sink of a batch write (``df.write``). Raises the errors of `stream_writer`."""
     from kafka_eos_source.commit import direct
 
+    if staged_frame(schema) is not None:
+        raise InvalidSchemaError(
+            "the tasks that read stage the rows of this frame for a streaming query (write= of map_in_read), "
+            "but a batch write (df.write, foreachBatch) writes it.",
+            fix="leave out write= of map_in_read, or write the frame with writeStream.format('kafka-eos').",
+        )
     packed = schema_of_packed_rows(schema)
     columns = check_frame(
         packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
@@ -128,6 +164,8 @@ class _Message(WriterCommitMessage):
         planned: `_StagedSink.planned` of the writer that the task received.
         written: what the task wrote itself; None if it staged its rows.
         record_bytes: size of the largest record that the topics accept; None if the task does not know it.
+        read: the offsets that the staged rows cover, if the task that read them staged them.
+        reports: messages of such tasks, which this task received as rows of the frame.
     """
 
     part: StagedPart | None
@@ -136,6 +174,8 @@ class _Message(WriterCommitMessage):
     planned: PlannedBatch | None = None
     written: WrittenPart | None = None
     record_bytes: int | None = None
+    read: StagedRead | None = None
+    reports: tuple[_Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +188,7 @@ class _StagedSink:
         folder: staging folder.
         name: name of a batch write in the staging folder; "" for a stream, which uses the batch id.
         plan: columns and rows that go to sinks outside Kafka; None if there are none.
+        in_read: whether the tasks that read stage the rows.
     """
 
     options: WriteOptions
@@ -155,6 +196,7 @@ class _StagedSink:
     folder: StagingFolder
     name: str
     plan: Plan | None = None
+    in_read: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
@@ -212,6 +254,17 @@ class _StagedSink:
         """Stages Spark's rows with all columns of the frame, for Kafka only."""
         return self._write(lambda invalid: from_rows(rows, self.columns, invalid))
 
+    def collect(self, reports: Iterable[memoryview]) -> _Message:
+        """Returns a message with those in the reports of tasks that staged what they read.
+
+        Raises:
+            StagedReadError: as `messages_in`.
+        """
+        found = messages_in(reports, self.options, _task())
+        if not found:  # the batch reads nothing, as one that only renews the token
+            return self.write_frame(())
+        return _Message(None, planned=self.planned, reports=found)
+
     def _write(self, staged: Callable[[InvalidRows | None], Iterable[pa.RecordBatch]]) -> _Message:
         """Stages the batches that a function makes, for Kafka only.
 
@@ -266,6 +319,7 @@ class _StagedSink:
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         from kafka_eos_source.commit import session
 
+        messages = _with_reported(messages)
         sink_parts = [part for each in messages for part in each.sinks]
         session.commit_micro_batch(
             self.options_of_commit(messages),
@@ -275,6 +329,7 @@ class _StagedSink:
             self.plan,
             sink_parts,
             {each.planned for each in messages},
+            [each.read for each in messages if each.read is not None] if self.in_read else None,
         )
 
     def options_of_commit(self, messages: Sequence[_Message]) -> WriteOptions:
@@ -292,6 +347,7 @@ class _StagedSink:
         """
         from kafka_eos_source.stage.fanout import part_names
 
+        messages = _with_reported(messages)
         files = [part.name for part in _parts(messages) if part.name]
         self.folder.remove_parts(name, files + part_names(part for each in messages for part in each.sinks))
 
@@ -353,6 +409,8 @@ class _RowStreamWriter(_StreamWriter):
     @short_errors
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         task_begins()
+        if isinstance(self._sink, _StagedSink) and self._sink.in_read:
+            return self._sink.collect(memoryview(row[0]) for row in iterator if row[0] is not None)
         if self._packed is None:
             return self._sink.write_rows(iterator)
         packed_batches = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
@@ -363,6 +421,8 @@ class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else 
     @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task_begins()
+        if isinstance(self._sink, _StagedSink) and self._sink.in_read:
+            return self._sink.collect(map(memoryview, packed_batches_of(iterator)))
         return self._sink.write_frame(_rows(iterator, self._packed))
 
 
@@ -416,6 +476,14 @@ def _of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[_Mess
 def _of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
     """Returns the messages of the tasks that succeeded. Spark passes None for the others."""
     return [each for each in messages if isinstance(each, _Message)]
+
+
+def _with_reported(messages: Iterable[_Message]) -> list[_Message]:
+    """Returns the messages, and after them those in their reports, in the order of the tasks that read."""
+    messages = list(messages)
+    reported = [(each.read, each) for message in messages for each in message.reports]
+    in_order = sorted(reported, key=lambda found: (found[0].frame, found[0].task) if found[0] else ("", 0))
+    return [*messages, *(each for _, each in in_order)]
 
 
 def _parts(messages: Iterable[_Message]) -> list[StagedPart]:

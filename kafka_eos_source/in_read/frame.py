@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema, schema_of_packed_rows
 from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.in_read.staged_frame import staged_frame
+from kafka_eos_source.options.option import SINK_IN_READ
+from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.registry.selected import RegistrySchema
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.worker import task_begins
@@ -29,6 +33,7 @@ def map_in_read(
     *,
     decode: Mapping[str, RegistrySchema] | None = None,
     encode: Mapping[str, RegistrySchema] | None = None,
+    write: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """Maps the rows of a frame as Arrow batches that go to the sink without being converted to Spark rows.
 
@@ -37,6 +42,15 @@ def map_in_read(
     ``mapInArrow``. In both cases its rows travel in packed batches: one Spark row carries many of them. The
     sink ``format("kafka-eos")`` unpacks them, with any guarantee, in a stream and in ``foreachBatch``.
     Spark's ``numInputRows`` counts packed batches.
+
+    With ``write``, the tasks that read also stage the rows for the sink's transaction, and only a short
+    report of each task passes through Spark. That is the fastest way from topic to topic::
+
+        sink = {"kafka.bootstrap.servers": …, "topic": …, "checkpointLocation": …}
+        staged = map_in_read(frame, function, schema, write=sink)
+        staged.writeStream.format("kafka-eos").options(**sink).start()
+
+    Spark's ``numInputRows`` then counts reports.
 
     Args:
         frame: input of the function. It is faster if the frame has only columns of the source.
@@ -54,6 +68,9 @@ def map_in_read(
             record.
         encode: columns to encode after the function. Rows that do not fit the schema are marked as invalid.
             ``schema`` declares these columns as binary.
+        write: options of the sink, the same that ``writeStream.options(…)`` gets. The frame can then be
+            written only by that ``writeStream.format("kafka-eos")``, exactly once. It has no effect if the
+            function cannot run in the tasks that read.
 
     Returns:
         A frame that must be written with ``format("kafka-eos")`` without changes.
@@ -61,9 +78,11 @@ def map_in_read(
     Raises:
         InvalidSchemaError: if ``schema`` is malformed, or given without a function, or ``decode`` or
             ``encode`` names a column that does not consist of bytes.
-        InvalidOptionError: if the function cannot be pickled.
+        InvalidOptionError: if the function cannot be pickled, or ``write`` is not the options of a sink that
+            writes exactly once.
     """
     rows = _schema_of_result(frame, function, schema)
+    sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
         function = registry_columns(function, decode or {}, encode or {}, frame.schema, rows)
         rows = function.marked
@@ -74,8 +93,36 @@ def map_in_read(
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
-    step = MapInRead(origin.columns, rows, pickled)
-    return origin.read("map.in.read", step.to_json(), frame.sparkSession)
+    step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
+    return origin.read("map.in.read", step.to_json(), frame.sparkSession, sink)
+
+
+def _options_of_source(frame: DataFrame, write: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options of the sink as options of the source, after checking them.
+
+    Raises:
+        InvalidOptionError: if one of them is wrong, or the frame is not a stream.
+    """
+    if not frame.isStreaming:
+        raise InvalidOptionError(
+            "map_in_read has the argument write=, but the frame is a batch read; expected a stream, because "
+            "the rows are staged for a micro-batch.",
+            fix="leave out write=, or read with spark.readStream.",
+        )
+    for name, value in write.items():
+        if value is None:
+            raise InvalidOptionError(
+                f"write= of map_in_read: option {name!r} is None; expected text.", fix="leave it out."
+            )
+    # booleans in lower case, as Spark's options() has them
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in write.items()
+    }
+    try:
+        parse_sink_in_read(texts)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"write= of map_in_read: {error.message}", fix=error.fix) from error
+    return {f"{SINK_IN_READ}{name}": text for name, text in texts.items()}
 
 
 def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: StructType) -> DataFrame:
@@ -91,7 +138,7 @@ def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: Stru
 def _schema_of_result(
     frame: DataFrame, function: ArrowFunction | None, schema: StructType | str | None
 ) -> StructType:
-    if schema_of_packed_rows(frame.schema) is not None:
+    if schema_of_packed_rows(frame.schema) is not None or staged_frame(frame.schema) is not None:
         raise InvalidSchemaError(
             "map_in_read is applied to a frame that map_in_read returned; expected a frame with plain rows.",
             fix="combine the two functions into one.",

@@ -7,7 +7,7 @@ string)`` to bytes. With any other or unknown plan, the step runs after the read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +36,21 @@ class Lineage:
     name: str | None
     columns: ReadColumns
 
-    def read(self, option: str, step: str, session: SparkSession) -> DataFrame:
+    def read(
+        self, option: str, step: str, session: SparkSession, more: Mapping[str, str] | None = None
+    ) -> DataFrame:
         """Returns a frame that reads the source with a step that its tasks apply before Spark sees a row.
 
         Args:
             option: option of the source that carries the step.
             step: the value of that option.
             session: session of the frame.
+            more: further options of the source.
         """
         reader: Any = session.readStream.format(FORMAT_NAME).options(**self.options)
         if self.name is not None:
             reader = reader.name(self.name)
-        frame: DataFrame = reader.option(option, step).load()
+        frame: DataFrame = reader.option(option, step).options(**(more or {})).load()
         return frame
 
 

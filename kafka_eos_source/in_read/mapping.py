@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
-from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema
+from kafka_eos_source.in_read.packed_frame import fitted, pack, packed_frame_schema
 from kafka_eos_source.spark.pickled import from_option
 
 #: A user's function, like that of Spark's ``mapInArrow``.
@@ -21,17 +21,21 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class MapInRead:
-    """Applies a function to batches of the source and packs its result; travels as an option of the source.
+    """Applies a function to batches of the source; travels as an option of the source.
+
+    Its rows are packed, or the tasks stage them themselves (`staged_frame`).
 
     Attributes:
         columns: columns of the frame that the function takes.
         rows: schema of the rows that it returns.
         function: the pickled function (`spark.pickled`); None leaves the rows unchanged.
+        frame: id of the frame that `map_in_read` returned; only staged rows need it.
     """
 
     columns: ReadColumns
     rows: StructType
     function: str | None
+    frame: str = ""
 
     def to_json(self) -> str:
         """Returns the text of the option."""
@@ -40,6 +44,7 @@ class MapInRead:
                 "columns": self.columns.to_json(),
                 "rows": self.rows.jsonValue(),
                 "function": self.function,
+                "frame": self.frame,
             },
             separators=(",", ":"),
         )
@@ -53,14 +58,17 @@ class MapInRead:
         """
         fields: dict[str, Any] = json.loads(written)
         step = cls(
-            ReadColumns.from_json(fields["columns"]), StructType.fromJson(fields["rows"]), fields["function"]
+            ReadColumns.from_json(fields["columns"]),
+            StructType.fromJson(fields["rows"]),
+            fields["function"],
+            fields.get("frame", ""),
         )
         _ = step.columns.schema  # raises now if a column is unknown
         return step
 
     @cached_property
     def schema(self) -> StructType:
-        """Schema of the frame that Spark gets."""
+        """Schema of the frame that Spark gets if the rows are packed."""
         return packed_frame_schema(self.rows)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,5 +77,16 @@ class MapInRead:
         Raises:
             InvalidRecordError: as `pack`.
         """
+        return pack(self._result(batches), self.rows)
+
+    def mapped(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of the function's result, with the declared schema, for one task.
+
+        Raises:
+            InvalidRecordError: as `fitted`.
+        """
+        return fitted(self._result(batches), self.rows)
+
+    def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         frames = map(self.columns.frame, batches)
-        return pack(frames if self.function is None else from_option(self.function)(frames), self.rows)
+        return frames if self.function is None else from_option(self.function)(frames)

@@ -76,20 +76,32 @@ def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.Rec
         InvalidRecordError: if the result is not an iterable of record batches, a batch has other columns, or
             a value does not fit its type.
     """
-    schema = arrow_schema(rows)
     column = pa.schema([pa.field(PACKED, pa.binary())])
+    for batch in fitted(batches, rows):
+        for rows_of_one in packed_batches.slices(batch, PACKED_BATCH_BYTES):
+            packed = packed_batches.column([packed_batches.pack(rows_of_one)])
+            yield pa.RecordBatch.from_arrays([packed], schema=column)
+
+
+def fitted(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Yields the batches that a function returned with the declared schema, without empty ones.
+
+    Args:
+        batches: result of the function. Columns are matched by name and cast to the types in ``rows``.
+        rows: declared schema of the rows.
+
+    Raises:
+        InvalidRecordError: if the result is not an iterable of record batches, a batch has other columns, or
+            a value does not fit its type.
+    """
+    schema = arrow_schema(rows)
     if not isinstance(batches, Iterable):
         raise _no_batches(batches)
     for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
             raise _no_batches(batch)
-        if not batch.num_rows:
-            continue
-        for rows_of_one in packed_batches.slices(
-            fit(batch, schema, "the function of map_in_read returned"), PACKED_BATCH_BYTES
-        ):
-            packed = packed_batches.column([packed_batches.pack(rows_of_one)])
-            yield pa.RecordBatch.from_arrays([packed], schema=column)
+        if batch.num_rows:
+            yield fit(batch, schema, "the function of map_in_read returned")
 
 
 def unpack(packed: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,8 @@ class ReadOptions:
     """Checked options of a source; fields are named after the options.
 
     ``kafka`` contains librdkafka properties of a consumer, without ``group.id``. It may contain passwords and
-    is therefore excluded from the repr.
+    is therefore excluded from the repr. ``sink`` contains the options of the sink for which the tasks stage
+    their rows; None if they do not.
     """
 
     subscription: Subscription
@@ -48,6 +49,7 @@ class ReadOptions:
     poll_timeout_ms: int
     push_filters: bool
     kafka: Mapping[str, str] = field(repr=False)
+    sink: WriteOptions | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
     READ,
+    SINK_IN_READ,
     STEPS_IN_READ,
     STREAM_READ,
     STREAM_WRITE,
@@ -37,6 +38,7 @@ __all__ = [
     "Subscription",
     "is_for_stream_only",
     "parse_read",
+    "parse_sink_in_read",
     "parse_write",
 ]
 
@@ -104,6 +106,7 @@ def parse_read(
         poll_timeout_ms=found["kafkaConsumer.pollTimeoutMs"],
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
+        sink=_sink_in_read(options, found),
     )
 
 
@@ -295,6 +298,8 @@ def parse_table(
             kafka[name.removeprefix("kafka.")] = str(value)
         elif name.startswith(naming.PREFIX) and where == STREAM_WRITE:
             continue  # `registry.parse` checks it
+        elif name.startswith(SINK_IN_READ) and where == STREAM_READ:
+            continue  # `parse_sink_in_read` checks it
         elif name in BY_NAME:
             option = BY_NAME[name]
             parsed = _parse_where_allowed(option, str(value), where)
@@ -408,6 +413,45 @@ def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
             f"the options {both} are both set; expected at most one of them.", fix="keep one of them."
         )
     return steps[0] if steps else None
+
+
+def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
+    """Returns the checked options of a sink for which reading tasks stage their rows.
+
+    Raises:
+        InvalidOptionError: as `parse_write`, or if such a sink cannot be used with them.
+    """
+    checked = parse_write(options, streaming=True)
+    if checked.guarantee != "exactly_once":
+        raise values.invalid(
+            "processing.guarantee",
+            checked.guarantee,
+            "exactly_once, because tasks that read can only stage rows for a transaction; leave out write= "
+            "of map_in_read otherwise",
+        )
+    if checked.checkpoint_location is None:
+        raise InvalidOptionError(
+            "option 'checkpointLocation' is missing. The tasks that read stage their rows there.",
+            fix="add it to the options in write=, and set the same on writeStream.",
+        )
+    return checked
+
+
+def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> WriteOptions | None:
+    """Returns the options of the sink that the source carries (``write=`` of `map_in_read`); None if none."""
+    prefixed = {
+        name[len(SINK_IN_READ) :]: value
+        for name, value in options.items()
+        if name.lower().startswith(SINK_IN_READ)
+    }
+    if not prefixed:
+        return None
+    if found["map.in.read"] is None:
+        raise InvalidOptionError(
+            f"options with the prefix {SINK_IN_READ!r} are set, but 'map.in.read' is not.",
+            fix="let map_in_read set them: map_in_read(frame, …, write={…}).",
+        )
+    return parse_sink_in_read(prefixed)
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:

@@ -279,8 +279,8 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "JSON",
-        "Internal: `map_in_read` sets it to the pickled function that the read tasks call. Do not set it "
-        "yourself.",
+        "Internal: `map_in_read` sets it to the pickled function that the read tasks call, and "
+        "`map.in.read.write.<option>` to the options in `write`. Do not set it yourself.",
     ),
     Option(
         "isolation.level",

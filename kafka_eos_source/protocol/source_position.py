@@ -33,6 +33,7 @@ from typing import Any
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.protocol.token import digest
 
 #: The key that only this package writes.
 OURS = "@"
@@ -69,6 +70,11 @@ class SourcePosition:
     def begins_query(self) -> bool:
         """Whether this is the start of a new query, or batch 0 of a query that has read nothing yet."""
         return self.start is not None and self.start == self.end
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole position. Equal positions have equal digests."""
+        return digest((self.to_json(),))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields in sorted order, so that equal positions have equal JSON."""

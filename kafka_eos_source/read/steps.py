@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -12,6 +12,13 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.options.option import STEPS_IN_READ
+
+if TYPE_CHECKING:
+    from kafka_eos_source.in_read.mapping import MapInRead
+
+
+_MAP = "map.in.read"
+_MALFORMED = (ValueError, TypeError, KeyError, InvalidSchemaError)
 
 
 class Step(Protocol):
@@ -39,13 +46,21 @@ def step(option: str, written: str) -> Step:
     Raises:
         InvalidOptionError: if the value is malformed.
     """
+    if option == _MAP:
+        return map_step(written)
     try:  # imports only the step that is used, because most reads have none
-        if option == "map.in.read":
-            from kafka_eos_source.in_read.mapping import MapInRead
-
-            return MapInRead.from_json(written)
         from kafka_eos_source.state.vector.in_read import AggregateInRead
 
         return AggregateInRead.from_json(written)
-    except (ValueError, TypeError, KeyError, InvalidSchemaError) as error:
+    except _MALFORMED as error:
         raise invalid(option, written, f"the value that {STEPS_IN_READ[option]} sets") from error
+
+
+def map_step(written: str) -> MapInRead:
+    """Returns the step that the option ``map.in.read`` carries; raises as `step`."""
+    from kafka_eos_source.in_read.mapping import MapInRead
+
+    try:
+        return MapInRead.from_json(written)
+    except _MALFORMED as error:
+        raise invalid(_MAP, written, f"the value that {STEPS_IN_READ[_MAP]} sets") from error

@@ -31,3 +31,10 @@ class TaskRead:
         from kafka_eos_source.read.steps import step  # most reads do not need it
 
         return step(*self.step)(rows)
+
+    def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of the function of `map_in_read`, for a task that stages them itself."""
+        from kafka_eos_source.read.steps import map_step
+
+        assert self.step is not None
+        return map_step(self.step[1]).mapped(read_ranges(self.settings, ranges))

@@ -1,12 +1,15 @@
-"""Passes Python objects of the user (sinks and functions) to Spark's other processes, pickled in an option.
+"""Passes Python objects to Spark's other processes: pickled in an option, or in a row of a frame.
 
-No other module of the package unpickles anything. Unpickling adds no risk here: a person who can set the
-options of a query can also name a class as a sink, and so run any code.
+No other module of the package unpickles anything. Unpickling an option adds no risk: a person who can set the
+options of a query can also name a class as a sink, and so run any code. Rows are another matter, because
+data of strangers may get into a column. So a row is unpickled only if it was signed with the key of the run.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import pickle
 from typing import Any
 
@@ -35,3 +38,28 @@ def to_option(value: object, what: str, *, fix: str) -> str:
 def from_option(text: str) -> Any:
     """Returns the object that `to_option` wrote."""
     return pickle.loads(base64.b64decode(text))
+
+
+_MAC_BYTES = 32
+
+
+def to_row(value: object, key: bytes) -> bytes:
+    """Returns an object as a binary value for a row, pickled and signed."""
+    pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return _mac(pickled, key) + pickled
+
+
+def from_row(signed: memoryview, key: bytes) -> Any:
+    """Returns the object that `to_row` wrote.
+
+    Raises:
+        ValueError: if it was not signed with this key.
+    """
+    mac, pickled = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(pickled, key)):
+        raise ValueError("the signature is not that of the key")
+    return pickle.loads(pickled)
+
+
+def _mac(data: bytes | memoryview, key: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()

@@ -50,7 +50,7 @@ def counted(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFram
     return totals.selectExpr("key", f"concat('{query.name}:', rows, ':', total) AS value", CHANGELOG)
 
 
-def routed(frame: DataFrame, query: Query, _spec: Mapping[str, Any]) -> DataFrame:
+def routed(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFrame:
     prefix, (even, odd) = f"{query.name}:", query.topics
 
     def route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -64,7 +64,8 @@ def routed(frame: DataFrame, query: Query, _spec: Mapping[str, Any]) -> DataFram
             )
 
     rows = frame.selectExpr("key", "CAST(value AS STRING) AS number")
-    return map_in_read(rows, route, "topic STRING, key BINARY, value STRING")
+    schema = "topic STRING, key BINARY, value STRING"
+    return map_in_read(rows, route, schema, write=spec["sinks"][query.name])
 
 
 STEPS: Mapping[str, Callable[[DataFrame, Query, Mapping[str, Any]], DataFrame]] = {

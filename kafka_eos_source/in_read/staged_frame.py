@@ -1,0 +1,147 @@
+"""Staged frames: frames of `map_in_read` whose rows the reading tasks stage for the sink themselves.
+
+Each row of a staged frame is the report of one reading task: a binary value in the column `STAGED`, which
+only the sink reads. The metadata of the column contain the schema of the rows, and the options of the sink
+for which they are staged, without secrets. So the sink refuses a frame that was staged for another one before
+the first batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.kafka.secrets import is_secret
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.sinks.registry import SinkSpec
+
+#: Column of a staged frame.
+STAGED = "__kafka_eos_staged"
+
+#: Keys in the metadata of that column: the schema of the rows (JSON of Spark), and the options of the sink.
+_ROWS, _SINK = "kafka_eos.rows", "kafka_eos.sink"
+
+#: Fields of `WriteOptions` that only the commit uses. They may differ: a person adds some for one restart.
+_OF_COMMIT = frozenset(
+    {
+        "missing_token",
+        "foreign_query",
+        "moved_offsets",
+        "commit_timeout_ms",
+        "source_cluster",
+        "query_name",
+        "txn_app_id",
+        "txn_version",
+    }
+)
+
+#: Options whose field in `WriteOptions` has another name.
+_OPTION_NAMES = {
+    "application_id": "application.id",
+    "group_id": "kafka.group.id",
+    "guarantee": "processing.guarantee",
+    "checkpoint_location": "checkpointLocation",
+    "staging_location": "staging.location",
+    "staging_inline_bytes": "staging.inline.bytes",
+    "include_timestamp": "includeTimestamp",
+    "anchor_topic": "anchor.topic",
+    "token_topic": "token.topic",
+    "transaction_client": "transaction.client",
+    "on_invalid_record": "onInvalidRecord",
+    "dead_letter_topic": "deadLetter.topic",
+}
+
+_FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
+
+
+@dataclass(frozen=True)
+class StagedFrame:
+    """What a staged frame tells the sink.
+
+    Attributes:
+        rows: schema of the rows that the reading tasks stage.
+        sink: `described` options of the sink for which they stage them.
+    """
+
+    rows: StructType
+    sink: Mapping[str, str]
+
+    def check_sink(self, options: WriteOptions) -> None:
+        """Checks that the frame was staged with the options of this sink.
+
+        Raises:
+            InvalidOptionError: if not. It names the options that differ.
+        """
+        own = described(options)
+        names = sorted(name for name in {*own, *self.sink} if own.get(name) != self.sink.get(name))
+        if not names:
+            return
+        differences = "; ".join(
+            f"{name!r} is {own.get(name, 'not set')} here and {self.sink.get(name, 'not set')} there"
+            for name in names
+        )
+        raise InvalidOptionError(
+            "the tasks that read stage the rows of this frame with the options in write= of map_in_read, and "
+            f"the sink has others: {differences}.",
+            fix="pass one mapping to both: map_in_read(…, write=sink) and writeStream.options(**sink).",
+        )
+
+
+def described(options: WriteOptions) -> dict[str, str]:
+    """Returns the options of a sink that decide how and where rows are staged, by name, without secrets."""
+    found = {
+        _OPTION_NAMES.get(field.name, field.name): repr(getattr(options, field.name))
+        for field in dataclasses.fields(options)
+        if field.name not in (*_OF_COMMIT, "kafka", "sinks")
+    }
+    found |= {f"kafka.{name}": value for name, value in options.kafka.items() if not is_secret(name)}
+    return found | {f"sink.{each.name}": _described(each) for each in options.sinks}
+
+
+def _described(sink: SinkSpec) -> str:
+    """Returns type, columns and options of a sink outside Kafka; of an object only a digest."""
+    text = f"type={sink.type}, columns={sink.columns}"
+    if sink.pickled is not None:
+        return f"{text}, {hashlib.sha256(sink.pickled.encode()).hexdigest()[:16]}"
+    for name, value in sorted(sink.options.items()):
+        hidden = is_secret(name) or any(each in str(value) for each in sink.secret_values)
+        text += f", {name}={'…' if hidden else value!r}"
+    return text
+
+
+def staged_frame_schema(rows: StructType, sink: WriteOptions) -> StructType:
+    """Returns the schema of a frame whose rows, of schema ``rows``, are staged for a sink."""
+    metadata = {_ROWS: json.dumps(rows.jsonValue()), _SINK: json.dumps(described(sink), sort_keys=True)}
+    return StructType([StructField(STAGED, BinaryType(), metadata=metadata)])
+
+
+def staged_frame(schema: StructType) -> StagedFrame | None:
+    """Returns what a staged frame tells the sink; None if the frame is not staged.
+
+    Args:
+        schema: schema of the frame.
+
+    Raises:
+        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata.
+    """
+    if STAGED not in schema.names:
+        return None
+    if schema.names != [STAGED]:
+        others = ", ".join(repr(each) for each in schema.names if each != STAGED)
+        raise InvalidSchemaError(
+            f"the frame has the column(s) {others} in addition to {STAGED!r}, whose rows are already staged.",
+            fix=_FIX,
+        )
+    metadata = schema.fields[0].metadata or {}
+    if _ROWS not in metadata or _SINK not in metadata:
+        raise InvalidSchemaError(
+            f"column {STAGED!r} has no metadata with the schema of its rows; a step of the query removed it.",
+            fix=_FIX,
+        )
+    return StagedFrame(StructType.fromJson(json.loads(metadata[_ROWS])), json.loads(metadata[_SINK]))
