@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ CONFIG = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "message.timestamp.type": "CreateTime",
+    "max.message.bytes": "1048588",
     "message.timestamp.before.max.ms": str(2**63 - 1),
     "message.timestamp.after.max.ms": "3600000",
 }
@@ -41,6 +43,9 @@ class Cluster:
         self.offsets: dict[TopicPartition, GroupOffset] = {}
         self.transactions: list[tuple[list[Any], dict[TopicPartition, int]]] = []
         self.looked_up: list[str] = []
+        self.kafka: Mapping[str, str] = {}
+        #: What becomes of topics while a transaction is open: other ids, or none.
+        self.replaced: dict[str, str | None] = {}
         self.enqueued = 0
         self._open: tuple[list[Any], list[GroupOffset]] = ([], [])
 
@@ -79,6 +84,15 @@ class Cluster:
         self.transactions.append((rows, {each.tp: each.offset for each in offsets}))
         self.offsets.update({each.tp: each for each in offsets})
 
+    def abort(self, _deadline: Deadline) -> None:
+        self._open = ([], [])
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        found = {
+            name: self.replaced.get(name, "id" if name == "dead" else f"id of {name}") for name in topics
+        }
+        return {name: topic_id for name, topic_id in found.items() if topic_id is not None}
+
     def is_clean(self) -> bool:
         return True
 
@@ -104,10 +118,18 @@ class Cluster:
 
     # what a test does
 
-    def write(self, tp: TopicPartition, offset: int, *, key: bytes | None = b"k", **headers: str) -> None:
+    def write(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        *,
+        key: bytes | None = b"k",
+        value: bytes = b"v",
+        **headers: str,
+    ) -> None:
         named = {"ORIGIN_TOPIC": "in", "HOLDS": dead_letters.INPUT, **headers}
         listed = tuple((getattr(dead_letters, name), text.encode()) for name, text in named.items())
-        self.letters.append(Letter.of(TopicRecord(tp, offset, 1000, key, b"v", listed)))
+        self.letters.append(Letter.of(TopicRecord(tp, offset, 1000, key, value, listed)))
 
     def read(
         self, _kafka: object, wanted: Mapping[TopicPartition, tuple[int, int]], *_more: object
@@ -119,7 +141,13 @@ class Cluster:
 
     def run(self, request: Replay, *, skip_refused: bool = False) -> replay.Outcome:
         deadline = Deadline.after_seconds(10)
-        return replay.run({}, cast(Clients, self), request, deadline, skip_refused=skip_refused)
+
+        def clients_of(kafka: Mapping[str, str]) -> Clients:
+            self.kafka = kafka
+            return cast(Clients, self)
+
+        kafka = {"bootstrap.servers": "b"}
+        return replay.run(kafka, clients_of, request, deadline, skip_refused=skip_refused)
 
 
 @pytest.fixture
@@ -241,6 +269,65 @@ def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
     found = cluster.run(request_of(), skip_refused=True)
     assert (found.refused, found.sent) == ({refusal: 1}, {"in": 1})
     assert cluster.offsets[FULL].offset == 4
+
+
+def test_a_letter_that_is_larger_than_its_topic_accepts_is_refused_before_anything_is_sent(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.configs["small"] = {**CONFIG, "max.message.bytes": "20000"}
+    cluster.write(FULL, 0)
+    cluster.write(FULL, 1, value=b"x" * 19_800, ORIGIN_TOPIC="small")
+    assert cluster.run(request_of()).sent == {"in": 1, "small": 1}
+    assert cluster.kafka["batch.size"] == "20000", "a broker compares whole batches with the limit"
+    cluster.offsets.clear()
+    cluster.transactions.clear()
+    cluster.write(FULL, 2, value=b"x" * 20_000, ORIGIN_TOPIC="small")
+    with pytest.raises(OperatorError, match=r"too_large: 1 .*max\.message\.bytes"):
+        cluster.run(request_of())
+    assert cluster.transactions == []
+    assert cluster.run(request_of(), skip_refused=True).refused == {"too_large": 1}
+    cluster.offsets.clear()
+    cluster.configs["small"] = {**CONFIG, "max.message.bytes": "30000"}
+    assert cluster.run(request_of()).sent == {"in": 1, "small": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "new_id", "what"),
+    [
+        ("dead", "another", "deleted and created again"),
+        ("dead", None, "deleted"),
+        ("in", "another", "deleted and created again"),
+        ("in", None, "deleted"),
+    ],
+)
+def test_nothing_is_committed_if_a_topic_is_replaced_while_the_replay_runs(
+    cluster: Cluster, request_of: Callable[..., Replay], name: str, new_id: str | None, what: str
+) -> None:
+    """The letters of a transaction could be those of two topics, or its records be lost with the old one."""
+    for offset in range(3):
+        cluster.write(FULL, offset)
+    cluster.replaced[name] = new_id
+    with pytest.raises(OperatorError, match=f"topic '{name}' was {what} while the replay ran"):
+        cluster.run(request_of(records_at_once=2))
+    assert (cluster.transactions, cluster.offsets) == ([], {})
+    if name == "in":
+        cluster.replaced.clear()
+        assert cluster.run(request_of()).sent == {"in": 3}
+
+
+def test_partitions_that_the_topic_gets_while_the_replay_runs_belong_to_the_next_run(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    cluster.write(FULL, 0)
+    assert cluster.run(request_of()).sent == {"in": 1}
+    grown = TopicPartition("dead", 3)
+    logs = {**LOGS, grown: LogEnds(0, 2, 2)}
+    cluster.write(grown, 0)
+    cluster.write(grown, 1)
+    later = replace(request_of(), logs=logs)
+    with pytest.raises(OperatorError, match=r"none of dead-3.*--new-partitions|--new-partitions"):
+        cluster.run(later)
+    assert cluster.run(replace(later, new_partitions=True)).sent == {"in": 2}
 
 
 def test_the_present_time_is_within_the_limits_of_timestamps(

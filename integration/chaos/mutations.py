@@ -18,6 +18,7 @@ from kafka_eos_source.datasource import writer
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.operate import replay
 from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
@@ -159,6 +160,12 @@ def _replay_offsets_afterwards() -> None:
         client.commit = then_offsets(client.commit)  # type: ignore[method-assign]
 
 
+def _no_topic_ids() -> None:
+    """Takes each topic for the one that it was before, although it may have been created again."""
+    transaction.Transaction._check_topic_ids = lambda self: set()  # type: ignore[method-assign]
+    replay._check_topics = lambda before, now: None
+
+
 def _no_mark_check() -> None:
     """Takes every committed offset for the query's own, whoever committed it."""
     Held.is_marked = lambda self, tp: tp in self.offsets  # type: ignore[method-assign]
@@ -216,6 +223,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "commit dead letters": _no_dead_letters,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,
+    "topic ids": _no_topic_ids,
     "mark check": _no_mark_check,
     "promised token": _no_promise,
     "next format": _next_format,

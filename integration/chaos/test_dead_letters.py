@@ -14,7 +14,9 @@ from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from integration.chaos.scenario import Scenario
+from integration.support.driver import Driver
 from integration.support.kafka import read_back, values
+from integration.support.processes import await_condition
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.spark.schema import arrow_schema
 from kafka_eos_source.testing.verdict import Verdict, judge
@@ -133,6 +135,56 @@ def test_a_row_with_an_illegal_topic_is_a_dead_letter(broker: str, topic: Callab
 def test_t120_dead_letters_commit_with_the_records_of_their_batch(scenario: Scenario) -> None:
     found = killed_at(scenario, STEPS)
     assert found.exactly_once, found
+
+
+def replaced_after_flush(scenario: Scenario, how: str, *mutations: str) -> tuple[str, Driver]:
+    """Replaces the dead-letter topic when the broker has all letters of an open transaction, then goes on."""
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    scenario.feed(50)
+    sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    driver = scenario.stopped_at("commit.after_flush", sink=sink, marks=f"{BAD}$", mutations=mutations)
+    if how == "grown":
+        scenario.admin.grow(dead, 3)
+    else:
+        scenario.admin.delete(dead)
+        await_condition(lambda: dead not in scenario.admin.client.list_topics(timeout=30).topics, 60, "gone")
+    if how == "created again":
+        scenario.admin.create(dead, 1)
+    driver.resume()
+    return dead, driver
+
+
+@pytest.mark.fault("T154", "the dead-letter topic is deleted, created again or grows", "after flush")
+@pytest.mark.parametrize("how", ["deleted", "created again", "grown"])
+def test_t154_letters_of_a_batch_are_in_the_topic_that_exists_when_it_commits(
+    scenario: Scenario, how: str
+) -> None:
+    dead, driver = replaced_after_flush(scenario, how)
+    code = driver.wait()
+    if how == "deleted":
+        assert code == 1
+        said = driver.log.read_text()
+        assert "KAFKA_EOS.UNAVAILABLE" in said
+        assert dead in said
+        assert read_back(scenario.bootstrap, scenario.sink) == [], "records of the failed batch are visible"
+        scenario.admin.create(dead, 1)
+    else:
+        assert code == 0, driver.tail()
+    scenario.feed(50)
+    scenario.run(sink={"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}, marks=f"{BAD}$")
+    found = Outputs(
+        *(_verdict(scenario, topic, bad) for topic, bad in ((scenario.sink, False), (dead, True)))
+    )
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_the_check_of_topic_ids_letters_are_lost_with_the_old_topic(scenario: Scenario) -> None:
+    """Proves that the test above notices them."""
+    dead, driver = replaced_after_flush(scenario, "created again", "topic ids")
+    assert driver.wait() == 0, driver.tail()
+    assert _verdict(scenario, scenario.sink, False).exactly_once
+    assert _verdict(scenario, dead, True).missing == 5
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")

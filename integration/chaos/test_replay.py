@@ -139,6 +139,78 @@ def test_t122_a_paused_replay_does_not_send_what_another_one_has_sent(
     assert letters.sent() == numbers(0, LETTERS)
 
 
+def replaced_within(
+    letters: Letters, admin: Admin, tmp_path: Path, name: str, partitions: int, *mutations: str
+) -> Driver:
+    """Deletes a topic and creates it again while the second transaction of a replay is open."""
+    letters.write(numbers(0, LETTERS))
+    once = tmp_path / "once"
+    paused = letters.start(f"replay.after_flush=stop*2@{once}", mutations=mutations)
+    await_condition(once.exists, 120, "the replay has an open transaction")
+    paused.await_stopped()
+    admin.delete(name)
+    await_condition(lambda: name not in admin.client.list_topics(timeout=30).topics, 60, f"{name} is gone")
+    admin.create(name, partitions)
+    paused.resume()
+    return paused
+
+
+@pytest.mark.fault("T155", "a topic is deleted and created again while a replay runs", "after flush")
+def test_t155_a_replay_loses_no_letter_with_the_topic_to_which_it_was_sent(
+    letters: Letters, admin: Admin, tmp_path: Path
+) -> None:
+    replay = replaced_within(letters, admin, tmp_path, letters.origin, 3)
+    assert replay.wait() == 1
+    said = replay.log.read_text()
+    assert f"topic '{letters.origin}' was deleted and created again while the replay ran" in said
+    assert letters.sent() == [], "a record of the refused transaction is visible"
+    assert letters.replayed()["records"] == LETTERS - 10
+    assert letters.sent() == numbers(10, LETTERS), "the first ten were in the old topic"
+
+
+@pytest.mark.fault("T155", "a topic is deleted and created again while a replay runs", "after flush")
+def test_t155_letters_of_a_dead_letter_topic_that_was_created_again_are_sent_once(
+    letters: Letters, admin: Admin, tmp_path: Path
+) -> None:
+    replay = replaced_within(letters, admin, tmp_path, letters.dead, 2)
+    assert replay.wait() == 1
+    said = replay.log.read_text()
+    assert f"topic '{letters.dead}' was deleted and created again while the replay ran" in said
+    assert letters.sent() == numbers(0, 10)
+    letters.write(numbers(100, 130))
+    refused = letters.run()
+    assert refused.exit_code == 1
+    assert "was deleted since and created again" in refused.output
+    assert letters.sent() == numbers(0, 10)
+    assert letters.replayed("--group", f"g-{uuid.uuid4().hex[:8]}")["records"] == 30
+    assert letters.sent() == [*numbers(0, 10), *numbers(100, 130)]
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_the_check_of_topic_ids_a_replay_loses_letters(
+    letters: Letters, admin: Admin, tmp_path: Path
+) -> None:
+    """Proves that the tests above notice it."""
+    assert replaced_within(letters, admin, tmp_path, letters.origin, 3, "topic ids").wait() == 0
+    assert letters.sent() == numbers(20, LETTERS), "the letters of the open transaction are gone"
+
+
+def test_a_letter_that_is_larger_than_its_topic_accepts_is_refused_before_any_is_sent(
+    letters: Letters, admin: Admin
+) -> None:
+    """Many letters together may be larger than the limit, which the broker compares with whole batches."""
+    small = [f"{number:04d}" + "x" * 400 for number in range(200)]
+    admin.configure(letters.origin, {"max.message.bytes": "20000"})
+    letters.write([*small, "y" * 20_000])
+    refused = letters.run()
+    assert refused.exit_code == 1
+    assert "too_large: 1" in refused.output
+    assert letters.sent() == []
+    admin.configure(letters.origin, {"max.message.bytes": "30000"})
+    assert letters.replayed()["records"] == 201
+    assert letters.sent() == [*small, "y" * 20_000]
+
+
 def test_a_record_comes_back_as_it_was(letters: Letters) -> None:
     letters.write(["a"])
     letters.replayed()

@@ -162,7 +162,7 @@ def replay(
     nothing to send.
 
     Letters of which only the beginning was kept are refused, and so are those that no topic takes: none is
-    known, it does not exist, or it refuses the key or the timestamp.
+    known, it does not exist, or it refuses the size, the key or the timestamp.
     """
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.operate import replay as operating
@@ -184,8 +184,7 @@ def replay(
     if dry_run:
         found = operating.preview(kafka, request, deadline)
     else:
-        clients = KafkaClients(kafka)
-        found = operating.run(kafka, clients, request, deadline, skip_refused=skip_refused)
+        found = operating.run(kafka, KafkaClients, request, deadline, skip_refused=skip_refused)
     if as_json:
         print_json({"group_id": request.group_id, "sent": not dry_run, **found.to_json()})
     else:

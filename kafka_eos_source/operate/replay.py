@@ -7,7 +7,7 @@ last committed transaction, and a second one with the same group fences the firs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from kafka_eos_source.protocol.dead_letters import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import STAGED_ARROW
+from kafka_eos_source.stage.row_rules import size_of, with_small_batches
 
 #: Columns of a record that the producer sends.
 _ROW = pa.schema(
@@ -89,7 +90,7 @@ def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Ou
 
 def run(
     kafka: Mapping[str, str],
-    clients: Clients,
+    clients_of: Callable[[Mapping[str, str]], Clients],
     request: Replay,
     deadline: Deadline,
     *,
@@ -103,18 +104,18 @@ def run(
 
     Args:
         kafka: librdkafka properties.
-        clients: clients of the same cluster.
+        clients_of: returns clients of the same cluster for librdkafka properties.
         request: from `plan`, which has checked the group.
         deadline: limits the wait for the brokers; each transaction has as much time again.
         skip_refused: pass over letters that cannot be sent; the group does not come back to them. False =
             send nothing if there are any.
 
     Raises:
-        OperatorError: if letters are refused, or a transaction failed.
+        OperatorError: if letters are refused, a transaction failed, or a topic was deleted meanwhile.
         InvalidOptionError: if a topic that the request names does not exist.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
-    session = _Session(clients, request, deadline)
+    session = _Session(clients_of(kafka), request, deadline)
     try:
         session.open()
         survey = _Survey(kafka, request, ranges(request, session.held), deadline)
@@ -122,12 +123,14 @@ def run(
         found.new_group = not session.held
         refused = found.refused and not skip_refused
         transactions = survey.transactions()
+        if found.sent and survey.batch_bytes is not None:
+            session.use(clients_of(with_small_batches(kafka, survey.batch_bytes)))
         if refused:  # the offsets that the group has stay as they are, and are renewed
             transactions = iter([([], survey.starts())] if session.held else [])
         sent: Counter[str] = Counter()
         for rows, ends in transactions:
             try:
-                session.commit(rows, ends)
+                session.commit(rows, ends, survey.topic_ids)
             except (AbortableError, OutcomeUnknownError, RestartQueryError) as error:
                 raise OperatorError(
                     f"the replay stopped after {sent.total():,} records: {error.message}",
@@ -156,6 +159,16 @@ class _Survey:
         self._kafka, self._request, self._ranges = kafka, request, ranges
         self._targets = Targets(kafka, request, deadline)
         self._silence = deadline.budget_seconds
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Size of the largest record batch that all topics accept to which records go."""
+        return self._targets.batch_bytes
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Ids of the dead-letter topic and of the topics to which records go, as they were at first."""
+        return {**self._targets.ids, self._request.topic: self._request.topic_id}
 
     def outcome(self) -> Outcome:
         """Counts what there is to send and to refuse."""
@@ -211,10 +224,11 @@ class _Survey:
         if target is None:
             return "no_topic"
         timestamp = letter.about.origin_timestamp_ms if self._request.keeps_time else None
-        refusal = target.refusal(letter.record.key, timestamp)
+        headers = without_ours(letter.record.headers)
+        size = size_of(letter.record.key, letter.record.value, headers)
+        refusal = target.refusal(letter.record.key, timestamp, size)
         if refusal is not None:
             return refusal
-        headers = without_ours(letter.record.headers)
         return {
             "key": letter.record.key,
             "value": letter.record.value,
@@ -250,8 +264,24 @@ class _Session:
         self.held = self._clients.group_offsets(self._request.group_id, self._partitions, deadline)
         self._confirmed = False
 
-    def commit(self, rows: Sequence[Mapping[str, Any]], ends: Mapping[TopicPartition, int]) -> None:
+    def use(self, clients: Clients) -> None:
+        """Replaces the clients before the first transaction."""
+        self.close()
+        self._clients = clients
+
+    def commit(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        ends: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, str],
+    ) -> None:
         """Commits records and offsets together.
+
+        Args:
+            rows: the records.
+            ends: the offsets.
+            topic_ids: ids of the topics that were read and are written. Ids never recur, so if they are the
+                same after the last acknowledged record, everything was read and written there.
 
         Raises:
             KafkaEosError: if that failed. Only after an `OutcomeUnknownError` may they be committed.
@@ -273,6 +303,7 @@ class _Session:
             if producer.enqueued != len(rows):
                 raise AbortableError(f"the client enqueued {producer.enqueued} of {len(rows)} records")
             failpoints.reach("replay.after_flush")
+            _check_topics(topic_ids, producer.topic_ids(topic_ids))
             producer.send_offsets(offsets, self._request.group_id, deadline)
             self._confirm(deadline)
             failpoints.reach("replay.before_commit")
@@ -305,6 +336,20 @@ class _Session:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_seconds(self._seconds)
+
+
+def _check_topics(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises an OperatorError if a topic is not the one that it was when the replay looked it up."""
+    for name, topic_id in sorted(before.items()):
+        if now.get(name) == topic_id:
+            continue
+        what = "deleted" if name not in now else "deleted and created again"
+        raise OperatorError(
+            f"topic {name!r} was {what} while the replay ran: its id was {topic_id} and is "
+            f"{now.get(name, 'none')}. The records and offsets of this transaction were not committed.",
+            fix="create the topic if it is missing, then run the same command again. If it is the "
+            "dead-letter topic, its old letters are lost; name another group with --group for the new ones.",
+        )
 
 
 def _refused(planned: Outcome) -> OperatorError:

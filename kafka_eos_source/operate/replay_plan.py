@@ -28,6 +28,8 @@ REFUSALS: Mapping[str, str] = {
     "own_topic": "the record would go to the dead-letter topic itself",
     "no_topic": "there is no topic of the name from which the record was read; --input-to names another",
     "no_key": "the record has no key, and the topic is compacted",
+    "too_large": "the topic does not accept records of this size (max.message.bytes), or the client does not "
+    "send them (message.max.bytes); raise the limit, or name another topic with --input-to or --to",
     "timestamp_limit": "the topic refuses the record's timestamp by message.timestamp.before.max.ms or "
     "message.timestamp.after.max.ms; --timestamps now sends it with the present time",
     "past_retention": "the topic would delete the record soon, because its timestamp is older than "

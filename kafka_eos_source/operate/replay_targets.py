@@ -10,7 +10,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate.replay_plan import Replay
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stage.record_limits import time_limit
+from kafka_eos_source.stage.record_limits import CLIENT_BYTES, time_limit
 from kafka_eos_source.stage.row_rules import CLOCKS_DIFFER_MS, is_legal_topic
 
 _TIME_TO_READ_MS = 3_600_000
@@ -21,24 +21,33 @@ class Target:
     """A topic to which records go.
 
     Attributes:
+        topic_id: Kafka's id of the topic.
         partitions: number of partitions.
+        record_bytes: size of the largest record that the topic accepts and the client sends.
+        batch_bytes: size of the largest record batch that the topic accepts.
         needs_key: whether the topic is compacted, and so refuses records without a key.
         oldest_ms: oldest timestamp that the topic keeps; None = any.
         accepted_ms: oldest and newest timestamp that the topic accepts; None = any.
     """
 
+    topic_id: str
     partitions: int
+    record_bytes: int
+    batch_bytes: int
     needs_key: bool = False
     oldest_ms: int | None = None
     accepted_ms: tuple[int | None, int | None] = (None, None)
 
-    def refusal(self, key: bytes | None, timestamp_ms: int | None) -> str | None:
+    def refusal(self, key: bytes | None, timestamp_ms: int | None, size: int) -> str | None:
         """Returns the name of the refusal of a record (`REFUSALS`); None if the topic takes it.
 
         Args:
             key: key of the record.
             timestamp_ms: its timestamp; None = the time at which it is sent.
+            size: an upper bound of its size.
         """
+        if size > self.record_bytes:
+            return "too_large"
         if key is None and self.needs_key:
             return "no_key"
         if timestamp_ms is None:
@@ -75,6 +84,16 @@ class Targets:
             self._known[name] = found
         return self._known[name]
 
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the topics that were looked up and exist."""
+        return {name: each.topic_id for name, each in self._known.items() if each is not None}
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Size of the largest record batch that all these topics accept; None if there are none."""
+        return min((each.batch_bytes for each in self._known.values() if each is not None), default=None)
+
     def missing(self) -> list[str]:
         """Returns the topics that do not exist, of those that letters name; without illegal names."""
         return sorted(name for name, target in self._known.items() if target is None)
@@ -85,8 +104,20 @@ class Targets:
             if shape is None:
                 return None
             config = admin.config(name, deadline)
+        batch_bytes = int(config["max.message.bytes"])
+        record_bytes = int(self._kafka.get("message.max.bytes", CLIENT_BYTES))
+        if self._kafka.get("compression.type", "none") == "none":  # a compressed record may fit
+            record_bytes = min(record_bytes, batch_bytes)
         needs_key = "compact" in config["cleanup.policy"]
-        return Target(shape.partitions, needs_key, _oldest_ms(config), _accepted_ms(config))
+        return Target(
+            shape.topic_id,
+            shape.partitions,
+            record_bytes,
+            batch_bytes,
+            needs_key,
+            _oldest_ms(config),
+            _accepted_ms(config),
+        )
 
 
 def _oldest_ms(config: Mapping[str, str]) -> int | None:

@@ -14,7 +14,7 @@ from kafka_eos_source.stage.row_rules import RecordLimits
 _log = logging.getLogger(__name__)
 
 #: librdkafka's default of ``message.max.bytes``.
-_CLIENT_BYTES = 1_000_000
+CLIENT_BYTES = 1_000_000
 #: A dead letter has up to 8 KiB of headers.
 _LEAST_BYTES = 16_384
 _WAIT_MS = 60_000
@@ -50,7 +50,7 @@ def record_limits(kafka: Mapping[str, str], topic: str | None, dead_letter_topic
 
 
 def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | None) -> RecordLimits:
-    most, partitions = int(kafka.get("message.max.bytes", _CLIENT_BYTES)), None
+    most, partitions = int(kafka.get("message.max.bytes", CLIENT_BYTES)), None
     output: Mapping[str, str] = {}
     deadline = Deadline.after_ms(_WAIT_MS)
     with TopicAdmin(kafka) as admin:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -248,6 +248,12 @@ def record_bytes(columns: Mapping[str, pa.Array]) -> pa.Array:
     if headers is not None and headers.null_count < len(headers):
         size = pc.add(size, _header_bytes(headers))
     return size
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Returns the same upper bound as `record_bytes` for one record."""
+    entries = sum(_HEADER_OVERHEAD + len(name.encode()) + len(each or b"") for name, each in headers)
+    return _RECORD_OVERHEAD + len(key or b"") + len(value or b"") + entries
 
 
 def _header_bytes(headers: pa.Array) -> pa.Array:
