@@ -130,8 +130,7 @@ class Processes:
         for each in [*trees, *_brokers()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 key = (each.pid, each.create_time())
-                if key not in self._kinds:
-                    self._kinds[key] = kind_of(each.cmdline())
+                self._kinds[key] = kind_of(each.cmdline())  # Python and a shell become a JVM by exec
                 used = each.cpu_times()
                 self._used[key] = used.user + used.system
         found: dict[str, float] = {}
