@@ -149,8 +149,3 @@ def test_a_query_moves_to_another_pyspark_and_back(moving: Moving, begins_with_t
     moving.killed(before, "commit.within_changelog")
     moving.lose_state()
     moving.run(after)
-    moving.feed(100)
-    moving.killed(after, "commit.after_commit")
-    moving.lose_state()
-    moving.feed(100)
-    moving.run(before)

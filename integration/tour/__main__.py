@@ -34,6 +34,8 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.testing.verdict import judge
 
 SECONDS = 180.0
+#: Also the time limit of a scrape, which on a busy machine takes longer than a second.
+_SCRAPE_SECONDS = 5
 #: Orders that each part of the tour adds.
 FIRST, MORE = 2_000, 50
 #: Number of the order whose schema is registered too late.
@@ -303,7 +305,9 @@ def main() -> int:
         prometheus = None
         if shutil.which("prometheus"):
             ports = {"exporter": running.enter_context(exporter(folder)), "query": tour.metrics_port}
-            prometheus = running.enter_context(Prometheus(folder / "prometheus", **ports))
+            prometheus = running.enter_context(
+                Prometheus(folder / "prometheus", scrape_seconds=_SCRAPE_SECONDS, **ports)
+            )
         try:
             tour.run(prometheus)
         except AssertionError as error:
