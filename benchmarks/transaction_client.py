@@ -22,11 +22,11 @@ from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE, transa
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
-_BATCH, _SMALL, _SMALL_TRANSACTIONS = 10_000, 100, 50
-_SECONDS = 600.0
-_SOURCE = TopicPartition("bench.source", 0)
+BATCH, _SMALL, _SMALL_TRANSACTIONS = 10_000, 100, 50
+SECONDS = 600.0
+SOURCE = TopicPartition("bench.source", 0)
 #: Name of the work → topic, partitions, bytes of a value, compression.
-_WORK = {
+WORK = {
     "110 bytes, 4 partitions": ("bench.four", 4, 100, "none"),
     "110 bytes, 1,000 partitions": ("bench.thousand", 1000, 100, "none"),
     "1 KiB lz4, 4 partitions": ("bench.lz4", 4, 1014, "lz4"),
@@ -38,19 +38,19 @@ def rows(value_bytes: int) -> pa.RecordBatch:
     """Returns a staged batch, whose values compress to about a half."""
     half = bytes(range(256)) * 4
     rest = b"v" * (value_bytes // 2)
-    values = [(b"%08d" % number + half)[: value_bytes // 2] + rest for number in range(_BATCH)]
-    keys = [b"%010d" % number for number in range(_BATCH)]
+    values = [(b"%08d" % number + half)[: value_bytes // 2] + rest for number in range(BATCH)]
+    keys = [b"%010d" % number for number in range(BATCH)]
     return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
 def transact(producer: Producer, topic: str, batches: list[pa.RecordBatch]) -> None:
     """Writes one transaction, as a commit does."""
-    deadline = Deadline.after_seconds(_SECONDS)
+    deadline = Deadline.after_seconds(SECONDS)
     producer.begin()
     for batch in batches:
         producer.send(batch, topic, deadline)
     producer.flush(deadline)
-    producer.send_offsets([GroupOffset(_SOURCE, 1, "token")], "bench", deadline)
+    producer.send_offsets([GroupOffset(SOURCE, 1, "token")], "bench", deadline)
     producer.commit(deadline)
 
 
@@ -70,9 +70,9 @@ def main(records: int, repeat: int) -> None:
     click.echo("|---|--:|--:|--:|--:|")
     with EmbeddedKafka() as kafka:
         cluster = Cluster(kafka.bootstrap_servers)
-        cluster.create(_SOURCE.topic, 1)
+        cluster.create(SOURCE.topic, 1)
         small: dict[str, list[float]] = {LIBRDKAFKA: [], NATIVE: []}
-        for name, (topic, partitions, value_bytes, compression) in _WORK.items():
+        for name, (topic, partitions, value_bytes, compression) in WORK.items():
             cluster.create(topic, partitions)
             batch = rows(value_bytes)
             config = {
@@ -87,11 +87,11 @@ def main(records: int, repeat: int) -> None:
             walls: dict[str, list[float]] = {client: [] for client in clients}
             cpus: dict[str, list[float]] = {client: [] for client in clients}
             for producer in clients.values():
-                producer.init(Deadline.after_seconds(_SECONDS))
+                producer.init(Deadline.after_seconds(SECONDS))
                 transact(producer, topic, [batch])  # warms up
             for _ in range(repeat):
                 for client, producer in clients.items():
-                    batches = [batch] * (records // _BATCH)
+                    batches = [batch] * (records // BATCH)
                     wall, cpu = _seconds(lambda p=producer, t=topic, b=batches: transact(p, t, b))  # type: ignore[misc]
                     walls[client].append(million / wall)
                     cpus[client].append(cpu / million)
