@@ -443,10 +443,11 @@ def test_the_finalized_level_of_transactions_is_reported(
             raise features
         return features
 
-    found = cluster.transaction_version({}, TWO, ask=ask)
+    found = cluster.transaction_version({"bootstrap.servers": "b:1"}, TWO, ask=ask)
     complete(found)
     assert found.severity is severity
     assert said in found.what
+    assert ("transactions are written by" in found.what) == isinstance(features, dict)
 
 
 def _varint(number: int) -> bytes:

@@ -13,6 +13,7 @@ from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, Stamp, next_sequence, stamped
+from kafka_eos_source.kafka.wire.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
 from kafka_eos_source.kafka.wire.messages import produce_body
 from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.spark.schema import HEADERS_ARROW
@@ -72,6 +73,17 @@ def test_another_client_reads_the_same_records(
     for record, (_, _, timestamp, headers) in zip(found, rows, strict=True):
         assert timestamp is None or record.timestamp == timestamp
         assert record.headers == [(each["key"], each["value"]) for each in headers or ()]  # type: ignore[attr-defined]
+
+
+@given(
+    st.lists(st.sampled_from([1, 100, _SHORT_BYTES - 1, _SHORT_BYTES, _JOINED_BYTES, 200_000]), max_size=30)
+)
+def test_short_buffers_are_sent_together(sizes: list[int]) -> None:
+    buffers = [bytes([number]) * size for number, size in enumerate(sizes)]
+    joined = list(_joined(buffers))
+    assert b"".join(joined) == b"".join(buffers)
+    assert all(len(each) for each in joined)
+    assert sum(len(each) < _SHORT_BYTES for each in joined) <= 1 + sum(size >= _SHORT_BYTES for size in sizes)
 
 
 def test_the_checksum_is_crc32c() -> None:

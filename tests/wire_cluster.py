@@ -71,6 +71,7 @@ class Fault:
     Attributes:
         kind: what happens:
             ``error``: it is refused with error code ``number``.
+            ``unsure``: it has its effect, and the answer is error code ``number`` nevertheless.
             ``cut``: the connection ends before it has an effect; ``lost``: after that.
             ``silent``: it has its effect, and this connection never answers again.
             ``late``: the connection ends, and the request has its effect ``number`` ms later.
@@ -284,6 +285,8 @@ class WireCluster:
                 return None
             refusal = fault.number if fault.kind == "error" else 0
             answer = self._answer(node, name, request, version, refusal)
+            if fault.kind == "unsure":
+                answer = self._answer(node, name, request, version, fault.number)
         if fault.kind == "lost":
             return None
         if fault.kind == "throttle":

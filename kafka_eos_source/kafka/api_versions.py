@@ -63,7 +63,9 @@ def tls_context(kafka: Mapping[str, str]) -> ssl.SSLContext:
         context.check_hostname = False
     if "ssl.certificate.location" in kafka:
         context.load_cert_chain(
-            kafka["ssl.certificate.location"], kafka.get("ssl.key.location"), kafka.get("ssl.key.password")
+            kafka["ssl.certificate.location"],
+            kafka.get("ssl.key.location"),
+            kafka.get("ssl.key.password", ""),  # without one, OpenSSL would ask for it on the terminal
         )
     return context
 
