@@ -72,7 +72,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
             writable.
     """
     task_begins()
-    from kafka_eos_source.commit import direct, sink_session
+    from kafka_eos_source.commit import direct
 
     packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
     if staged is not None:
@@ -89,6 +89,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         folder = StagingFolder.at(_staging_of_stream(options))
         sink = _StagedSink(options, columns, folder, "", plan, in_read=staged is not None)
         if plan is not None:
+            from kafka_eos_source.commit import sink_session
+
             sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, packed))
@@ -114,15 +116,17 @@ def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns
         InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
         InvalidOptionError: if the frame lacks a column that a sink outside Kafka needs.
     """
-    from kafka_eos_source.stage.fanout import Plan
-
     kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
     columns = (
         check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
         if kafka
         else only_changelog(schema)
     )
-    return columns, Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
+    if not options.sinks:
+        return columns, None
+    from kafka_eos_source.stage.fanout import Plan
+
+    return columns, Plan.of(options.sinks, schema, kafka=kafka)
 
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.staged_frame import staged_frame_schema
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.read.fetch import ReadSettings
-from kafka_eos_source.read.steps import map_step, step
+from kafka_eos_source.read.steps import step
 from kafka_eos_source.read.task import TaskRead
 from kafka_eos_source.spark.schema import read_schema
 
@@ -22,6 +21,9 @@ def schema_of(options: ReadOptions) -> StructType:
     if options.step_in_read is None:
         return read_schema(options.include_headers, options.columns)
     if options.sink is not None:
+        from kafka_eos_source.in_read.staged_frame import staged_frame_schema
+        from kafka_eos_source.read.steps import map_step
+
         return staged_frame_schema(map_step(options.step_in_read[1]).rows, options.sink)
     return step(*options.step_in_read).schema
 
