@@ -168,7 +168,7 @@ def capacities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def protobuf_result(*given: Any) -> Any:
         result = result_of_protobuf(*given)
         parts = ("validity", "values", "offsets", "entry_offsets", "data", "dropped")
-        found.append(int(sum(result._columns[name]["capacity"].sum() for name in parts)))
+        found.append(sum(column[name][2] for column in result._columns for name in parts))
         return result
 
     monkeypatch.setattr(avro_decode, "Memory", avro_memory)

@@ -299,6 +299,18 @@ def test_slices_and_empty_columns(make: Any, kind: pa.DataType) -> None:
 
 
 @needs_library
+def test_a_call_that_reuses_memory_finds_nothing_of_the_call_before() -> None:
+    types = Types(7, "proto2")
+    made = NativeDecoder(build_tree(types.descriptor), native.choice().library)  # type: ignore[arg-type]
+    batches = [pa.array([types.payload() for _ in range(rows)], pa.binary()) for rows in (1, 70, 3, 40, 2)]
+    expected = [TwinDecoder(build_tree(types.descriptor)).decode(batch, 0).values for batch in batches]
+    for batch, values in zip(batches, expected, strict=True):
+        assert plain(made.decode(batch, 0).values) == plain(values)
+    kept = [made.decode(batch, 0).values for batch in batches]
+    assert [plain(each) for each in kept] == [plain(each) for each in expected]
+
+
+@needs_library
 def test_arrays_keep_their_memory() -> None:
     of = schema(ORDER)
     made = decoder(of, (0,))

@@ -71,6 +71,9 @@ enum {
 
 enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64 };
 
+/* How to read a field: a number, numbers, bytes or a string, another singular field, elements, entries of a map. */
+enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES };
+
 enum { VARINT = 0, I64 = 1, LEN = 2, START_GROUP = 3, END_GROUP = 4, I32 = 5 };
 
 static const uint8_t wire_types[KINDS] = {
@@ -96,6 +99,8 @@ typedef struct {
         int32_t known_first, known_count;    /* of a closed enum: its numbers, ascending, in `known` */
         int32_t default_first, default_bytes; /* a default that is not zero: bytes in `constants`; -1 = zero */
         int32_t extra_bytes;                  /* memory that Python needs for each value, beyond that of this file */
+        int32_t tag;                          /* the first bytes of the field, as a number; packed if it is declared so */
+        int32_t reader;                       /* how to read it */
 } field_t;
 
 typedef struct {
@@ -168,6 +173,7 @@ typedef struct {
         part_t data;          /* bytes of values of variable size */
         part_t dropped;       /* maps: int32 indexes of entries whose key occurs again later */
         int64_t elements;     /* repeated, but not messages: how many */
+        int64_t filled;       /* singular and of variable size: slots whose offsets are complete */
         int64_t seconds, slot; /* a timestamp or duration that is not complete yet, and the slot to which it belongs */
         int32_t nanos;
         int32_t unused;
@@ -276,11 +282,63 @@ static int64_t count_elements(const decoded_t *d, int32_t member) {
         return field->elements >= 0 ? d->frames[field->elements].rows : d->columns[member].elements;
 }
 
-/* Appends to the bytes of values of variable size. */
-INLINE int append_data(decoded_t *d, column_t *column, const uint8_t *from, int64_t bytes) {
-        if (bytes > KAFKA_EOS_LARGEST_OFFSET - column->data.bytes)
+enum { WORDS = 16 };
+
+/*
+ * Appends to the bytes of values of variable size. Short values are copied as two words, without a loop or a call:
+ * `readable` says how many bytes may be read at `from`, and the bytes behind those of the value do not count.
+ */
+INLINE int append_data(decoded_t *d, column_t *column, const uint8_t *from, int64_t bytes, int64_t readable) {
+        part_t *data = &column->data;
+
+        if (bytes > KAFKA_EOS_LARGEST_OFFSET - data->bytes)
                 return too_large(d);
-        return append_within(&column->data, from, bytes, &d->allowance) || no_room(d);
+        if (bytes <= WORDS && readable >= WORDS && WORDS <= data->capacity - data->bytes)
+                memcpy(data->at + data->bytes, from, WORDS);
+        else if (!reserve_within(data, bytes, &d->allowance))
+                return no_room(d);
+        else if (bytes)
+                memcpy(data->at + data->bytes, from, (size_t)bytes);
+        data->bytes += bytes;
+        return 1;
+}
+
+/* Writes the offsets of slots before `slot` in which the field does not occur. */
+INLINE void fill_offsets(column_t *column, int64_t slot) {
+        int32_t *offsets = OFFSETS(column->offsets), end = (int32_t)column->data.bytes;
+
+        while (column->filled < slot)
+                offsets[++column->filled] = end;
+}
+
+/* Takes back what was written to a slot and those behind it. */
+INLINE void take_back(column_t *column, int64_t slot) {
+        if (column->filled <= slot)
+                return;
+        column->data.bytes = OFFSETS(column->offsets)[slot];
+        column->filled     = slot;
+}
+
+/* Ends the value of a slot. */
+INLINE void end_value(column_t *column, int64_t slot) {
+        OFFSETS(column->offsets)[slot + 1] = (int32_t)column->data.bytes;
+        column->filled                     = slot + 1;
+}
+
+/* Returns whether a string is UTF-8. `readable` as in `append_data`. */
+INLINE int is_text(const uint8_t *at, int64_t bytes, int64_t readable) {
+        uint64_t words[2];
+
+        if (bytes > WORDS || readable < WORDS)
+                return is_utf8(at, bytes);
+        memcpy(words, at, WORDS);
+        if (bytes <= 8) {
+                words[0] &= bytes == 8 ? UINT64_MAX : (UINT64_C(1) << 8 * bytes) - 1;
+                words[1] = 0;
+        } else if (bytes < WORDS) {
+                words[1] &= (UINT64_C(1) << 8 * (bytes - 8)) - 1;
+        }
+        return !((words[0] | words[1]) & UINT64_C(0x8080808080808080)) || is_utf8(at, bytes);
 }
 
 /* Writes the default to a slot; defaults of zero are there already. */
@@ -293,7 +351,11 @@ static int write_default(decoded_t *d, int32_t member, int64_t slot) {
                 memcpy(column->values.at + slot * widths[field->kind], from, widths[field->kind]);
                 return 1;
         }
-        return append_data(d, column, from, field->default_bytes);
+        fill_offsets(column, slot);
+        if (!append_data(d, column, from, field->default_bytes, 0))
+                return 0;
+        end_value(column, slot);
+        return 1;
 }
 
 /* Begins a row. Returns its slot; -1 on an error. */
@@ -318,11 +380,14 @@ static void truncate_frame(decoded_t *d, int32_t index, int64_t to);
 static void truncate_column(decoded_t *d, int32_t member, int64_t slot) {
         const field_t *field = &d->program->fields[member];
         column_t *column     = &d->columns[member];
-        int32_t to           = OFFSETS(column->offsets)[slot];
+        int32_t to;
 
         if (!(field->flags & REPEATED)) {
-                column->data.bytes = to;
-        } else if (field->elements >= 0) {
+                take_back(column, slot);
+                return;
+        }
+        to = OFFSETS(column->offsets)[slot];
+        if (field->elements >= 0) {
                 truncate_frame(d, field->elements, to);
                 while (column->dropped.bytes && OFFSETS(column->dropped)[column->dropped.bytes / 4 - 1] >= to)
                         column->dropped.bytes -= 4;
@@ -447,6 +512,8 @@ static int drop_duplicates(decoded_t *d, int32_t member, int32_t from, int32_t t
         int32_t j, k, *heap, swap;
         int found = 1;
 
+        if (!keys.width)
+                fill_offsets(&d->columns[key], to);
         if (count <= 16) {
                 for (j = from; j < to; j++)
                         for (k = j + 1; k < to; k++)
@@ -520,8 +587,6 @@ static int close_row(decoded_t *d, int32_t index, int64_t slot, int checked) {
                         if (field->flags & MAP && end - offsets[slot] > 1 &&
                             !drop_duplicates(d, member, offsets[slot], (int32_t)end))
                                 return 0;
-                } else if (column->offsets.at) {
-                        OFFSETS(column->offsets)[slot + 1] = (int32_t)column->data.bytes;
                 } else if ((field->kind == TIMESTAMP || field->kind == DURATION) && column->slot == slot) {
                         int64_t *micros = (int64_t *)(void *)column->values.at + slot;
                         if (!to_micros(field->kind, column->seconds, column->nanos, micros))
@@ -559,12 +624,16 @@ static int read_long_varint(decoded_t *d, const uint8_t **at, const uint8_t *end
 INLINE int read_varint(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *value) {
         const uint8_t *from = *at;
 
+        int read;
+
         if (from < end && *from < 0x80) {
                 *value = *from;
                 *at    = from + 1;
                 return 1;
         }
-        return read_long_varint(d, at, end, member, value);
+        read = read_long_varint(d, &from, end, member, value);
+        *at  = from;
+        return read;
 }
 
 static int read_any_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint32_t *tag) {
@@ -580,11 +649,17 @@ static int read_any_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, in
 }
 
 INLINE int read_tag(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint32_t *tag) {
-        if (*at < end && **at < 0x80 && **at >> 3) {
-                *tag = *(*at)++;
+        const uint8_t *from = *at;
+        int read;
+
+        if (from < end && *from < 0x80 && *from >> 3) {
+                *tag = *from;
+                *at  = from + 1;
                 return 1;
         }
-        return read_any_tag(d, at, end, member, tag) && (*tag >> 3 || fail(d, E_TAG, member, 0));
+        read = read_any_tag(d, &from, end, member, tag);
+        *at  = from;
+        return read && (*tag >> 3 || fail(d, E_TAG, member, 0));
 }
 
 INLINE int read_bytes(decoded_t *d, const uint8_t **at, const uint8_t *end, int32_t member, uint64_t *bytes) {
@@ -787,11 +862,11 @@ static int read_element(decoded_t *d, int32_t member, const uint8_t **at, const 
                         return fail_time(d, member, seconds);
                 return append_number(d, member, (uint64_t)micros, 8);
         default:
-                if (field->kind == STRING && !is_utf8(*at, (int64_t)bytes))
+                if (field->kind == STRING && !is_text(*at, (int64_t)bytes, end - *at))
                         return fail(d, E_UTF8, member, 0);
                 if (!column->entry_offsets.bytes && !extend(&column->entry_offsets, 4, &d->allowance))
                         return no_room(d);
-                if (!append_data(d, column, *at, (int64_t)bytes))
+                if (!append_data(d, column, *at, (int64_t)bytes, end - *at))
                         return 0;
                 offset = (int32_t)column->data.bytes;
                 if (!append_within(&column->entry_offsets, &offset, 4, &d->allowance))
@@ -802,7 +877,36 @@ static int read_element(decoded_t *d, int32_t member, const uint8_t **at, const 
         }
 }
 
-/* Reads one occurrence of a field that is not repeated, and not a number. */
+/* Says that a field occurs in a slot. */
+INLINE int occurs(decoded_t *d, const field_t *field, column_t *column, int32_t member, int64_t slot) {
+        if (field->oneof >= 0 && !set_oneof(d, member, slot))
+                return 0;
+        if (column->validity.at)
+                column->validity.at[slot] = 1;
+        return 1;
+}
+
+/* Reads one occurrence of a string, bytes, or a message that is stored as its bytes; not repeated. */
+INLINE int read_text(decoded_t *d, const field_t *field, int32_t member, int64_t slot, const uint8_t **at,
+                     const uint8_t *end) {
+        column_t *column = &d->columns[member];
+        uint64_t bytes   = 0;
+
+        if (!read_bytes(d, at, end, member, &bytes) || !occurs(d, field, column, member, slot))
+                return 0;
+        if (field->kind == STRING && !is_text(*at, (int64_t)bytes, end - *at))
+                return fail(d, E_UTF8, member, 0);
+        if (field->kind != RAW) /* messages that occur twice are merged, which is what concatenation means */
+                take_back(column, slot);
+        fill_offsets(column, slot);
+        if (!append_data(d, column, *at, (int64_t)bytes, end - *at))
+                return 0;
+        end_value(column, slot);
+        *at += bytes;
+        return 1;
+}
+
+/* Reads one occurrence of a message, a group or a time that is not repeated. */
 static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t **at, const uint8_t *end, int depth) {
         const field_t *field = &d->program->fields[member];
         column_t *column     = &d->columns[member];
@@ -814,43 +918,28 @@ static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t
                         return 0;
                 stop = *at + bytes;
         }
-        if (field->oneof >= 0 && !set_oneof(d, member, slot))
+        if (!occurs(d, field, column, member, slot))
                 return 0;
-        if (column->validity.at)
-                column->validity.at[slot] = 1;
-        switch (field->kind) {
-        case MESSAGE:
-        case GROUP:
+        if (field->kind == MESSAGE || field->kind == GROUP) {
                 if (depth >= MAX_DEPTH)
                         return fail(d, E_DEPTH, member, depth);
                 return parse(d, field->message, slot, at, stop, field->kind == GROUP ? (uint32_t)field->number : 0,
                              depth + 1);
-        case TIMESTAMP:
-        case DURATION:
-                if (column->slot != slot) {
-                        column->slot    = slot;
-                        column->seconds = 0;
-                        column->nanos   = 0;
-                }
-                if (!read_time(d, *at, stop, member, depth + 1, &column->seconds, &column->nanos))
-                        return 0;
-                *at = stop;
-                return 1;
-        default:
-                if (field->kind == STRING && !is_utf8(*at, (int64_t)bytes))
-                        return fail(d, E_UTF8, member, 0);
-                if (field->kind != RAW) /* messages that occur twice are merged, which is what concatenation means */
-                        column->data.bytes = OFFSETS(column->offsets)[slot];
-                if (!append_data(d, column, *at, (int64_t)bytes))
-                        return 0;
-                *at = stop;
-                return 1;
         }
+        if (column->slot != slot) {
+                column->slot    = slot;
+                column->seconds = 0;
+                column->nanos   = 0;
+        }
+        if (!read_time(d, *at, stop, member, depth + 1, &column->seconds, &column->nanos))
+                return 0;
+        *at = stop;
+        return 1;
 }
 
 /* Reads one occurrence of a number. */
-INLINE int read_single_number(decoded_t *d, int32_t member, int64_t slot, const uint8_t **at, const uint8_t *end) {
-        const field_t *field = &d->program->fields[member];
+INLINE int read_single_number(decoded_t *d, const field_t *field, int32_t member, int64_t slot, const uint8_t **at,
+                              const uint8_t *end) {
         column_t *column     = &d->columns[member];
         int width            = widths[field->kind];
         uint64_t bits = 0;
@@ -861,10 +950,8 @@ INLINE int read_single_number(decoded_t *d, int32_t member, int64_t slot, const 
                 d->unknown = 1;
                 return 1;
         }
-        if (field->oneof >= 0 && !set_oneof(d, member, slot))
+        if (!occurs(d, field, column, member, slot))
                 return 0;
-        if (column->validity.at)
-                column->validity.at[slot] = 1;
         store(column->values.at + slot * width, bits, width);
         return 1;
 }
@@ -930,51 +1017,88 @@ INLINE int32_t find(const program_t *p, const message_t *m, uint32_t number) {
         return low < m->count && (uint32_t)p->fields[m->first + low].number == number ? m->first + low : -1;
 }
 
-/* Reads the fields of a message up to `end`, or up to the end of its group. */
-static int parse_fields(decoded_t *d, int32_t message, int64_t slot, const uint8_t **at, const uint8_t *end, uint32_t group,
-                 int depth) {
-        const program_t *p = d->program;
-        const message_t *m = &p->messages[message];
+/* Reads a field that is not what the tables expect: of another wire type, or not in the tables at all. */
+static int read_unexpected(decoded_t *d, int32_t member, const uint8_t **at, const uint8_t *end, uint32_t tag, int depth,
+                           int32_t owner) {
+        const field_t *field = member < 0 ? NULL : &d->program->fields[member];
 
-        while (*at < end) {
-                uint32_t tag, wire_type, expected;
+        if (field && field->reader == NUMBERS && ((tag & 7) == LEN || (tag & 7) == wire_types[field->kind]))
+                return read_repeated_number(d, member, at, end, (tag & 7) == LEN);
+        return skip_unknown(d, at, end, tag, depth, owner);
+}
+
+/*
+ * Reads the fields of a message up to `end`, or up to the end of its group.
+ *
+ * Writers write fields in the order of their numbers. So the next field is guessed from the last one, and its tag
+ * is only compared. The processor goes on with the guess meanwhile, instead of waiting for the tables.
+ */
+static int parse_fields(decoded_t *d, int32_t message, int64_t slot, const uint8_t **position, const uint8_t *end,
+                        uint32_t group, int depth) {
+        const program_t *p   = d->program;
+        const message_t *m   = &p->messages[message];
+        const field_t *first = p->fields + m->first, *past = first + m->count, *field = first;
+        const uint8_t *at    = *position, *inner;
+
+        while (at < end) {
+                uint32_t tag;
                 int32_t member;
                 int read;
 
-                if (!read_tag(d, at, end, m->owner, &tag))
+                if (!read_tag(d, &at, end, m->owner, &tag))
                         return 0;
-                wire_type = tag & 7;
-                if (wire_type == END_GROUP)
-                        return (group && tag >> 3 == group) || fail(d, E_END_GROUP, m->owner, tag >> 3);
-                member = find(p, m, tag >> 3);
-                if (member < 0) {
-                        if (!skip_unknown(d, at, end, tag, depth, m->owner))
+                if (field >= past || (uint32_t)field->tag != tag) {
+                        if (field + 1 < past && (uint32_t)field[1].tag == tag) {
+                                field++;
+                        } else {
+                                if ((tag & 7) == END_GROUP) {
+                                        *position = at;
+                                        return (group && tag >> 3 == group) ||
+                                               fail(d, E_END_GROUP, m->owner, tag >> 3);
+                                }
+                                member = find(p, m, tag >> 3);
+                                if (member < 0 || (uint32_t)p->fields[member].tag != tag) {
+                                        inner = at;
+                                        if (!read_unexpected(d, member, &inner, end, tag, depth, m->owner))
+                                                return 0;
+                                        at = inner;
+                                        continue;
+                                }
+                                field = p->fields + member;
+                        }
+                }
+                member = (int32_t)(field - p->fields);
+                switch (field->reader) {
+                case ONE_NUMBER:
+                        if (!read_single_number(d, field, member, slot, &at, end))
                                 return 0;
+                        field++;
+                        continue;
+                case TEXT:
+                        if (!read_text(d, field, member, slot, &at, end))
+                                return 0;
+                        field++;
                         continue;
                 }
-                expected = wire_types[p->fields[member].kind];
-                if (expected == LEN || expected == START_GROUP) {
-                        if (wire_type != expected)
-                                read = skip_unknown(d, at, end, tag, depth, m->owner);
-                        else if (p->fields[member].flags & MAP)
-                                read = read_entry(d, member, at, end, depth);
-                        else if (p->fields[member].flags & REPEATED)
-                                read = read_element(d, member, at, end, depth);
-                        else
-                                read = read_single(d, member, slot, at, end, depth);
-                } else if (p->fields[member].flags & REPEATED) {
-                        if (wire_type == expected || wire_type == LEN)
-                                read = read_repeated_number(d, member, at, end, wire_type == LEN);
-                        else
-                                read = skip_unknown(d, at, end, tag, depth, m->owner);
-                } else if (wire_type == expected) {
-                        read = read_single_number(d, member, slot, at, end);
-                } else {
-                        read = skip_unknown(d, at, end, tag, depth, m->owner);
+                inner = at;
+                switch (field->reader) {
+                case NUMBERS:
+                        read = read_repeated_number(d, member, &inner, end, (tag & 7) == LEN);
+                        break;
+                case ELEMENTS:
+                        read = read_element(d, member, &inner, end, depth);
+                        break;
+                case ENTRIES:
+                        read = read_entry(d, member, &inner, end, depth);
+                        break;
+                default:
+                        read = read_single(d, member, slot, &inner, end, depth);
                 }
                 if (!read)
                         return 0;
+                at = inner;
         }
+        *position = at;
         return !group || fail(d, E_TRUNCATED, m->owner, 0);
 }
 
@@ -1015,6 +1139,66 @@ EXPORT void kafka_eos_protobuf_free(decoded_t *d) {
         free(d);
 }
 
+/* Returns the memory that a result has allocated, with what Python needs in addition for as many elements. */
+EXPORT int64_t kafka_eos_protobuf_capacity(const decoded_t *d) {
+        int64_t bytes = 0;
+        int32_t i;
+
+        for (i = 0; i < d->program->field_count; i++) {
+                const column_t *c = &d->columns[i];
+                const field_t *f  = &d->program->fields[i];
+                if (f->flags & REPEATED && f->extra_bytes)
+                        bytes += c->values.capacity / widths[f->kind] * f->extra_bytes;
+                bytes += c->validity.capacity + c->values.capacity + c->offsets.capacity +
+                         c->entry_offsets.capacity + c->data.capacity + c->dropped.capacity;
+        }
+        return bytes;
+}
+
+static void forget(part_t *part) { part->bytes = 0; }
+
+/* Makes a result empty that nobody reads any more, and keeps its memory for the next one. */
+static void empty(decoded_t *d) {
+        const decoded_t before = *d;
+        int32_t i;
+
+        for (i = 0; i < d->program->field_count; i++) {
+                column_t *c = &d->columns[i];
+                forget(&c->validity);
+                forget(&c->values);
+                forget(&c->offsets);
+                forget(&c->entry_offsets);
+                forget(&c->data);
+                forget(&c->dropped);
+                c->elements = c->filled = 0;
+        }
+        memset(d, 0, sizeof(*d));
+        memset(before.frames, 0, (size_t)before.program->frame_count * sizeof(*before.frames));
+        d->program  = before.program;
+        d->columns  = before.columns;
+        d->frames   = before.frames;
+        d->oneofs   = before.oneofs;
+        d->validity = before.validity;
+        d->errors   = before.errors;
+        forget(&d->validity);
+        forget(&d->errors);
+}
+
+static decoded_t *new_result(const program_t *program) {
+        decoded_t *d = calloc(1, sizeof(*d));
+
+        if (!d)
+                return NULL;
+        d->program = program;
+        d->columns = calloc((size_t)program->field_count + 1, sizeof(*d->columns));
+        d->frames  = calloc((size_t)program->frame_count, sizeof(*d->frames));
+        d->oneofs  = calloc((size_t)program->oneof_count + 1, sizeof(*d->oneofs));
+        if (d->columns && d->frames && d->oneofs)
+                return d;
+        kafka_eos_protobuf_free(d);
+        return NULL;
+}
+
 /* Decodes one message to the next row. On an error, the row remains as it was before. */
 static int decode_row(decoded_t *d, const uint8_t *at, int64_t bytes, int32_t start) {
         const uint8_t *from = at + start;
@@ -1031,25 +1215,25 @@ static int decode_row(decoded_t *d, const uint8_t *at, int64_t bytes, int32_t st
  * with `start` bytes that are not payload. The columns take at most `most_bytes`, so perhaps only the first messages
  * are decoded; `rows` tells how many. A message that cannot be decoded adds an error. Free the result with
  * kafka_eos_protobuf_free while `program` still exists. Returns NULL if there is not enough memory; if memory runs
- * out later, `no_memory` is set in the result.
+ * out later, `no_memory` is set in the result. `spare` is a result of the same program that nobody reads any more, or
+ * NULL: the call reuses its memory, which the process need not get from the operating system again.
  */
 EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void *offsets, int32_t wide,
                                             const uint8_t *data, const uint8_t *validity, int64_t validity_offset,
-                                            int64_t rows, int32_t start, int64_t most_bytes) {
+                                            int64_t rows, int32_t start, int64_t most_bytes,
+                                            decoded_t *spare) {
         static const uint8_t nothing = 0;
-        decoded_t *d                 = calloc(1, sizeof(*d));
+        decoded_t *d                 = spare ? spare : new_result(program);
         int64_t row;
         int32_t i;
 
         if (!d)
                 return NULL;
-        d->program       = program;
-        d->allowance.left = most_bytes;
-        d->messages      = rows;
-        d->columns       = calloc((size_t)program->field_count + 1, sizeof(*d->columns));
-        d->frames        = calloc((size_t)program->frame_count, sizeof(*d->frames));
-        d->oneofs        = calloc((size_t)program->oneof_count + 1, sizeof(*d->oneofs));
-        if (!d->columns || !d->frames || !d->oneofs || !extend(&d->validity, rows, NULL)) {
+        if (spare)
+                empty(d);
+        d->allowance.left = most_bytes - (spare ? kafka_eos_protobuf_capacity(d) : 0);
+        d->messages       = rows;
+        if (!extend(&d->validity, rows, NULL)) {
                 kafka_eos_protobuf_free(d);
                 return NULL;
         }
@@ -1089,6 +1273,9 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
         }
         if (row < rows)
                 truncate_frame(d, 0, row);
+        for (i = 0; i < program->field_count; i++) /* a column without slots has no offsets, either */
+                if (d->columns[i].offsets.at && !(program->fields[i].flags & REPEATED))
+                        fill_offsets(&d->columns[i], d->frames[program->fields[i].frame].rows);
         d->rows = row;
         return d;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.program import Program, Slot, compile_tree
 from kafka_eos_source.registry.protobuf.tree import Kind, Message
 from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
+
+#: The most memory that is kept between two calls.
+_MOST_SPARE_BYTES = 16 << 20
 
 _NUMBERS = {
     Kind.INT32: np.int32,
@@ -44,6 +47,7 @@ class NativeDecoder:
         self._library = library
         self._program = compile_tree(root)
         self._tables = native.tables(self._program)
+        self._used = (self._tables, self._program)  # a result refers to both
         self._type = root.arrow_type
 
     @property
@@ -60,8 +64,7 @@ class NativeDecoder:
             messages = messages.cast(pa.binary())
         validity, offsets, data = messages.buffers()
         first = messages.offset
-        pointer = self._library.decode(
-            ctypes.byref(self._tables),
+        given = (
             offsets.address + first * (8 if wide else 4) if offsets is not None and len(messages) else 0,
             int(wide),
             data.address if data is not None else 0,
@@ -71,22 +74,53 @@ class NativeDecoder:
             start,
             most_bytes,
         )
+        spare = _Memory.spare(self._library, self._used, most_bytes)
+        memory = self._memory(*given, spare)
+        if spare is not None and not memory.pointer.contents.rows:
+            memory = self._memory(*given, None)  # whether a record fits does not depend on earlier ones
+        return _Result(self._root, self._program, memory, most_bytes).convert(self._type)
+
+    def _memory(self, *given: Any) -> _Memory:
+        pointer = self._library.decode(ctypes.byref(self._tables), *given)
         if not pointer:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        memory = _Memory(self._library, pointer, self._tables, self._program)
-        return _Result(self._root, self._program, memory, most_bytes).convert(self._type)
+        return _Memory(self._library, pointer, self._used)
 
 
 class _Memory:
-    """Owns a result, and frees it when the last array that refers to it is gone."""
+    """Owns a result. When the last array that refers to it is gone, the next call may reuse the memory.
 
-    def __init__(self, library: native.Library, pointer: Any, tables: Any, program: Program) -> None:
+    A new result needs a page fault for each 4 KiB, which took a quarter of the time of a batch.
+    """
+
+    #: A result that nobody reads any more; at most one, whatever the number of decoders.
+    _spares: ClassVar[list[_Memory]] = []
+
+    def __init__(self, library: native.Library, pointer: Any, used: object) -> None:
         self._library = library
         self.pointer = pointer
-        self._used = (tables, program)
+        self._used = used
+
+    @classmethod
+    def spare(cls, library: native.Library, used: object, most_bytes: int) -> Any:
+        """Returns a result to reuse; None if there is none of this program within the limit."""
+        try:
+            found = cls._spares.pop()
+        except IndexError:
+            return None
+        pointer, found.pointer = found.pointer, None
+        if found._used is used and library.capacity(pointer) <= most_bytes:
+            return pointer
+        library.free(pointer)
+        return None
 
     def __del__(self) -> None:
-        self._library.free(self.pointer)
+        if self.pointer is None:
+            return
+        if not self._spares and self._library.capacity(self.pointer) <= _MOST_SPARE_BYTES:
+            self._spares.append(_Memory(self._library, self.pointer, self._used))
+        else:
+            self._library.free(self.pointer)
 
 
 class _Result:
@@ -99,7 +133,8 @@ class _Result:
         found = memory.pointer.contents
         if found.no_memory:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        self._columns = native.view(found.columns, native.COLUMN, len(program.fields))
+        columns = native.view(found.columns, native.COLUMN, len(program.fields))
+        self._columns = [dict(zip(native.COLUMN.names or (), each, strict=True)) for each in columns.tolist()]
         self._rows = native.view(found.frames, native.ROWS, len(program.frames))["rows"]
         self._validity = native.view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
         self._found_errors = native.view(
@@ -116,8 +151,10 @@ class _Result:
         for row, code, field, detail in self._found_errors.tolist():
             self._errors[row] = self._message(code, field, detail)
         children = [self._column(slot) for slot in self._program.slots] or [pa.nulls(rows, pa.string())]
-        valid = self._validity[:rows].copy()
-        valid[list(self._errors)] = 0
+        valid = self._validity[:rows]
+        if self._errors:
+            valid = valid.copy()
+            valid[list(self._errors)] = 0
         values = pa.Array.from_buffers(arrow_type, rows, [_bits(valid)], children=children)
         return Converted(values, dict(sorted(self._errors.items()))).first(self._fitting)
 
@@ -134,7 +171,7 @@ class _Result:
         if not len(offsets):
             offsets = np.zeros(1, np.int32)
         if slot.elements < 0:
-            count = int(self._columns[slot.index]["elements"])
+            count = self._columns[slot.index]["elements"]
             elements = self._values(slot, count, None, self._part(slot, "entry_offsets", np.int32))
             return _list(field.arrow_type, offsets, elements)
         count = int(self._rows[slot.elements])
@@ -231,13 +268,10 @@ class _Result:
     # -- buffers ---------------------------------------------------------------------------------
 
     def _part(self, slot: Slot, name: str, dtype: Any) -> npt.NDArray[Any]:
-        part = self._columns[slot.index][name]
-        size = np.dtype(dtype).itemsize
-        return np.frombuffer(self._buffer(slot, name), dtype, int(part["bytes"]) // size)
+        return np.frombuffer(self._buffer(slot, name), dtype)
 
     def _buffer(self, slot: Slot, name: str) -> pa.Buffer:
-        part = self._columns[slot.index][name]
-        address, size = int(part["at"]), int(part["bytes"])
+        address, size, _ = self._columns[slot.index][name]
         return pa.foreign_buffer(address, size, self._memory) if address else pa.py_buffer(b"")
 
     # -- errors ----------------------------------------------------------------------------------
@@ -266,7 +300,7 @@ _REASONS = {
 
 
 def _bits(each_byte: npt.NDArray[np.uint8]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(each_byte.astype(bool), bitorder="little"))
+    return pa.py_buffer(np.packbits(each_byte, bitorder="little"))
 
 
 def _list(arrow_type: pa.DataType, offsets: npt.NDArray[np.int32], elements: pa.Array) -> pa.Array:
@@ -284,13 +318,16 @@ def _with_validity(array: pa.Array, bits: pa.Buffer | None) -> pa.Array:
 def _enum(slot: Slot, numbers: npt.NDArray[np.int32], valid: npt.NDArray[np.uint8] | None) -> pa.Array:
     """Returns the names of an enum's numbers. A number without a name becomes its digits."""
     known = sorted(slot.field.descriptor.enum_type.values_by_number)
+    names = [enum_name(slot.field, number) for number in known]
+    mask = None if valid is None else valid == 0
+    is_dense = known[0] == 0 and known[-1] == len(known) - 1
+    if is_dense and (not len(numbers) or (numbers.min() >= 0 and numbers.max() < len(known))):
+        return pa.array(names, pa.string()).take(pa.array(numbers, mask=mask))
     table = np.array(known, np.int32)
     places = np.minimum(np.searchsorted(table, numbers), len(table) - 1)
     unknown = table[places] != numbers
-    names = [enum_name(slot.field, number) for number in known]
     if unknown.any():
         others, inverse = np.unique(numbers[unknown], return_inverse=True)
         places[unknown] = len(names) + inverse
         names += [str(number) for number in others.tolist()]
-    mask = None if valid is None else valid == 0
     return pa.array(names, pa.string()).take(pa.array(places.astype(np.int32), mask=mask))

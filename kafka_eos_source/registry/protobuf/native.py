@@ -33,6 +33,7 @@ COLUMN = np.dtype(
         ("data", _PART),
         ("dropped", _PART),
         ("elements", "i8"),
+        ("filled", "i8"),
         ("seconds", "i8"),
         ("slot", "i8"),
         ("nanos", "i4"),
@@ -95,6 +96,7 @@ class Library(NamedTuple):
     """The functions of the library."""
 
     decode: Any
+    capacity: Any
     free: Any
     encode: Any
     free_encoded: Any
@@ -153,7 +155,11 @@ def load(path: Path) -> Library:
         c_int64,
         c_int32,
         c_int64,
+        POINTER(Decoded),
     )
+    capacity = library.kafka_eos_protobuf_capacity
+    capacity.restype = c_int64
+    capacity.argtypes = (POINTER(Decoded),)
     free = library.kafka_eos_protobuf_free
     free.restype = None
     free.argtypes = (POINTER(Decoded),)
@@ -163,7 +169,7 @@ def load(path: Path) -> Library:
     free_encoded = library.kafka_eos_protobuf_free_encoded
     free_encoded.restype = None
     free_encoded.argtypes = (POINTER(Encoded),)
-    return Library(decode, free, encode, free_encoded)
+    return Library(decode, capacity, free, encode, free_encoded)
 
 
 def tables(program: Program) -> ProgramTables:

@@ -49,6 +49,8 @@ FIELD = (
     "default_first",
     "default_bytes",
     "extra_bytes",
+    "tag",
+    "reader",
 )
 MESSAGE = ("first", "count", "dense", "dense_count", "owner", "oneof_first", "oneof_count")
 FRAME = (
@@ -62,6 +64,18 @@ FRAME = (
     "row_bytes",
     "extra_bytes",
 )
+
+VARINT, I64, LEN, START_GROUP, END_GROUP, I32 = range(6)
+#: Wire types; the other kinds are varints.
+WIRE_TYPES = {
+    **dict.fromkeys((Kind.FIXED32, Kind.SFIXED32, Kind.FLOAT), I32),
+    **dict.fromkeys((Kind.FIXED64, Kind.SFIXED64, Kind.DOUBLE), I64),
+    **dict.fromkeys((Kind.STRING, Kind.BYTES, Kind.RAW, Kind.MESSAGE, Kind.TIMESTAMP, Kind.DURATION), LEN),
+    Kind.GROUP: START_GROUP,
+}
+
+#: Readers of native/protobuf.c.
+_ONE_NUMBER, _NUMBERS, _TEXT, _OTHER, _ELEMENTS, _ENTRIES = range(6)
 
 _DENSE_NUMBERS = 1024
 _OFFSET_BYTES, _DECIMAL_BYTES, _DIGITS_OF_INT32 = 4, 16, 11
@@ -203,6 +217,7 @@ class _Compiler:
         )
         row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
         row |= {"frame": frame, "parent": parent, "extra_bytes": _extra_bytes(field)}
+        row |= {"tag": _tag(field), "reader": _reader(field)}
         if field.oneof is not None:
             row["oneof"] = oneofs[field.oneof]
         if field.is_closed_enum:
@@ -220,13 +235,29 @@ class _Compiler:
 
 
 def _needs_close(field: Field) -> bool:
-    return field.is_repeated or field.is_required or field.kind in (*_VARIABLE, *_TIMES)
+    return field.is_repeated or field.is_required or field.kind in _TIMES
 
 
 def _slot_bytes(field: Field) -> int:
     if field.is_repeated or field.kind in _VARIABLE:
         return 4
     return WIDTHS.get(field.kind, 0) + field.nullable
+
+
+def _tag(field: Field) -> int:
+    """Returns the tag before a value of a field, as int32."""
+    wire_type = WIRE_TYPES.get(field.kind, VARINT)
+    tag = field.number << 3 | (LEN if field.descriptor.is_packed else wire_type)
+    return tag - (1 << 32) if tag >> 31 else tag
+
+
+def _reader(field: Field) -> int:
+    """Returns how native/protobuf.c reads a field."""
+    if field.is_map:
+        return _ENTRIES
+    if WIRE_TYPES.get(field.kind, VARINT) in (LEN, START_GROUP):
+        return _ELEMENTS if field.is_repeated else _TEXT if field.kind in _VARIABLE else _OTHER
+    return _NUMBERS if field.is_repeated else _ONE_NUMBER
 
 
 def _extra_bytes(field: Field) -> int:

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from kafka_eos_source.registry.protobuf.inputs import Column
-from kafka_eos_source.registry.protobuf.program import Program, Slot
+from kafka_eos_source.registry.protobuf.program import (
+    END_GROUP,
+    I64,
+    LEN,
+    VARINT,
+    WIRE_TYPES,
+    Program,
+    Slot,
+)
 from kafka_eos_source.registry.protobuf.tree import Kind
 
-_VARINT, _I64, _LEN, _START_GROUP, _END_GROUP, _I32 = range(6)
-_WIRE_TYPES = {
-    **dict.fromkeys((Kind.FIXED32, Kind.SFIXED32, Kind.FLOAT), _I32),
-    **dict.fromkeys((Kind.FIXED64, Kind.SFIXED64, Kind.DOUBLE), _I64),
-    **dict.fromkeys((Kind.STRING, Kind.BYTES, Kind.RAW, Kind.MESSAGE, Kind.TIMESTAMP, Kind.DURATION), _LEN),
-    Kind.GROUP: _START_GROUP,
-}
 _BYTES = (Kind.STRING, Kind.BYTES, Kind.RAW)
 _MESSAGES = (Kind.MESSAGE, Kind.GROUP)
 _REQUIRED, _NULL_ELEMENT, _ONEOF, _RANGE, _UTF8 = 9, 12, 13, 14, 6
@@ -80,7 +81,7 @@ def _repeated(slot: Slot, columns: list[Column], row: int) -> bytes:
             raise RefusedError(_NULL_ELEMENT, slot.index, index)
         parts.append((b"" if packed else _tag(slot)) + _value(slot, columns, index))
     body = b"".join(reversed(parts))
-    return _varint(slot.field.number << 3 | _LEN) + _sized(body) if packed and parts else body
+    return _varint(slot.field.number << 3 | LEN) + _sized(body) if packed and parts else body
 
 
 def _value(slot: Slot, columns: list[Column], index: int) -> bytes:
@@ -89,7 +90,7 @@ def _value(slot: Slot, columns: list[Column], index: int) -> bytes:
         raise RefusedError(_RANGE, slot.index, index)
     if field.kind in _MESSAGES:
         body = _message(slot.children, columns, index, field.is_map)
-        return _sized(body) if field.kind is Kind.MESSAGE else body + _varint(field.number << 3 | _END_GROUP)
+        return _sized(body) if field.kind is Kind.MESSAGE else body + _varint(field.number << 3 | END_GROUP)
     if field.kind in _BYTES:
         body = _bytes(slot, column, index)
         if field.kind is Kind.STRING:
@@ -103,10 +104,10 @@ def _value(slot: Slot, columns: list[Column], index: int) -> bytes:
         return _sized(_time(field.kind, number))
     if field.kind in (Kind.SINT32, Kind.SINT64):
         return _varint(number << 1 if number >= 0 else (-number << 1) - 1)
-    wire_type = _WIRE_TYPES.get(field.kind, _VARINT)
-    if wire_type == _VARINT:
+    wire_type = WIRE_TYPES.get(field.kind, VARINT)
+    if wire_type == VARINT:
         return _varint(number)
-    return struct.pack("<Q", number & (1 << 64) - 1)[: 8 if wire_type == _I64 else 4]
+    return struct.pack("<Q", number & (1 << 64) - 1)[: 8 if wire_type == I64 else 4]
 
 
 def _bytes(slot: Slot, column: Column, index: int) -> bytes:
@@ -136,7 +137,7 @@ def _time(kind: Kind, micros: int) -> bytes:
 
 
 def _tag(slot: Slot) -> bytes:
-    return _varint(slot.field.number << 3 | _WIRE_TYPES.get(slot.field.kind, _VARINT))
+    return _varint(slot.field.number << 3 | WIRE_TYPES.get(slot.field.kind, VARINT))
 
 
 def _sized(body: bytes) -> bytes:
