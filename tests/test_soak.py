@@ -534,6 +534,13 @@ def test_a_run_that_ended_wrong_is_not_resumed(tmp_path: Path) -> None:
     assert "chunk 0" in refused.output
 
 
+def test_t148_a_run_that_another_process_runs_is_not_resumed(tmp_path: Path) -> None:
+    with a_run(tmp_path).held():
+        refused = CliRunner().invoke(main, ["0.1", "--resume", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "another process runs the soak" in refused.output
+
+
 def test_options_that_exclude_each_other_and_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     for arguments in (
         ["--resume", str(tmp_path)],

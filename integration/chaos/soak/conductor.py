@@ -121,16 +121,16 @@ class Conductor:
         self._over.set()
 
     def run(self, minutes: float) -> None:
-        """Runs chunks for ``minutes``.
+        """Runs chunks for ``minutes``, which begin when the brokers run.
 
         Raises:
             WrongError: if a chunk is wrong.
             StuckError: if the queries do not come to rest.
             BrokenBrokerError: if a broker broke its promise.
         """
-        until = Deadline.after_seconds(60 * minutes)
         with ExitStack() as stack:
             self._open(stack)
+            until = Deadline.after_seconds(60 * minutes)
             while not until.expired and not self._over.is_set():
                 seconds = min(self._settings.chunk_seconds, until.remaining_seconds())
                 self._run_chunk(seconds)
