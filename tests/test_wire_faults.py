@@ -308,6 +308,17 @@ def finish(zombie: WireProducer, step: str) -> None:
     zombie.commit(soon())
 
 
+def test_an_answer_with_another_correlation_id_is_no_answer(cluster: WireCluster) -> None:
+    """The first bits of an answer are its correlation id; the request is sent again on another connection."""
+    cluster.fault = planned(("EndTxn", 1, Fault("damage", 0)))
+    client = producer(cluster)
+    client.init(soon())
+    write(client, 0)
+    assert cluster.received["EndTxn"] == 2
+    client.close()
+    assert cluster.committed(TOPIC) == expected(1)
+
+
 def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
     for step in ("send", "send_offsets", "commit"):
         zombie = producer(cluster)
