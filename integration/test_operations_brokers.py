@@ -91,7 +91,8 @@ def change_within_transactions(
     mutations: Sequence[str] = (),
 ) -> dict[tuple[str, str], Outcome]:
     """Makes a change while queries are in a transaction; then kills and restarts half of the drivers."""
-    patient = {"kafka.transaction.timeout.ms": "600000"}  # the change may take minutes
+    # the change may take minutes, in which the drivers stand still
+    patient = {"kafka.transaction.timeout.ms": "600000", "commitTimeoutMs": "600000"}
     queries = {}
     for each in product(POINTS, ("goes on", "is killed")):
         scenario = Scenario(kafka.bootstrap_servers, folder, start)

@@ -24,6 +24,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
@@ -57,7 +58,7 @@ class MockKafka:
             "log_level": "0",
             **{name.replace("_", "."): value for name, value in kafka.items()},
         }
-        self._clients = KafkaClients(self.kafka)
+        self._clients = KafkaClients(self.kafka, LIBRDKAFKA)  # the mock is librdkafka's; see wire_cluster
         self._sent: list[GroupOffset] | None = None
         self._commits_seen = 0
         mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)

@@ -18,6 +18,7 @@ from wire_cluster import (
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
     OUT_OF_ORDER,
+    UNSUPPORTED_VERSION,
     Fault,
     WireCluster,
 )
@@ -307,6 +308,17 @@ def finish(zombie: WireProducer, step: str) -> None:
     zombie.commit(soon())
 
 
+def test_an_answer_with_another_correlation_id_is_no_answer(cluster: WireCluster) -> None:
+    """The first bits of an answer are its correlation id; the request is sent again on another connection."""
+    cluster.fault = planned(("EndTxn", 1, Fault("damage", 0)))
+    client = producer(cluster)
+    client.init(soon())
+    write(client, 0)
+    assert cluster.received["EndTxn"] == 2
+    client.close()
+    assert cluster.committed(TOPIC) == expected(1)
+
+
 def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
     for step in ("send", "send_offsets", "commit"):
         zombie = producer(cluster)
@@ -355,6 +367,23 @@ def test_a_version_that_was_lowered_before_the_transaction_began_aborts_it() -> 
         cluster.version = 1
         with pytest.raises(AbortableError, match=r"transaction\.version was lowered from 2 to 1"):
             write(client, 1)
+        client.abort(soon())
+        client.close()
+        write_until_committed(cluster, 2)
+        assert cluster.committed(TOPIC) == expected(2)
+
+
+def test_a_version_that_was_lowered_within_the_transaction_aborts_it() -> None:
+    """Brokers then refuse the newer requests; the next transaction uses the older ones."""
+    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+        client = producer(cluster)
+        client.init(soon())
+        client.begin()
+        client.send(rows(0), TOPIC, soon())
+        cluster.version = 1
+        cluster.fault = planned(("Produce", 1, Fault("error", UNSUPPORTED_VERSION)))
+        with pytest.raises(AbortableError):
+            client.flush(soon())
         client.abort(soon())
         client.close()
         write_until_committed(cluster, 2)

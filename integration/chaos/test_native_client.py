@@ -1,6 +1,6 @@
 """The native client (``transaction.client=native``) under the same faults as librdkafka.
 
-`./dev soak` runs the whole chaos suite with it, by the environment variable that this module sets.
+The other modules use it too, as it is the default; `./dev soak` runs the whole chaos suite with librdkafka.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from integration.chaos.conftest import Proxied, behind_a_proxy, report_measures
@@ -15,17 +16,26 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
 from integration.chaos.test_kills import STEPS
 from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort, late_commit
+from integration.support import broker as brokers
 from integration.support import features
 from integration.support.driver import Driver
+from integration.support.kafka import Admin, read_back
 from integration.support.tools import console_consumer
+from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.transaction_client import NATIVE, VARIABLE
+from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 PRODUCER_FENCED = 90
 #: Finalized levels of ``transaction.version``. Brokers before 4.0 behave like version 0.
 VERSIONS = [2, 1]
+#: Brokers give another producer id after this epoch.
+_LAST_EPOCH = 32766
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +117,34 @@ def test_t54_without_an_epoch_of_its_own_a_late_endtxn_ends_the_wrong_transactio
         answer, found = late_abort(scenario, proxied, "own epoch")
     assert answer == NONE
     assert not found.rows.exactly_once, "without an own epoch the late request must do damage"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_transactions_continue_when_the_epoch_wraps_to_another_producer_id(version: int) -> None:
+    """An epoch has 16 bits: at ten batches a second, they last for less than an hour."""
+    found = kernel.choice().kernel
+    assert found is not None
+    with EmbeddedKafka(features={"transaction.version": version}, java_options=brokers.JAVA_OPTIONS) as kafka:
+        topic = Admin(kafka.bootstrap_servers).create("wraps", 2)
+        client = WireProducer(producer_config({"bootstrap.servers": kafka.bootstrap_servers}, "wraps"), found)
+        deadline = Deadline.after_seconds(800)
+        client.init(deadline)
+        requests = client._transaction
+        first = requests.producer_id
+        while requests.epoch < _LAST_EPOCH - 5:
+            requests.init(-1, -1, deadline)
+        for number in range(10):
+            client.begin()
+            values = pa.array([b"%d-%d" % (number, row) for row in range(20)], pa.binary())
+            client.send(pa.record_batch({"value": values}), topic, deadline)
+            client.flush(deadline)
+            client.send_offsets([GroupOffset(TopicPartition(topic, 0), number, "token")], "g", deadline)
+            client.commit(deadline)
+        assert requests.producer_id != first
+        client.close()
+        written = read_back(kafka.bootstrap_servers, topic)
+    assert sorted(each.value for each in written if each.value is not None) == sorted(
+        b"%d-%d" % (number, row) for number in range(10) for row in range(20)
+    )

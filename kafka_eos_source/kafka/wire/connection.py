@@ -200,6 +200,7 @@ class Connection:
             while True:
                 more = self.socket.recv(_READ_BYTES)
                 if not more:
+                    self._hand_out()  # what it answered before
                     self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
                     return
                 self._in += more
@@ -208,9 +209,14 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
+            self._hand_out()
             self.fail(error)
             return
-        while len(self._in) >= 4:
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Hands out every answer that is complete."""
+        while len(self._in) >= 4 and self.failure is None:
             (size,) = struct.unpack_from(">i", self._in)
             try:
                 check_size(size, self.address)

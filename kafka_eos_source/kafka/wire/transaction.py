@@ -142,7 +142,7 @@ class TransactionRequests:
 
     def init(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
         def ask(connection: Connection) -> None:
-            version = connection.version(InitProducerIdRequest, 5)
+            version = connection.version(InitProducerIdRequest, 5, 3)  # with the own epoch (KIP-360)
             request = InitProducerIdRequest(
                 transactional_id=self.transactional_id,
                 transaction_timeout_ms=self._timeout_ms,
