@@ -156,8 +156,8 @@ def _column(
             fix="upgrade PySpark, or decode with map_in_read(…, decode=…), which works on PySpark 4.0 too.",
         )
     returned = StructType([StructField(VALUE, type_), StructField(ERROR, StringType())])
-    # The function has iterators, because one array of Spark may become several when it is decoded. Spark learns
-    # it from the type hints.
+    # The function has iterators, because one array of Spark may become several when it is decoded. Spark
+    # learns that from the type hints.
     result: Column = arrow_udf(function, returned)(f.col(column) if isinstance(column, str) else column)
     if mode == "permissive":
         return result
