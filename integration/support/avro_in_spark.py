@@ -70,11 +70,11 @@ def _compare(spark: SparkSession, schema: Any, payloads: list[bytes]) -> str:
         ours = [_plain(row.v) for row in spark.createDataFrame(pa.table({"v": made.values})).collect()]
     except (Py4JJavaError, PySparkException, pa.ArrowException):
         return "not comparable"  # Spark's or Arrow's conversion lacks a type, such as that of null
-    assert ours == expected, text
+    assert ours == expected, (text, ours, expected)
     encoded = encoder(schema_of(schema), made.values.type).encode(made.values, b"").values
     again = spark.createDataFrame(pa.table({"v": encoded}))
     read = again.select(from_avro("v", text, {"mode": "PERMISSIVE"}).alias("v")).collect()
-    assert [_plain(row.v) for row in read] == ours, text
+    assert [_plain(row.v) for row in read] == ours, (text, ours)
     return "equal"
 
 
