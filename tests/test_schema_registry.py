@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import socket
 from collections.abc import Iterator
 from functools import partialmethod
-from typing import Any
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.util import PythonEvalType
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -529,6 +531,29 @@ def test_the_schema_is_the_latest_or_the_one_that_is_named(server: Server, text_
 def test_contradicting_arguments_are_refused(server: Server, given: dict[str, Any], said: str) -> None:
     with pytest.raises(KafkaEosError, match=said):
         registry_schema(server.url, **given)
+
+
+def test_spark_takes_the_functions_for_those_of_iterators(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They return several arrays for one if it is large. Spark chooses the kind of UDF by type hints."""
+    typehints = pytest.importorskip("pyspark.sql.pandas.typehints")
+    wanted = getattr(PythonEvalType, "SQL_SCALAR_ARROW_ITER_UDF", None)
+    if wanted is None:
+        pytest.skip("needs the Arrow UDFs of PySpark 4.1")
+    found = []
+
+    def arrow_udf(function: Any, _returned: Any) -> Any:
+        hints = get_type_hints(function)
+        found.append(typehints.infer_arrow_eval_type(inspect.signature(function), hints))
+        raise NotImplementedError
+
+    monkeypatch.setattr("pyspark.sql.functions.arrow_udf", arrow_udf, raising=False)
+    server.add("s", "one")
+    for make in (from_registry, to_registry):
+        with pytest.raises(NotImplementedError):
+            make("value", server.url, subject="s")
+    assert found == [wanted, wanted]
 
 
 def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch) -> None:

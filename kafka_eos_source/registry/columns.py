@@ -140,7 +140,6 @@ def _column(
     located: bool,
 ) -> Column:
     from pyspark.sql import functions as f
-    from pyspark.util import PythonEvalType
 
     if mode not in ("fail", "permissive"):
         raise InvalidOptionError(
@@ -157,9 +156,9 @@ def _column(
             fix="upgrade PySpark, or decode with map_in_read(…, decode=…), which works on PySpark 4.0 too.",
         )
     returned = StructType([StructField(VALUE, type_), StructField(ERROR, StringType())])
-    # An iterator of arrays, because one array of Spark may become several when it is decoded.
-    per_batch = arrow_udf(function, returned, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
-    result: Column = per_batch(f.col(column) if isinstance(column, str) else column)
+    # The function has iterators, because one array of Spark may become several when it is decoded. Spark
+    # learns that from the type hints.
+    result: Column = arrow_udf(function, returned)(f.col(column) if isinstance(column, str) else column)
     if mode == "permissive":
         return result
     # The JVM raises the error, and only for rows whose value is used: Spark calls Python functions for all
