@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.errors import InvalidRecordError, StagedPartError
+from kafka_eos_source.errors import InvalidRecordError, RestartQueryError, StagedPartError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, stamped
 from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
-from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage import sealing, sealing_plan
 from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
@@ -116,7 +118,7 @@ def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None, least
         if SEALED in batch.schema.names:
             producer.send_sealed(sealed_batches(batch), "out", deadline)
         else:
-            producer.send(batch, "out", deadline)
+            producer.send(batch, "out", deadline, rows.sealed_partitions)
     producer._encode(deadline)
     producer.close()
     assert producer.enqueued == rows.rows == queue.records
@@ -202,7 +204,7 @@ def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.M
             staged(batches, plan)
 
 
-def test_batches_that_compression_enlarges_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_compression_would_enlarge_are_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 10)
     monkeypatch.setattr(sealing, "LEAST_BYTES", 10)
     noise = np.random.default_rng(1).bytes(30 * 60)
@@ -210,10 +212,17 @@ def test_batches_that_compression_enlarges_are_made_smaller(monkeypatch: pytest.
     batch = pa.RecordBatch.from_arrays([values], ["value"])
     plan = SealingPlan("out", 1, topic_bytes=700, batch_bytes=700, record_bytes=1000, compression="gzip")
     part = stage([batch], batch.schema, folder=None, batch="3", inline_bytes=0, topic="out", sealing=plan)
-    sealed = pa.ipc.open_stream(part.inline).read_all()[SEALED].drop_null()
-    assert len(sealed) > 2
-    assert max(len(each.as_py()) for each in sealed) <= 700
-    assert part.rows == 30
+    sealed = [each.as_py() for each in pa.ipc.open_stream(part.inline).read_all()[SEALED].drop_null()]
+    assert max(map(len, sealed)) <= 700
+    assert {each[22] for each in sealed} == {0x10}, "the mark of a transaction, and no codec"
+    found = [record.value for each in sealed for record in MemoryRecords(restamped(each)).next_batch()]
+    assert found == values.to_pylist()
+
+
+def restamped(sealed: bytes) -> bytes:
+    assert KERNEL is not None
+    batch = stamped(KERNEL, memoryview(sealed), Stamp(7, 1, 0))
+    return batch.header + bytes(batch.body)
 
 
 def test_a_file_has_the_kernels_checksum_and_damage_is_found(
@@ -239,8 +248,6 @@ def test_the_kernel_never_writes_beyond_its_buffer(limit: int, count: int) -> No
     assert KERNEL is not None
     sizes = [(7 * index) % 90 for index in range(count)]
     columns = {"value": pa.array([b"v" * size for size in sizes], pa.binary())}
-    from kafka_eos_source.kafka.wire.rows import Rows
-
     rows = Rows(columns)
     rows.place(KERNEL, 3, 0, 1)
     sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
@@ -250,3 +257,103 @@ def test_the_kernel_never_writes_beyond_its_buffer(limit: int, count: int) -> No
 def test_sanitizers_find_nothing_in_the_encoder(tmp_path: Path) -> None:
     files = ["test_wire_batches.py", "test_stage_sealing.py"]
     sanitized.check("kernel", tmp_path, files, "not sanitizers")
+
+
+def test_a_key_stays_in_its_partition_although_the_topic_grows_before_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task with many rows seals them for the partitions that it knows of; another one has too few rows."""
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 500)
+    keys = [b"%d" % number for number in range(40)]
+    tasks = [[[(key, None, 20) for key in keys]], [[(key, None, 0) for key in keys[:5]]]]
+    parts = [staged(batches) for batches in numbered(tasks)]
+    monkeypatch.setattr(f"{__name__}.PARTITIONS", 50)
+    partitions_of: dict[bytes | None, set[int]] = {}
+    for partition, log in sent(parts).logs.items():
+        for key, _ in log:
+            partitions_of.setdefault(key, set()).add(partition)
+    assert {len(each) for each in partitions_of.values()} == {1}
+
+
+def test_a_sealed_batch_that_changes_after_its_part_was_verified_is_not_sent() -> None:
+    assert KERNEL is not None
+    rows = Rows({"value": pa.array([b"some", b"values"], pa.binary())})
+    rows.partitions[:] = 0
+    for compression in ("none", "zstd"):
+        ((_, sealed),) = Encoder(KERNEL, compression).seal(rows, rows.by_partition(), 1000)
+        changed = bytearray(sealed)
+        changed[-1] ^= 1
+        with pytest.raises(StagedPartError, match="checksum of a record batch"):
+            stamped(KERNEL, memoryview(changed), Stamp(7, 1, 0))
+
+
+def test_the_number_of_batches_is_never_underestimated() -> None:
+    """Every second record opens a new batch: its timestamp is far from the first one's."""
+    assert KERNEL is not None
+    times = [1 if number % 2 else 2**45 for number in range(2000)]
+    columns = {"value": pa.array([b"x" * 100] * 2000, pa.binary()), "timestamp": pa.array(times, pa.int64())}
+    for limit in (270, 275, 281, 282, 283, 290):
+        rows = Rows(columns)
+        rows.partitions[:] = 0
+        sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
+        assert sum(int.from_bytes(each[57:61], "big") for _, each in sealed) == 2000
+
+
+def test_a_part_with_a_checksum_that_the_driver_cannot_compute_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
+    monkeypatch.setattr(sealing, "LEAST_BYTES", 100)
+    folder = StagingFolder(str(tmp_path / "staging"))
+    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], folder=folder, inline=0)
+    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it is turned off"))
+    with pytest.raises(RestartQueryError, match="it is turned off") as raised:
+        StagedRows(folder, "3", [part])
+    assert "install the same build" in str(raised.value.fix)
+
+
+class Admin:
+    """A `TopicAdmin` for one topic."""
+
+    settings: Mapping[str, str] = {}
+
+    def __init__(self, _kafka: object) -> None:
+        pass
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def shape(self, name: str, _deadline: Deadline) -> TopicShape | None:
+        return TopicShape(3, True, "id") if name == "out" else None
+
+    def config(self, _name: str, _deadline: Deadline) -> Mapping[str, str]:
+        return self.settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch_bytes"),
+    [
+        ({"max.message.bytes": "1048588", "segment.bytes": "1073741824"}, 1_000_000),
+        ({"max.message.bytes": "5000", "segment.bytes": "1073741824"}, 5_000),
+        ({"max.message.bytes": "1048588", "segment.bytes": "2000"}, 2_000),
+        ({}, None),
+        ({"max.message.bytes": "", "segment.bytes": "2000"}, None),
+    ],
+)
+def test_the_plan_keeps_to_every_limit_of_the_topic(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], batch_bytes: int | None
+) -> None:
+    monkeypatch.setattr(sealing_plan, "TopicAdmin", Admin)
+    monkeypatch.setattr(Admin, "settings", settings)
+    monkeypatch.setattr(sealing_plan, "_known", {})
+    found = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out", "native")
+    assert (None if found is None else (found.batch_bytes, found.partitions)) == (
+        None if batch_bytes is None else (batch_bytes, 3)
+    )
+    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing", "native") is None
+    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, None, "native") is None
+    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out", "librdkafka") is None

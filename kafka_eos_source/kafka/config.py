@@ -240,19 +240,22 @@ class _Checked:
 
     def __init__(self, kafka: Mapping[str, str], conf: Properties) -> None:
         self.values: dict[str, str] = {}
+        given_values: dict[str, str] = {}
         self._stated: dict[str, str] = {}
         self._conf = conf
         for name, given in kafka.items():
             for translated, value in java.translated(name, given):
                 ours = _SAME.get(translated, translated)
-                if self.values.get(ours, value) != value:
+                if given_values.setdefault(ours, value) != value:
                     raise InvalidOptionError(
                         f"options 'kafka.{self._stated[ours]}' and 'kafka.{name}' have different values, but "
                         f"both set librdkafka's property {ours!r}.",
                         fix="remove one of them.",
                     )
                 conf.set(ours, value, stated_name=name, stated_value=given)
-                self.values[ours], self._stated[ours] = value, name
+                # the native client expects what librdkafka prints, such as 65536 for 0x10000
+                self.values[ours] = conf.get(ours) if ours in _INTERPRETED else value
+                self._stated[ours] = name
 
     def obey(self, rules: Mapping[str, _Rule], who: str, way_out: str = "") -> None:
         """Raises unless the properties follow the rules; ``way_out`` names another fix than removing one."""
@@ -305,6 +308,19 @@ class _Checked:
             fix=f"change one of the two: 'kafka.{self._stated[name]}' or 'kafka.{other_name}'.",
         )
 
+
+#: Properties that the native client interprets itself.
+_INTERPRETED = frozenset(
+    {
+        "batch.size",
+        "compression.level",
+        "compression.type",
+        "message.max.bytes",
+        "request.timeout.ms",
+        "socket.timeout.ms",
+        "transaction.timeout.ms",
+    }
+)
 
 #: librdkafka has two names for some properties. This maps its older name to the one that Java uses too.
 _SAME: Mapping[str, str] = {

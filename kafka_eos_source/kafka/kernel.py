@@ -90,7 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         ),
     ),
-    "stamp": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    "stamp": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
     "deliveries": (c_void_p, (c_void_p,)),
     "failed": (c_int64, (c_void_p, POINTER(c_int32))),

@@ -111,7 +111,13 @@ class RecordProducer:
         if self._deliveries is not None:
             self._deliveries.reset()
 
-    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+    def send(
+        self,
+        rows: pa.RecordBatch,
+        topic: str | None,
+        deadline: Deadline,
+        partitions: int = 0,  # noqa: ARG002 - only for a client that sends sealed batches too
+    ) -> None:
         """Enqueues every row of a staged batch, in order.
 
         Args:
@@ -119,6 +125,7 @@ class RecordProducer:
                 ``timestamp``, as in `schema.STAGED_ARROW`.
             topic: topic of all rows; None = the column ``topic`` names it.
             deadline: for room in the client's queue.
+            partitions: has no effect.
 
         Raises:
             InvalidRecordError: if a record is larger than ``message.max.bytes``.

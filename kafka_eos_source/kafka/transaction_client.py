@@ -24,6 +24,8 @@ _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI
 _PARTITIONER = "murmur2_random"
 #: Properties that only librdkafka supports.
 _ONLY_LIBRDKAFKA = (
+    "broker.address.",
+    "client.dns.",
     "ssl.certificate.pem",
     "ssl.cipher.suites",
     "ssl.crl.",

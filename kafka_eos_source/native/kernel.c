@@ -596,19 +596,24 @@ enum {
 
 /*
  * Completes the header of a record batch with what its sender knows, its length and its checksum. The records, which
- * may be compressed, are `bytes` bytes in another place.
+ * may be compressed, are `bytes` bytes in another place. Until then, the header's checksum is that of the records.
+ *
+ * Returns 0; -1 if the records have changed since they were encoded.
  */
-EXPORT void kafka_eos_stamp(uint8_t *header, const uint8_t *records, int64_t bytes, int64_t producer_id,
+EXPORT int32_t kafka_eos_stamp(uint8_t *header, const uint8_t *records, int64_t bytes, int64_t producer_id,
                             int32_t epoch, int32_t sequence) {
         uint8_t *producer = header + AT_PRODUCER;
-        uint32_t crc;
+        uint32_t crc      = kafka_eos_crc32c(0, records, bytes);
 
+        if (memcmp(header + AT_CRC, (uint8_t[]){crc >> 24, crc >> 16 & 0xFF, crc >> 8 & 0xFF, crc & 0xFF}, 4) != 0)
+                return -1;
         put_number(header + AT_LENGTH, (uint64_t)(BATCH_HEADER + bytes - AT_EPOCH), 4);
         producer = put_number(producer, (uint64_t)producer_id, 8);
         producer = put_number(producer, (uint64_t)epoch, 2);
         put_number(producer, (uint64_t)sequence, 4);
         crc = kafka_eos_crc32c(0, header + AT_ATTRIBUTES, BATCH_HEADER - AT_ATTRIBUTES);
         put_number(header + AT_CRC, kafka_eos_crc32c(crc, records, bytes), 4);
+        return 0;
 }
 
 /* An Arrow array of binary values, as kafka.wire.rows._Values describes it. `validity` NULL: no value is null. */
@@ -711,6 +716,7 @@ static int64_t encode(const rows_t *rows, const int64_t *order, int64_t count, i
         put_number(out + AT_FIRST_MS, (uint64_t)first_ms, 8);
         put_number(out + AT_MAX_MS, (uint64_t)max_ms, 8);
         put_number(out + AT_COUNT, (uint64_t)index, 4);
+        put_number(out + AT_CRC, kafka_eos_crc32c(0, out + BATCH_HEADER, at - out - BATCH_HEADER), 4);
         return at - out;
 }
 

@@ -28,7 +28,8 @@ def updating(kind: str) -> Callable[[Any, int], int]:
         kind: `CRC32` or `CRC32C`.
 
     Raises:
-        LookupError: if this process cannot compute it. Tasks use `CRC32C` only if the driver can.
+        LookupError: if this process cannot compute it. Tasks use `CRC32C` only if the process can that plans
+            the batch on the driver.
     """
     if kind == CRC32:
         return zlib.crc32

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source.errors import InvalidOptionError, StagedPartError
+from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
 from kafka_eos_source.stage.checksum import updating
@@ -154,7 +154,14 @@ class StagingFolder:
                     f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
         kind = part.checksum_kind
-        checksum = updating(kind)(found, 0)
+        try:
+            checksum = updating(kind)(found, 0)
+        except LookupError as error:
+            raise RestartQueryError(
+                f"{what} has a checksum that this process cannot compute: {error}.",
+                fix="install the same build of kafka-eos for all Python processes of the driver, and set the "
+                "environment variable KAFKA_EOS_NATIVE alike for all of them.",
+            ) from error
         if found.size != part.size_bytes or checksum != part.checksum:
             raise StagedPartError(
                 f"{what} is damaged: it has {found.size:,} bytes and {kind} {checksum:08x}; "

@@ -23,7 +23,7 @@ class SealingPlan:
     Attributes:
         topic: name of the topic.
         partitions: number of its partitions.
-        topic_bytes: largest record batch that it accepts (``max.message.bytes``).
+        topic_bytes: largest record batch that it accepts (``max.message.bytes`` and ``segment.bytes``).
         batch_bytes: largest record batch to make, before compression.
         record_bytes: largest record, without compression (``message.max.bytes`` of the client).
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.

@@ -51,20 +51,20 @@ def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
             shape = admin.shape(topic, deadline)
             if shape is None:
                 return None
-            topic_bytes = int(admin.config(topic, deadline)["max.message.bytes"])
-    except KafkaEosError as error:
+            limits = admin.config(topic, deadline)
+            # a batch must also fit into a segment of the log
+            topic_bytes = min(int(limits["max.message.bytes"]), int(limits["segment.bytes"]))
+    except (KafkaEosError, KeyError, ValueError) as error:  # some Kafka-compatible brokers omit properties
         _log.info("tasks stage rows instead of record batches: %s", error)
         return None
     config = producer_config(kafka)
     compression = str(config.get("compression.type", "none"))
     level = config.get("compression.level")
-    # what cannot be compressed gets a little larger
-    room = topic_bytes if compression == "none" else topic_bytes - topic_bytes // 64 - 128
     return SealingPlan(
         topic,
         shape.partitions,
         topic_bytes,
-        max(1, min(int(config["batch.size"]), room)),
+        max(1, min(int(config["batch.size"]), topic_bytes)),
         int(config.get("message.max.bytes", 1_000_000)),
         compression,
         None if level in (None, "-1", -1) else int(str(level)),

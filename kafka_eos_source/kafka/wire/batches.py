@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.wire.rows import Groups, Rows
 
@@ -25,8 +26,8 @@ HEADER_BYTES = 61
 #: Bit of the attributes that marks the records of a transaction.
 TRANSACTIONAL = 0x10
 
-#: Where a header has the number of records.
-_COUNT = slice(57, 61)
+#: Where a header has the checksum, the attributes and the number of records.
+_CHECKSUM, _ATTRIBUTES, _COUNT = slice(17, 21), slice(21, 23), slice(57, 61)
 
 #: Bytes that are compressed at a time.
 _LZ4_BLOCK_BYTES = 64 << 10
@@ -127,9 +128,10 @@ class Encoder:
                 own.
         """
         bytes_of_groups = groups.sums(rows.encoded_sizes)
-        # two batches in a row of one partition exceed the limit together, or the second one's rows would be
-        # in the first one
-        most = int((2 * bytes_of_groups // limit_bytes + 1).sum())
+        # two batches in a row of one partition exceed the limit together, or the second one's first row would
+        # be in the first one
+        room = max(1, limit_bytes - HEADER_BYTES)
+        most = int(np.minimum(2 * bytes_of_groups // room + 1, groups.lengths).sum())
         out = np.empty(int(bytes_of_groups.sum()) + most * HEADER_BYTES, np.uint8)
         ends, owners = np.empty(most, np.int64), np.empty(most, np.int64)
         count = self._kernel.seal(
@@ -153,21 +155,38 @@ class Encoder:
         sealed = SealedBatches(used, ends, partitions)
         return sealed if self._compress is None else self._compressed(sealed, self._compress)
 
-    @staticmethod
-    def _compressed(sealed: SealedBatches, compress: Callable[[memoryview], bytes]) -> SealedBatches:
-        pieces: list[bytes | memoryview] = []
+    def _compressed(self, sealed: SealedBatches, compress: Callable[[memoryview], bytes]) -> SealedBatches:
+        """Compresses batches, but for those that compression would enlarge."""
+        pieces: list[bytearray | bytes | memoryview] = []
         for _, batch in sealed:
-            pieces += [batch[:HEADER_BYTES], compress(batch[HEADER_BYTES:])]
+            header, records = bytearray(batch[:HEADER_BYTES]), batch[HEADER_BYTES:]
+            packed = compress(records)
+            if len(packed) < len(records):
+                address = np.frombuffer(packed, np.uint8).ctypes.data
+                header[_CHECKSUM] = self._kernel.crc32c(0, address, len(packed)).to_bytes(4, "big")
+                pieces += [header, packed]
+            else:
+                header[_ATTRIBUTES] = TRANSACTIONAL.to_bytes(2, "big")
+                pieces += [header, records]
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
         return SealedBatches(memoryview(b"".join(pieces)), np.cumsum(sizes)[1::2], sealed.partitions)
 
 
 def stamped(kernel: Kernel, sealed: memoryview, stamp: Stamp) -> EncodedBatch:
-    """Returns a sealed batch with its stamp, without copying or changing its records."""
+    """Returns a sealed batch with its stamp, without copying or changing its records.
+
+    Raises:
+        StagedPartError: if the records have changed since they were sealed.
+    """
     header = ctypes.create_string_buffer(bytes(sealed[:HEADER_BYTES]), HEADER_BYTES)
     body = sealed[HEADER_BYTES:]
     address = np.frombuffer(body, np.uint8).ctypes.data
-    kernel.stamp(header, address, len(body), stamp.producer_id, stamp.epoch, stamp.sequence)
+    if kernel.stamp(header, address, len(body), stamp.producer_id, stamp.epoch, stamp.sequence) != 0:
+        raise StagedPartError(
+            f"the checksum of a record batch of {len(sealed):,} bytes is wrong: its file in the staging "
+            "folder was changed while the batch was written.",
+            fix="find out who changed it, and restart the query. Readers see nothing of the batch.",
+        )
     return EncodedBatch(records_of(sealed), stamp.sequence, header.raw, body)
 
 
@@ -191,6 +210,8 @@ def _codec(name: str, level: int | None) -> tuple[int, Callable[[memoryview], by
         return 2, _snappy
     if name == "lz4":
         return 3, _lz4
+    if name != "zstd":
+        raise ValueError(f"unknown compression {name!r}")
     codec = pa.Codec("zstd", compression_level=3 if level is None else level)
     return 4, lambda data: codec.compress(pa.py_buffer(data), asbytes=True)
 

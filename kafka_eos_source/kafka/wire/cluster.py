@@ -200,6 +200,9 @@ class Cluster:
         } or self._brokers
         for topic in answer.topics or () if topics is not None else ():
             if topic.error_code == 0:
+                # partitions that are gone, because the topic was created again, have no leader any more
+                for tp in [tp for tp in self._leaders if tp.topic == topic.name]:
+                    del self._leaders[tp]
                 for each in topic.partitions or ():
                     self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
         return answer

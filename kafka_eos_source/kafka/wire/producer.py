@@ -115,6 +115,7 @@ class WireProducer:
             CollectedRows, kernel, encoder, int(config.get("message.max.bytes", 1_000_000))
         )
         self._collected = self._new_collection()
+        self._partitions_of: dict[str, int] = {}
 
     @property
     def queued(self) -> int:
@@ -154,6 +155,7 @@ class WireProducer:
         deadline = Deadline.after_seconds(_BEGIN_SECONDS)
         self.enqueued = 0
         self._collected = self._new_collection()
+        self._partitions_of = {}
         self._queue = self._new_queue()
         self._cluster.complaint = ""
         self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
@@ -165,7 +167,7 @@ class WireProducer:
             raise RetriableError(error.message) from error
         self._move(State.OPEN)
 
-    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline, partitions: int = 0) -> None:
         """Enqueues every row of a staged batch, in order.
 
         Args:
@@ -173,12 +175,17 @@ class WireProducer:
                 ``timestamp``, as in `schema.STAGED_ARROW`.
             topic: topic of all rows; None = the column ``topic`` names it.
             deadline: for room in the queue.
+            partitions: how many partitions of ``topic`` the rows go to: as many as it had when tasks sealed
+                other rows of the batch, so that no key goes to two partitions because the topic grows
+                meanwhile. 0 = as many as it has now.
 
         Raises:
             InvalidRecordError: if a record is larger than ``message.max.bytes``.
             AbortableError: if the transaction has failed.
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
+        if partitions and topic is not None:
+            self._partitions_of[topic] = partitions
         for each_topic, part in by_topic(columns, topic):
             self._collected.add(each_topic, part, rows.nbytes * len(part["value"]) // max(1, rows.num_rows))
         self.enqueued += rows.num_rows
@@ -358,7 +365,7 @@ class WireProducer:
     def _encode_topic(self, topic: str, deadline: Deadline, only: set[int] | None = None) -> None:
         if self._counts.last(topic) is None:
             self._counts.check({topic: -1}, deadline)
-        count = self._counts.last(topic) or 1
+        count = self._partitions_of.get(topic) or self._counts.last(topic) or 1
         limit = self._queue.batch_bytes(topic, self._batch_bytes)
         self._queue.add(topic, self._collected.take(topic, count, limit, only))
 

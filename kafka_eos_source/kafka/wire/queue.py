@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 from kafka.protocol.producer import ProduceRequest
 
-from kafka_eos_source.errors import AbortableError, KafkaEosError, RestartQueryError
+from kafka_eos_source.errors import AbortableError, InvalidRecordError, KafkaEosError, RestartQueryError
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
@@ -100,6 +100,7 @@ class RecordQueue:
         self._counts = counts
         self._acks_ms = acks_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._limits: dict[str, int] = {}
         self._must_drain = False
         self._failure: KafkaEosError | None = None
 
@@ -131,7 +132,8 @@ class RecordQueue:
 
     def batch_bytes(self, topic: str, wanted: int) -> int:
         """Returns the largest batch that a topic accepts, as far as it is known; at most ``wanted``."""
-        return min(wanted, _smaller_batches.get((self._cluster.bootstrap, topic), wanted))
+        self._limits[topic] = min(wanted, _smaller_batches.get((self._cluster.bootstrap, topic), wanted))
+        return self._limits[topic]
 
     def raise_if_failed(self) -> None:
         """Raises the error with which a batch failed, if one did."""
@@ -150,8 +152,7 @@ class RecordQueue:
             if deadline.expired:
                 raise self._cluster.out_of_time(deadline, self._cluster.complaint)
             if next_check.expired:
-                self._counts.clear()
-                self._counts.check(dict.fromkeys({tp.topic for tp in self._unsent()}, -1), deadline)
+                self._check_topics(deadline)
                 next_check = Deadline.after_seconds(_TOPIC_CHECK_SECONDS)
             if self._must_drain and self.in_flight == 0:
                 pauses = pauses or Pauses(deadline, 0.01, 0.5)
@@ -165,6 +166,24 @@ class RecordQueue:
 
     def _unsent(self) -> list[TopicPartition]:
         return [tp for tp, state in self._partitions.items() if state.waiting]
+
+    def _check_topics(self, deadline: Deadline) -> None:
+        """Checks that the partitions of unsent batches still exist.
+
+        Raises:
+            UnavailableError: if a topic was deleted.
+            AbortableError: if a topic was deleted and created again with fewer partitions.
+        """
+        highest: dict[str, int] = {}
+        for tp in self._unsent():
+            highest[tp.topic] = max(tp.partition, highest.get(tp.topic, -1))
+        self._counts.clear()
+        try:
+            self._counts.check(highest, deadline)
+        except InvalidRecordError as error:
+            raise AbortableError(
+                f"a topic was deleted and created again meanwhile: {error.message}"
+            ) from error
 
     def _recover(self, deadline: Deadline) -> None:
         """Asks for leaders again, and prepares to send everything that was not acknowledged, in order."""
@@ -283,14 +302,16 @@ class RecordQueue:
         elif code in _TOO_LARGE and batch.is_final:
             self._fail(
                 RestartQueryError(
-                    f"topic {tp.topic!r} does not accept a record batch of {batch.size_bytes:,} bytes: its "
-                    "max.message.bytes was lowered after tasks had encoded the batch.",
+                    f"topic {tp.topic!r} does not accept a record batch of {batch.size_bytes:,} bytes "
+                    f"({failure.name()}): its max.message.bytes or segment.bytes was lowered after tasks had "
+                    "encoded the batch.",
                     fix="restart the query a minute later; its tasks then encode smaller batches.",
                 )
             )
         elif code in _TOO_LARGE and batch.records > 1:
             key = self._cluster.bootstrap, tp.topic
-            _smaller_batches[key] = min(_smaller_batches.get(key, batch.size_bytes), batch.size_bytes // 2)
+            # the limit applies to records before compression, and the broker's to those after it
+            _smaller_batches[key] = max(1, self._limits.get(tp.topic, batch.size_bytes) // 2)
             self._fail(
                 AbortableError(
                     f"topic {tp.topic!r} does not accept a batch of {batch.size_bytes:,} bytes; the next try "

@@ -160,9 +160,13 @@ class Groups:
         """
         if chosen.all():
             return self
-        lengths = self.ends - self._begins
-        ends = np.cumsum(lengths[chosen])
-        return Groups(self.order[np.repeat(chosen, lengths)], ends, self.partitions[chosen])
+        ends = np.cumsum(self.lengths[chosen])
+        return Groups(self.order[np.repeat(chosen, self.lengths)], ends, self.partitions[chosen])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Number of rows of each partition."""
+        return self.ends - self._begins
 
     @property
     def _begins(self) -> npt.NDArray[np.int64]:
