@@ -319,6 +319,21 @@ def test_an_answer_with_another_correlation_id_is_no_answer(cluster: WireCluster
     assert cluster.committed(TOPIC) == expected(1)
 
 
+def test_an_empty_transaction_needs_no_end(cluster: WireCluster) -> None:
+    """Brokers have not heard of it, and answer INVALID_TXN_STATE to its commit."""
+    client = producer(cluster)
+    client.init(soon())
+    used = set()
+    for _ in range(2):
+        client.begin()
+        used.add(client._transaction.epoch)
+        client.commit(soon())
+    write(client, 0)
+    assert len(used | {cluster.epoch}) == 3, "each transaction has an epoch of its own nevertheless"
+    client.close()
+    assert cluster.committed(TOPIC) == expected(1)
+
+
 def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
     for step in ("send", "send_offsets", "commit"):
         zombie = producer(cluster)

@@ -24,6 +24,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from kafka_eos_source.runtime.deadline import Deadline
+
 TIMEOUT_SECONDS = 60.0
 
 
@@ -100,13 +102,20 @@ class Admin:
         return {tp.partition: future.result(TIMEOUT_SECONDS).offset for tp, future in found.items()}
 
     def group(self, group_id: str) -> dict[tuple[str, int], tuple[int, str]]:
-        """Returns a group's committed offsets and their metadata."""
-        future = self.client.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group_id)], require_stable=True
-        )[group_id]
+        """Returns a group's committed offsets and their metadata.
+
+        Kafka answers a commit before the offsets are stable, so the method waits for that.
+        """
+        limit = Deadline.after_seconds(TIMEOUT_SECONDS)
+        while True:
+            future = self.client.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group_id)], require_stable=True
+            )[group_id]
+            found = future.result(TIMEOUT_SECONDS).topic_partitions
+            if limit.expired or all(each.error is None for each in found):
+                break
         return {
-            (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0"))
-            for each in future.result(TIMEOUT_SECONDS).topic_partitions
+            (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0")) for each in found
         }
 
     def delete_group(self, group_id: str) -> None:

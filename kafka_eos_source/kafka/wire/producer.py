@@ -109,6 +109,7 @@ class WireProducer:
         self._batch_bytes = int(config.get("batch.size", 1_000_000))
         self._counts = PartitionCounts(self._partition_count)
         self._state = State.NEW
+        self._has_offsets = False
         self._transaction = TransactionRequests(self._cluster, self.transactional_id, self._timeout_ms)
         self._queue = self._new_queue()
         self._new_collection = partial(
@@ -157,6 +158,7 @@ class WireProducer:
         self._collected = self._new_collection()
         self._partitions_of = {}
         self._queue = self._new_queue()
+        self._has_offsets = False
         self._cluster.complaint = ""
         self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
         try:
@@ -241,6 +243,7 @@ class WireProducer:
             AbortableError, UnavailableError: if the request failed; see `failure.classify`.
         """
         with self._failing():
+            self._has_offsets = True
             self._transaction.confirm_version(deadline)
             if self._transaction.version < 2:
                 self._transaction.add_offsets(group_id, deadline)
@@ -255,6 +258,11 @@ class WireProducer:
         """
         if self._state is not State.OPEN or self.queued:
             raise AssertionError(f"{self._state}, and {self.queued} records were not acknowledged")
+        if not self.enqueued and not self._has_offsets:
+            # brokers know nothing of this transaction, and would refuse its end
+            self._move(State.UNKNOWN)
+            self._move(State.READY)
+            return
         with self._failing():
             self._transaction.confirm_version(deadline)
         self._move(State.UNKNOWN)  # whatever happens now, only the answer to EndTxn changes that
