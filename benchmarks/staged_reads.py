@@ -65,11 +65,9 @@ def main(rows: int, value_bytes: int, repeat: int) -> None:
                 before = time.process_time()
                 way()
                 seconds[name].append(time.process_time() - before)
-    for name, each in seconds.items():
-        per_million = statistics.median(each) / rows * 1e6
-        click.echo(
-            f"{name}: {per_million:.2f} CPU s per million rows, from {min(each):.2f} to {max(each):.2f}"
-        )
+    for name, own in seconds.items():
+        median, low, high = (each / rows * 1e6 for each in (statistics.median(own), min(own), max(own)))
+        click.echo(f"{name}: {median:.2f} CPU s per million rows, from {low:.2f} to {high:.2f}")
 
 
 if __name__ == "__main__":
