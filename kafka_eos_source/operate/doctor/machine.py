@@ -223,7 +223,7 @@ def worker_daemon(recommended: Mapping[str, str], commands: Iterable[Sequence[st
         return ok("daemon", "workers are forked from a daemon that has imported PyArrow and kafka-eos")
     listed = ", ".join(f"{name}={value}" for name, value in recommended.items())
     where = "; a running session on this host does not use it" if off else ""
-    return ok("daemon", f"{listed} saves 0.25 CPU s for each Python worker that starts{where}")
+    return ok("daemon", f"{listed} saves 0.25 to 0.45 CPU s for each Python worker{where}")
 
 
 def running_commands() -> Iterator[Sequence[str]]:
