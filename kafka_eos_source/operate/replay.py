@@ -348,7 +348,7 @@ def _check_topics(before: Mapping[str, str], now: Mapping[str, str]) -> None:
             f"topic {name!r} was {what} while the replay ran: its id was {topic_id} and is "
             f"{now.get(name, 'none')}. The records and offsets of this transaction were not committed.",
             fix="create the topic if it is missing, then run the same command again. If it is the "
-            "dead-letter topic, its old letters are lost; name another group with --group for the new ones.",
+            "dead-letter topic, its old letters are lost, and the new ones are sent from the first on.",
         )
 
 
