@@ -140,8 +140,13 @@ def test_t54_without_the_token_check_a_batch_is_doubled_when_the_transaction_ver
     "T143", "transaction.version is lowered from 2 to 0", "in a transaction; a driver is killed"
 )
 def test_t143_the_transaction_version_is_lowered_within_open_transactions(
-    old_protocol: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]
+    old_protocol: EmbeddedKafka,
+    tmp_path: Path,
+    driver: Callable[..., Driver],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With librdkafka: at level 0, brokers cannot write what they know of an open transaction of level 2."""
+    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
     set_transaction_version(Scenario(old_protocol.bootstrap_servers, tmp_path, driver), 2)
     found = change_within_transactions(
         old_protocol, tmp_path, driver, lambda scenario: set_transaction_version(scenario, 0)
