@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -162,7 +163,7 @@ def test_t155_a_replay_loses_no_letter_with_the_topic_to_which_it_was_sent(
     replay = replaced_within(letters, admin, tmp_path, letters.origin, 3)
     assert replay.wait() == 1
     said = replay.log.read_text()
-    assert f"topic '{letters.origin}' was deleted and created again while the replay ran" in said
+    assert re.search(f"topic '{letters.origin}' was deleted.* while the replay ran", said)
     assert letters.sent() == [], "a record of the refused transaction is visible"
     assert letters.replayed()["records"] == LETTERS - 10
     assert letters.sent() == numbers(10, LETTERS), "the first ten were in the old topic"
@@ -175,7 +176,7 @@ def test_t155_letters_of_a_dead_letter_topic_that_was_created_again_are_sent_onc
     replay = replaced_within(letters, admin, tmp_path, letters.dead, 2)
     assert replay.wait() == 1
     said = replay.log.read_text()
-    assert f"topic '{letters.dead}' was deleted and created again while the replay ran" in said
+    assert re.search(f"topic '{letters.dead}' was deleted.* while the replay ran", said)
     assert letters.sent() == numbers(0, 10)
     letters.write(numbers(100, 130))
     again = letters.run()
@@ -206,7 +207,7 @@ def test_a_letter_that_is_larger_than_its_topic_accepts_is_refused_before_any_is
     assert refused.exit_code == 1
     assert "too_large: 1" in refused.output
     assert letters.sent() == []
-    admin.configure(letters.origin, {"max.message.bytes": "30000"})
+    admin.configure(letters.origin, {"max.message.bytes": "50000"})
     await_condition(lambda: letters.replayed("--dry-run")["refused"] == {}, 60, "the limit is raised")
     assert letters.replayed()["records"] == 201
     assert letters.sent() == [*small, "y" * 20_000]
