@@ -70,18 +70,21 @@ def check_staged_reads(
 
 
 def _reading(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[_Source]:
-    """Returns the Kafka sources that plan tasks for the batch: their position changed, and not by a tick."""
+    """Returns the Kafka sources that have tasks in the batch: those that `StagingPlan.tasks` gives any."""
     found = []
     for name, line in logged.sources.items():
         if line is None or not is_kafka_offset_json(line):
             continue
         end = SourcePosition.from_json(line)
         line_before = None if before is None else before.sources.get(name)
-        is_first = line_before is None or not is_kafka_offset_json(line_before)
-        start = SourcePosition({}) if is_first else SourcePosition.from_json(str(line_before))
-        if end.tick or end.jump or end == start or (is_first and end.begins_query):
-            continue
-        found.append(_Source(end, {**start.end, **(end.start or {})}))
+        starts = dict(end.start or {})
+        if line_before is not None and is_kafka_offset_json(line_before):
+            start = SourcePosition.from_json(line_before)
+            if end == start:
+                continue
+            starts = {**start.end, **starts}
+        if end.has_records:
+            found.append(_Source(end, starts))
     return found
 
 

@@ -126,6 +126,10 @@ class StagingPlan:
     ) -> list[InputPartition]:
         """Returns the tasks of one batch. Called after Spark has written the batch to the offset log.
 
+        A batch of which nothing is left to read has one task, so that its report shows that. The commit
+        expects it of each source that `staged_reads` finds in the offset log. So whether there is one must
+        depend on the end position as well: if Spark repeats batch 0, ``start`` is a new initial offset.
+
         Args:
             start, end: positions of the source, as Spark passes them.
             planned: the ranges of each task.
@@ -136,9 +140,9 @@ class StagingPlan:
         """
         position = SourcePosition.from_dict(end)
         if not planned:
-            if position.tick or position.jump or position == SourcePosition.from_dict(start):
+            if not position.has_records or position == SourcePosition.from_dict(start):
                 return []
-            planned = [()]  # one report must show that the plan of this batch reads nothing
+            planned = [()]
         sink = staged_sink(self._options, self._rows)  # it pickles what it learns about the batch
         query_id = offset_log.query_id(str(self._options.checkpoint_location))
         plan, of_position = uuid.uuid4().hex, position.digest
