@@ -64,9 +64,12 @@ def check_staged_reads(
         )
     if wanted - found:
         raise _lost("all reports of a source are missing", batch_id)
-    for of_frame in by_frame.values():
-        source = next(each for each in sources if each.end.digest == of_frame[0].position)
-        _check_ranges(source, [piece for each in of_frame for piece in each.ranges], batch_id)
+    for position in found:
+        _check_ranges(
+            [each for each in sources if each.end.digest == position],
+            [of_frame for of_frame in by_frame.values() if of_frame[0].position == position],
+            batch_id,
+        )
 
 
 def _reading(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[_Source]:
@@ -117,8 +120,41 @@ def _check_frame(reads: Sequence[StagedRead], batch_id: int) -> None:
         )
 
 
-def _check_ranges(source: _Source, ranges: Iterable[OffsetRange], batch_id: int) -> None:
-    """Checks that ranges neither overlap nor leave offsets out.
+def _check_ranges(sources: Sequence[_Source], frames: Sequence[Sequence[StagedRead]], batch_id: int) -> None:
+    """Checks that each of the frames covers the batch of another source, among sources with the same end.
+
+    Two sources of one topic often end at the same position after they started at different ones, and reports
+    do not name their source. So this looks for a pairing in which the ranges of all frames fit.
+
+    Raises:
+        StagedPartError: if there is none.
+    """
+    wrong = [
+        [_wrong_partition(source, [piece for each in reads for piece in each.ranges]) for source in sources]
+        for reads in frames
+    ]
+    frame_of: dict[int, int] = {}
+
+    def finds_source(frame: int, tried: set[int]) -> bool:
+        """Whether the frame gets a source, which moves frames to other sources where it must."""
+        for source, tp in enumerate(wrong[frame]):
+            if tp is None and source not in tried:
+                tried.add(source)
+                if source not in frame_of or finds_source(frame_of[source], tried):
+                    frame_of[source] = frame
+                    return True
+        return False
+
+    for frame in range(len(frames)):
+        if not finds_source(frame, set()):
+            found = [tp for tp in wrong[frame] if tp is not None] or [
+                tp for each in wrong for tp in each if tp
+            ]
+            raise _other_offsets(found[0], batch_id)
+
+
+def _wrong_partition(source: _Source, ranges: Iterable[OffsetRange]) -> TopicPartition | None:
+    """Returns a partition in which ranges overlap, or leave offsets of the source out; None if there is none.
 
     A source that accepts lost records (``failOnDataLoss=false``) may skip offsets that are gone.
     """
@@ -131,12 +167,11 @@ def _check_ranges(source: _Source, ranges: Iterable[OffsetRange], batch_id: int)
         at = None if lossy else source.starts.get(tp)
         for piece in of_partition:
             if at is not None and (piece.start < at if lossy else piece.start != at):
-                raise _other_offsets(tp, batch_id)
+                return tp
             at = piece.end
         if at is not None and (at > end if lossy else at != end):
-            raise _other_offsets(tp, batch_id)
-    if pieces:
-        raise _other_offsets(next(iter(pieces)), batch_id)
+            return tp
+    return next(iter(pieces), None)
 
 
 def _lost(what: str, batch_id: int) -> StagedReadError:
