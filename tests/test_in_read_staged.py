@@ -70,7 +70,7 @@ class Query:
 
     def tasks(self, rows: StructType = ROWS, **options: str) -> list[StagingTask]:
         """Returns the reading tasks of the batch, as they arrive in their workers."""
-        plan = StagingPlan("frame", rows, parse_sink_in_read({**self.sink, **options}))
+        plan = StagingPlan("frame", rows, parse_sink_in_read({**self.sink, **options}), lossy=False)
         found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
         return [each for each in pickle.loads(pickle.dumps(found)) if isinstance(each, StagingTask)]
 
@@ -160,7 +160,7 @@ def test_a_task_without_rows_reports_too(query: Query) -> None:
 
 
 def test_a_batch_without_anything_to_read_has_no_tasks_unless_its_position_moved(query: Query) -> None:
-    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink))
+    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
 
     def tasks(start: SourcePosition, end: SourcePosition) -> int:
         return len(plan.tasks(start.to_dict(), end.to_dict(), []))

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
-from source_cluster import A0, B0, Cluster, over_the_wire, plan
+from source_cluster import A0, B0, Cluster, over_the_wire, plan, read_options
 
 from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+from kafka_eos_source.errors import DataLossError, StagedPartError
+from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
+from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.model import StagedRead
+from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
@@ -42,7 +46,8 @@ def reports(tmp_path: Path) -> Reports:
     def of_batch(
         source: SourcePlan, start: SourcePosition, end: SourcePosition, frame: str = "f"
     ) -> list[StagedRead]:
-        staging = StagingPlan(frame, ROWS, parse_sink_in_read(sink))
+        lossy = not source._options.fail_on_data_loss
+        staging = StagingPlan(frame, ROWS, parse_sink_in_read(sink), lossy=lossy)
         tasks = staging.tasks(start.to_dict(), end.to_dict(), source.tasks(start, end))
         found = [each._read for each in tasks if isinstance(each, StagingTask)]
         return [replace(each, task_attempt_id=f"{frame}-{each.task}") for each in found]
@@ -102,3 +107,31 @@ def test_a_batch_of_topics_that_were_created_again_and_are_empty_needs_no_report
     end = over_the_wire(source.latest(before))
     assert end != before
     check_staged_reads(reports(source, before, end), 1, logged(end), logged(before))
+
+
+def test_a_restart_that_accepts_losses_commits_a_batch_that_was_planned_without(reports: Reports) -> None:
+    """The error about the deleted topic tells the user to restart with failOnDataLoss=false."""
+    cluster = Cluster({A0: (0, 10), B0: (0, 20)})
+    source = plan(cluster, subscribe="a,b", startingOffsets="earliest")
+    start = over_the_wire(source.initial())
+    end = over_the_wire(source.latest(start))
+    del cluster.logs[B0]
+    again = plan(cluster, subscribe="a,b", startingOffsets="earliest")
+    with pytest.raises(DataLossError, match=r"PARTITIONS_GONE.*failOnDataLoss"):
+        again.tasks(start, end)
+    again = plan(cluster, subscribe="a,b", startingOffsets="earliest", failOnDataLoss="false")
+    found = reports(again, start, end)
+    assert {each.tp for read in found for each in read.ranges} == {A0}
+    check_staged_reads(found, 0, logged(end), None)
+    strict = [replace(each, lossy=False) for each in found]
+    with pytest.raises(StagedPartError, match="b-0"):
+        check_staged_reads(strict, 0, logged(end), None)
+
+
+def test_the_plan_of_a_source_knows_whether_the_source_accepts_losses(tmp_path: Path) -> None:
+    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
+    sink = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
+    stated = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()} | {"map.in.read": step}
+    for text, lossy in (("false", True), ("true", False)):
+        options = read_options(failOnDataLoss=text, **stated)
+        assert StagingPlan.of(options)._lossy is lossy

@@ -10,7 +10,7 @@ compares the reports with each other, and with the batch in Spark's offset log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_eos_source.errors import StagedPartError, StagedReadError
@@ -129,10 +129,7 @@ def _check_ranges(sources: Sequence[_Source], frames: Sequence[Sequence[StagedRe
     Raises:
         StagedPartError: if there is none.
     """
-    wrong = [
-        [_wrong_partition(source, [piece for each in reads for piece in each.ranges]) for source in sources]
-        for reads in frames
-    ]
+    wrong = [[_wrong_partition(source, reads) for source in sources] for reads in frames]
     frame_of: dict[int, int] = {}
 
     def finds_source(frame: int, tried: set[int]) -> bool:
@@ -153,15 +150,16 @@ def _check_ranges(sources: Sequence[_Source], frames: Sequence[Sequence[StagedRe
             raise _other_offsets(found[0], batch_id)
 
 
-def _wrong_partition(source: _Source, ranges: Iterable[OffsetRange]) -> TopicPartition | None:
-    """Returns a partition in which ranges overlap, or leave offsets of the source out; None if there is none.
+def _wrong_partition(source: _Source, reads: Sequence[StagedRead]) -> TopicPartition | None:
+    """Returns a partition in which reports overlap, or leave offsets of the source out; None if all fit.
 
-    A source that accepts lost records (``failOnDataLoss=false``) may skip offsets that are gone.
+    A source that accepts lost records (``failOnDataLoss=false``) may skip offsets that are gone. People set
+    that option after a batch has failed, so it also counts if the source got it only for the repeated batch.
     """
     pieces: dict[TopicPartition, list[OffsetRange]] = {}
-    for each in ranges:
+    for each in (piece for read in reads for piece in read.ranges):
         pieces.setdefault(each.tp, []).append(each)
-    lossy = source.end.lossy
+    lossy = source.end.lossy or any(each.lossy for each in reads)
     for tp, end in source.end.end.items():
         of_partition = sorted(pieces.pop(tp, ()), key=lambda each: each.start)
         at = None if lossy else source.starts.get(tp)

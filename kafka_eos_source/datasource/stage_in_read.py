@@ -92,12 +92,14 @@ class StagingPlan:
         frame: id of the frame.
         rows: schema of the rows that its function returns.
         options: options of the sink.
+        lossy: whether the source accepts lost records.
     """
 
-    def __init__(self, frame: str, rows: StructType, options: WriteOptions) -> None:
+    def __init__(self, frame: str, rows: StructType, options: WriteOptions, *, lossy: bool) -> None:
         self._frame = frame
         self._rows = rows
         self._options = options
+        self._lossy = lossy
 
     @classmethod
     def of(cls, options: ReadOptions) -> StagingPlan:
@@ -111,7 +113,7 @@ class StagingPlan:
         assert options.sink is not None
         assert options.step_in_read is not None
         step = map_step(options.step_in_read[1])
-        return cls(step.frame, step.rows, options.sink)
+        return cls(step.frame, step.rows, options.sink, lossy=not options.fail_on_data_loss)
 
     def check(self) -> None:
         """Checks that the sink accepts such rows.
@@ -148,7 +150,18 @@ class StagingPlan:
         plan, of_position = uuid.uuid4().hex, position.digest
         return [
             StagingTask(
-                StagedRead(self._frame, plan, of_position, number, len(planned), "", ranges), sink, query_id
+                StagedRead(
+                    frame=self._frame,
+                    plan=plan,
+                    position=of_position,
+                    task=number,
+                    tasks=len(planned),
+                    task_attempt_id="",
+                    ranges=ranges,
+                    lossy=self._lossy,
+                ),
+                sink,
+                query_id,
             )
             for number, ranges in enumerate(planned)
         ]
