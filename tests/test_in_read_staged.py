@@ -132,6 +132,13 @@ def test_the_commit_gets_the_parts_of_the_tasks_that_read_in_their_order(
     assert {each.batch_id for each in call["planned"]} == {0}
 
 
+def test_reports_may_arrive_in_a_large_column(query: Query) -> None:
+    """Spark passes such columns with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    large = [pa.record_batch([each.column(0).cast(pa.large_binary())], [STAGED]) for each in reports(query)]
+    found = query.writer().write(iter(large)).reports
+    assert [each.read.ranges for each in found] == RANGES
+
+
 def test_a_task_of_the_sink_without_reports_stages_an_empty_part_with_the_id_of_the_run(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
