@@ -22,6 +22,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     RestartQueryError,
     StagedReadError,
+    UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
@@ -35,7 +36,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
-from kafka_eos_source.stage import record_limits
+from kafka_eos_source.stage import record_limits, sealing_plan
 from kafka_eos_source.stage.row_rules import RecordLimits
 
 TP = TopicPartition("t", 0)
@@ -222,6 +223,29 @@ def test_a_task_that_fails_leaves_no_file(query: Query) -> None:
     with pytest.raises(InvalidRecordError):
         list(query.tasks(**{"staging.inline.bytes": "0"})[0].run(failing()))
     assert list(query.checkpoint.rglob("*.arrow")) == []
+
+
+def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark tells Spark the number of tasks before it pickles them, so an error would be lost there."""
+
+    def unreachable(*_: Any) -> Any:
+        raise UnavailableError("the brokers do not answer")
+
+    options = parse_sink_in_read({**query.sink, "onInvalidRecord": "drop"})
+    plan = StagingPlan("frame", ROWS, options, lossy=False)
+    limits = RecordLimits(100_000, 1, needs_key=False, before_ms=None, after_ms=None)
+    monkeypatch.setattr(record_limits, "record_limits", lambda *_: limits)
+    found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
+    for module, name in (
+        (record_limits, "record_limits"),
+        (sealing_plan, "sealing_plan"),
+        (writer.offset_log, "newest"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, unreachable)
+            pickle.dumps(found)
+            with pytest.raises(UnavailableError, match="do not answer"):
+                plan.tasks(START.to_dict(), END.to_dict(), RANGES)
 
 
 # -- identity --------------------------------------------------------------------------------------

@@ -139,13 +139,17 @@ class StagingPlan:
         Raises:
             InvalidOptionError: if there is no checkpoint at ``checkpointLocation``.
             UnavailableError: if the staging folder is not writable.
+            KafkaEosError: as `_StagedSink.prepare`.
         """
         position = SourcePosition.from_dict(end)
         if not planned:
             if not position.has_records or position == SourcePosition.from_dict(start):
                 return []
             planned = [()]
-        sink = staged_sink(self._options, self._rows)  # it pickles what it learns about the batch
+        sink = staged_sink(self._options, self._rows)
+        # PySpark pickles the tasks after it has sent Spark their number, so Spark would take the text of an
+        # error there for the length of a task
+        sink.prepare()
         query_id = offset_log.query_id(str(self._options.checkpoint_location))
         plan, of_position = uuid.uuid4().hex, position.digest
         return [
