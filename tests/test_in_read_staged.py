@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from kafka_eos_source.in_read import frame as in_read_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import packed_frame_schema
-from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.staged_frame import STAGED, _bare, staged_frame, staged_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
@@ -355,6 +356,70 @@ def test_neither_the_schema_of_the_frame_nor_an_error_about_it_contains_secrets(
     with pytest.raises(InvalidOptionError) as refused:
         found.check_sink(parse_sink_in_read({**sink, "topic": "other"}))
     assert SECRET not in str(refused.value)
+
+
+SQL = {"sinks": "h", "sink.h.type": "sql", "sink.h.table": "t"}
+LAKE = {"sinks": "h", "sink.h.type": "delta", "sink.h.path": "file:///lake"}
+WEB = {"sinks": "h", "sink.h.type": "http", "sink.h.mode": "idempotency-key"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "other"),
+    [
+        (SQL, "sink.h.url", f"postgresql+psycopg://host/db?user=u&password={SECRET}", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:{SECRET}@host/db", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:a/{SECRET}@host/db", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:pw@host/db?password={SECRET}@x", "host2"),
+        (WEB, "sink.h.url", f"https://host/rows?apikey={SECRET}", "host2"),
+        (LAKE, "sink.h.storage.endpoint", f"http://u:{SECRET}@host:9000", "host2"),
+        ({}, "kafka.sasl.oauthbearer.token.endpoint.url", f"https://u:{SECRET}@host/token", "host2"),
+        ({}, "staging.location", f"s3://u:{SECRET}@host/staging?secret_key={SECRET}", "host2"),
+    ],
+)
+def test_of_a_url_the_schema_knows_the_host_and_no_secret(
+    query: Query, options: dict[str, str], name: str, value: str, other: str
+) -> None:
+    options = {**query.sink, **options, name: value}
+    schema = staged_frame_schema(ROWS, parse_sink_in_read(options))
+    written = json.dumps(schema.jsonValue())
+    assert SECRET not in written
+    assert hashlib.sha256(SECRET.encode()).hexdigest()[:16] not in written
+    found = staged_frame(schema)
+    assert found is not None
+    found.check_sink(parse_sink_in_read(options))
+    found.check_sink(parse_sink_in_read({**options, name: value.replace(SECRET, "another")}))
+    with pytest.raises(InvalidOptionError, match=r"here and .* there") as refused:
+        found.check_sink(parse_sink_in_read({**options, name: value.replace("host", other)}))
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "bare"),
+    [
+        ("http://host:1/path", "http://host:1/path"),
+        ("http://u:p@host:1/path?q=s#s", "http://host:1/path"),
+        ("http://u:p@host/a?q=s@s", "http://host/a"),
+        ("http://u:s/s@host/a", "http://host/a"),
+        ("http://u:s?s@host/a", "http://"),
+        ("http://host:1/a?q=s@s", "http://"),
+        ("http://host/a?q=s@s", "http://host/a"),
+        ("http://host/a@b", "http://host/a@b"),
+        ("sqlite:///file.db", "sqlite:///file.db"),
+    ],
+)
+def test_what_may_be_a_password_is_not_part_of_a_bare_url(url: str, bare: str) -> None:
+    assert _bare(url) == bare
+
+
+@pytest.mark.parametrize("shown", ["token", "account_key", "sas", "password"])
+def test_secret_options_of_a_library_are_not_in_the_schema(query: Query, shown: str) -> None:
+    options = {**query.sink, **LAKE, f"sink.h.storage.{shown}": SECRET, "sink.h.storage.region": "eu-1"}
+    schema = staged_frame_schema(ROWS, parse_sink_in_read(options))
+    assert SECRET not in json.dumps(schema.jsonValue())
+    with pytest.raises(InvalidOptionError, match="eu-2"):
+        staged_frame(schema).check_sink(  # type: ignore[union-attr]
+            parse_sink_in_read({**options, "sink.h.storage.region": "eu-2"})
+        )
 
 
 def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
