@@ -500,6 +500,16 @@ def test_columns_that_the_sink_cannot_write_are_refused_when_the_frame_is_made(q
             lambda field: StructType([field, StructField("more", StringType())]),
             "column\\(s\\) 'more' in addition",
         ),
+        (
+            lambda field: StructType([StructField("value", BinaryType(), metadata=field.metadata)]),
+            "column 'value' is column '__kafka_eos_staged' of map_in_read under another name",
+        ),
+        (
+            lambda field: StructType(
+                [*ROWS.fields, StructField("__KAFKA_EOS_STAGED", BinaryType(), metadata=field.metadata)]
+            ),
+            "column '__KAFKA_EOS_STAGED' is",
+        ),
     ],
 )
 def test_a_staged_frame_that_a_step_changed_is_refused(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.packed_frame import refuse_renamed
 from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.sinks.registry import SinkSpec
@@ -26,7 +27,7 @@ from kafka_eos_source.sinks.registry import SinkSpec
 STAGED = "__kafka_eos_staged"
 
 #: Keys in the metadata of that column: the schema of the rows (JSON of Spark), and the options of the sink.
-_ROWS, _SINK = "kafka_eos.rows", "kafka_eos.sink"
+_ROWS, _SINK = "kafka_eos.staged.rows", "kafka_eos.staged.sink"
 
 #: Fields of `WriteOptions` that only the commit uses. They may differ: a person adds some for one restart.
 _OF_COMMIT = frozenset(
@@ -180,8 +181,10 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
         schema: schema of the frame.
 
     Raises:
-        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata.
+        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata, or the column
+            has another name.
     """
+    refuse_renamed(schema, _SINK, STAGED, "reports of reading tasks")
     if STAGED not in schema.names:
         return None
     if schema.names != [STAGED]:
