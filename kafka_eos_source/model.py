@@ -74,6 +74,8 @@ class StagedRead:
         tasks: number of tasks in the plan.
         task_attempt_id: id of the task attempt (UUID, hex).
         ranges: the offsets that the task read.
+        lossy: whether the source accepted lost records when it planned the task (``failOnDataLoss=false``).
+            The position says only whether it did when it planned the batch for the first time.
     """
 
     frame: str
@@ -83,6 +85,7 @@ class StagedRead:
     tasks: int
     task_attempt_id: str
     ranges: tuple[OffsetRange, ...]
+    lossy: bool = False
 
 
 @dataclass(frozen=True)

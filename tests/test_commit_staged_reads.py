@@ -128,6 +128,32 @@ def test_two_frames_of_one_topic_are_two_sources() -> None:
     assert "another position" in str(refused(both, logged(END), None))
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_sources_of_one_topic_may_end_together_after_they_started_apart(swapped: bool) -> None:
+    """Equal ends do not tell which report belongs to which source, but the ranges do."""
+    tp = TPS[0]
+    first, second, end = SourcePosition({tp: 8}), SourcePosition({tp: 9}), SourcePosition({tp: 12})
+    f, g = reports(first, end, "f", pieces=2), reports(second, end, "g", pieces=2)
+    both = [*g, *f] if swapped else [*f, *g]
+    check_staged_reads(both, 3, logged(end, end), logged(first, second))
+    same = [*f, *reports(first, end, "h", pieces=2)]
+    for found in (same, same[::-1]):
+        error = refused(found, logged(end, end), logged(first, second))
+        assert isinstance(error, StagedPartError)
+        assert f"the offsets of {tp} that reading tasks staged are not those of batch 3" in str(error)
+
+
+@pytest.mark.parametrize("known_first", [False, True])
+def test_a_frame_that_fits_two_sources_leaves_the_other_frame_its_only_one(known_first: bool) -> None:
+    """A source of which the log before has no offset may have started anywhere."""
+    tp = TPS[0]
+    known, other, end = SourcePosition({tp: 8}), SourcePosition({tp: 9}), SourcePosition({tp: 12})
+    f, g = reports(known, end, "f"), reports(other, end, "g")
+    before = (known, None) if known_first else (None, known)
+    for found in ([*f, *g], [*g, *f]):
+        check_staged_reads(found, 3, logged(end, end), logged(*before))
+
+
 def test_reports_of_another_batch_are_refused() -> None:
     assert "another position" in str(refused(reports(START, END), logged(NEXT), logged(END)))
 

@@ -123,6 +123,12 @@ def test_the_frame_names_the_schema_of_its_packed_batches() -> None:
     [
         (StructType([StructField(PACKED, BinaryType())]), "has no metadata with the schema"),
         (StructType([*packed_frame_schema(ROWS).fields, StructField("topic", StringType())]), "'topic'"),
+        (
+            StructType(
+                [StructField("value", BinaryType(), metadata=packed_frame_schema(ROWS)[PACKED].metadata)]
+            ),
+            f"column 'value' is column '{PACKED}' of map_in_read under another name",
+        ),
     ],
 )
 def test_a_frame_with_packed_batches_that_cannot_be_unpacked_is_refused(

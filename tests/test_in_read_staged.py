@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -22,12 +23,13 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     RestartQueryError,
     StagedReadError,
+    UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import packed_frame_schema
-from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.staged_frame import STAGED, _bare, staged_frame, staged_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
@@ -35,7 +37,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
-from kafka_eos_source.stage import record_limits
+from kafka_eos_source.stage import record_limits, sealing_plan
 from kafka_eos_source.stage.row_rules import RecordLimits
 
 TP = TopicPartition("t", 0)
@@ -70,7 +72,7 @@ class Query:
 
     def tasks(self, rows: StructType = ROWS, **options: str) -> list[StagingTask]:
         """Returns the reading tasks of the batch, as they arrive in their workers."""
-        plan = StagingPlan("frame", rows, parse_sink_in_read({**self.sink, **options}))
+        plan = StagingPlan("frame", rows, parse_sink_in_read({**self.sink, **options}), lossy=False)
         found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
         return [each for each in pickle.loads(pickle.dumps(found)) if isinstance(each, StagingTask)]
 
@@ -132,6 +134,13 @@ def test_the_commit_gets_the_parts_of_the_tasks_that_read_in_their_order(
     assert {each.batch_id for each in call["planned"]} == {0}
 
 
+def test_reports_may_arrive_in_a_large_column(query: Query) -> None:
+    """Spark passes such columns with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    large = [pa.record_batch([each.column(0).cast(pa.large_binary())], [STAGED]) for each in reports(query)]
+    found = query.writer().write(iter(large)).reports
+    assert [each.read.ranges for each in found] == RANGES
+
+
 def test_a_task_of_the_sink_without_reports_stages_an_empty_part_with_the_id_of_the_run(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +169,7 @@ def test_a_task_without_rows_reports_too(query: Query) -> None:
 
 
 def test_a_batch_without_anything_to_read_has_no_tasks_unless_its_position_moved(query: Query) -> None:
-    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink))
+    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
 
     def tasks(start: SourcePosition, end: SourcePosition) -> int:
         return len(plan.tasks(start.to_dict(), end.to_dict(), []))
@@ -215,6 +224,29 @@ def test_a_task_that_fails_leaves_no_file(query: Query) -> None:
     with pytest.raises(InvalidRecordError):
         list(query.tasks(**{"staging.inline.bytes": "0"})[0].run(failing()))
     assert list(query.checkpoint.rglob("*.arrow")) == []
+
+
+def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark tells Spark the number of tasks before it pickles them, so an error would be lost there."""
+
+    def unreachable(*_: Any) -> Any:
+        raise UnavailableError("the brokers do not answer")
+
+    options = parse_sink_in_read({**query.sink, "onInvalidRecord": "drop"})
+    plan = StagingPlan("frame", ROWS, options, lossy=False)
+    limits = RecordLimits(100_000, 1, needs_key=False, before_ms=None, after_ms=None)
+    monkeypatch.setattr(record_limits, "record_limits", lambda *_: limits)
+    found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
+    for module, name in (
+        (record_limits, "record_limits"),
+        (sealing_plan, "sealing_plan"),
+        (writer.offset_log, "newest"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, unreachable)
+            pickle.dumps(found)
+            with pytest.raises(UnavailableError, match="do not answer"):
+                plan.tasks(START.to_dict(), END.to_dict(), RANGES)
 
 
 # -- identity --------------------------------------------------------------------------------------
@@ -326,6 +358,70 @@ def test_neither_the_schema_of_the_frame_nor_an_error_about_it_contains_secrets(
     assert SECRET not in str(refused.value)
 
 
+SQL = {"sinks": "h", "sink.h.type": "sql", "sink.h.table": "t"}
+LAKE = {"sinks": "h", "sink.h.type": "delta", "sink.h.path": "file:///lake"}
+WEB = {"sinks": "h", "sink.h.type": "http", "sink.h.mode": "idempotency-key"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "other"),
+    [
+        (SQL, "sink.h.url", f"postgresql+psycopg://host/db?user=u&password={SECRET}", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:{SECRET}@host/db", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:a/{SECRET}@host/db", "host2"),
+        (SQL, "sink.h.url", f"postgresql+psycopg://u:pw@host/db?password={SECRET}@x", "host2"),
+        (WEB, "sink.h.url", f"https://host/rows?apikey={SECRET}", "host2"),
+        (LAKE, "sink.h.storage.endpoint", f"http://u:{SECRET}@host:9000", "host2"),
+        ({}, "kafka.sasl.oauthbearer.token.endpoint.url", f"https://u:{SECRET}@host/token", "host2"),
+        ({}, "staging.location", f"s3://u:{SECRET}@host/staging?secret_key={SECRET}", "host2"),
+    ],
+)
+def test_of_a_url_the_schema_knows_the_host_and_no_secret(
+    query: Query, options: dict[str, str], name: str, value: str, other: str
+) -> None:
+    options = {**query.sink, **options, name: value}
+    schema = staged_frame_schema(ROWS, parse_sink_in_read(options))
+    written = json.dumps(schema.jsonValue())
+    assert SECRET not in written
+    assert hashlib.sha256(SECRET.encode()).hexdigest()[:16] not in written
+    found = staged_frame(schema)
+    assert found is not None
+    found.check_sink(parse_sink_in_read(options))
+    found.check_sink(parse_sink_in_read({**options, name: value.replace(SECRET, "another")}))
+    with pytest.raises(InvalidOptionError, match=r"here and .* there") as refused:
+        found.check_sink(parse_sink_in_read({**options, name: value.replace("host", other)}))
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "bare"),
+    [
+        ("http://host:1/path", "http://host:1/path"),
+        ("http://u:p@host:1/path?q=s#s", "http://host:1/path"),
+        ("http://u:p@host/a?q=s@s", "http://host/a"),
+        ("http://u:s/s@host/a", "http://host/a"),
+        ("http://u:s?s@host/a", "http://"),
+        ("http://host:1/a?q=s@s", "http://"),
+        ("http://host/a?q=s@s", "http://host/a"),
+        ("http://host/a@b", "http://host/a@b"),
+        ("sqlite:///file.db", "sqlite:///file.db"),
+    ],
+)
+def test_what_may_be_a_password_is_not_part_of_a_bare_url(url: str, bare: str) -> None:
+    assert _bare(url) == bare
+
+
+@pytest.mark.parametrize("shown", ["token", "account_key", "sas", "password"])
+def test_secret_options_of_a_library_are_not_in_the_schema(query: Query, shown: str) -> None:
+    options = {**query.sink, **LAKE, f"sink.h.storage.{shown}": SECRET, "sink.h.storage.region": "eu-1"}
+    schema = staged_frame_schema(ROWS, parse_sink_in_read(options))
+    assert SECRET not in json.dumps(schema.jsonValue())
+    with pytest.raises(InvalidOptionError, match="eu-2"):
+        staged_frame(schema).check_sink(  # type: ignore[union-attr]
+            parse_sink_in_read({**options, "sink.h.storage.region": "eu-2"})
+        )
+
+
 def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +499,16 @@ def test_columns_that_the_sink_cannot_write_are_refused_when_the_frame_is_made(q
         (
             lambda field: StructType([field, StructField("more", StringType())]),
             "column\\(s\\) 'more' in addition",
+        ),
+        (
+            lambda field: StructType([StructField("value", BinaryType(), metadata=field.metadata)]),
+            "column 'value' is column '__kafka_eos_staged' of map_in_read under another name",
+        ),
+        (
+            lambda field: StructType(
+                [*ROWS.fields, StructField("__KAFKA_EOS_STAGED", BinaryType(), metadata=field.metadata)]
+            ),
+            "column '__KAFKA_EOS_STAGED' is",
         ),
     ],
 )

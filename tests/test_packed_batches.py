@@ -94,6 +94,16 @@ def test_a_column_skips_nulls_and_copies_no_single_value() -> None:
     assert unpack(packed, SCHEMA, "it").column(1).buffers()[2].address >= packed.address, "rows were copied"
 
 
+@pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
+def test_a_column_may_have_offsets_of_64_bits(type_: pa.DataType) -> None:
+    """Spark passes such columns with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    packed = [pack(SOME), pack_stream(SOME), pack(SOME)]
+    whole = pa.concat_arrays([pa.nulls(1, pa.binary()), column(packed), pa.nulls(1, pa.binary())]).cast(type_)
+    assert list(packed_batches.values(whole)) == packed
+    assert list(packed_batches.values(whole.slice(2))) == packed[1:]
+    assert list(packed_batches.values(pa.nulls(2, type_))) == []
+
+
 def test_more_than_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack(SOME)
     monkeypatch.setattr(packed_batches, "_COLUMN_BYTES", 2 * packed.size)

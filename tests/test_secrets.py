@@ -151,7 +151,7 @@ def test_commit_messages_contain_no_options() -> None:
     message = _Message(part, planned=PlannedBatch(7, "digest"))
     fields = {"part", "dead_letters", "sinks", "planned", "written", "record_bytes", "read", "reports"}
     assert set(vars(message)) == fields, "of sinks, only names, rows and receipts"
-    covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges"}
+    covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges", "lossy"}
     assert set(StagedRead.__dataclass_fields__) == covered
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
     measured = {"seconds", "staging_seconds", "topics", "traceparent"}

@@ -151,6 +151,22 @@ def test_slices_of_a_batch_keep_their_own_headers() -> None:
     assert [len(headers) for headers in staged.column("headers").to_pylist()] == [2, 3]
 
 
+def test_large_arrow_types_are_staged_like_the_others() -> None:
+    """Spark passes them with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    headers = [{"Key": "h", "VALUE": b"1"}, {"Key": "i", "VALUE": None}]
+    usual = frame({"headers": headers}, {"key": None, "value": None}, {"headers": []})
+    entry = pa.struct([("Key", pa.large_string()), ("VALUE", pa.large_binary())])
+    large_types = {"topic": pa.large_string(), "value": pa.large_string(), "key": pa.large_binary()}
+    large = pa.schema(
+        [
+            (each.name, pa.list_(entry) if each.name == "headers" else large_types.get(each.name, each.type))
+            for each in ARROW
+        ]
+    )
+    found = pa.RecordBatch.from_pylist(usual.to_pylist(), large)
+    assert from_arrow(found, COLUMNS).equals(from_arrow(usual, COLUMNS))
+
+
 @pytest.mark.parametrize(
     ("row", "column"),
     [

@@ -79,6 +79,27 @@ def test_valid_rows_pass_unchanged(tmp_path: Path) -> None:
     assert (good, letters, invalid.count) == ([b"1", None, b"v"], [], 0)
 
 
+def test_letters_of_large_arrow_types_are_like_the_others(tmp_path: Path) -> None:
+    """Spark passes them with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    mark = {"error": "NotJson", "message": "bad", "topic": "in", "partition": 3, "offset": 1}
+    long = {"value": b"x" * 30_000}
+    usual = frame(
+        {"value": b"1"}, {"mark": mark, "headers": [{"key": "h", "value": b"1"}]}, {"topic": ""}, long
+    )
+
+    def large(type_: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(type_):
+            return pa.list_(large(type_.value_type))
+        if pa.types.is_struct(type_):
+            return pa.struct([(each.name, large(each.type)) for each in type_])
+        return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(type_, type_)
+
+    schema = pa.schema([(each.name, large(each.type)) for each in usual.schema])
+    found = staged(pa.RecordBatch.from_pylist(usual.to_pylist(), schema), tmp_path / "large")
+    assert found[:2] == staged(usual, tmp_path / "usual")[:2]
+    assert (found[0], len(found[1])) == ([b"1"], 3)
+
+
 def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path) -> None:
     mark = {"error": "NotJson", "message": "bad ü", "topic": "in", "partition": 3, "offset": 1 << 40}
     mark["timestamp"] = 1_700_000_000_123_456

@@ -10,7 +10,7 @@ compares the reports with each other, and with the batch in Spark's offset log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_eos_source.errors import StagedPartError, StagedReadError
@@ -64,24 +64,30 @@ def check_staged_reads(
         )
     if wanted - found:
         raise _lost("all reports of a source are missing", batch_id)
-    for of_frame in by_frame.values():
-        source = next(each for each in sources if each.end.digest == of_frame[0].position)
-        _check_ranges(source, [piece for each in of_frame for piece in each.ranges], batch_id)
+    for position in found:
+        _check_ranges(
+            [each for each in sources if each.end.digest == position],
+            [of_frame for of_frame in by_frame.values() if of_frame[0].position == position],
+            batch_id,
+        )
 
 
 def _reading(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[_Source]:
-    """Returns the Kafka sources that plan tasks for the batch: their position changed, and not by a tick."""
+    """Returns the Kafka sources that have tasks in the batch: those that `StagingPlan.tasks` gives any."""
     found = []
     for name, line in logged.sources.items():
         if line is None or not is_kafka_offset_json(line):
             continue
         end = SourcePosition.from_json(line)
         line_before = None if before is None else before.sources.get(name)
-        is_first = line_before is None or not is_kafka_offset_json(line_before)
-        start = SourcePosition({}) if is_first else SourcePosition.from_json(str(line_before))
-        if end.tick or end.jump or end == start or (is_first and end.begins_query):
-            continue
-        found.append(_Source(end, {**start.end, **(end.start or {})}))
+        starts = dict(end.start or {})
+        if line_before is not None and is_kafka_offset_json(line_before):
+            start = SourcePosition.from_json(line_before)
+            if end == start:
+                continue
+            starts = {**start.end, **starts}
+        if end.has_records:
+            found.append(_Source(end, starts))
     return found
 
 
@@ -114,26 +120,56 @@ def _check_frame(reads: Sequence[StagedRead], batch_id: int) -> None:
         )
 
 
-def _check_ranges(source: _Source, ranges: Iterable[OffsetRange], batch_id: int) -> None:
-    """Checks that ranges neither overlap nor leave offsets out.
+def _check_ranges(sources: Sequence[_Source], frames: Sequence[Sequence[StagedRead]], batch_id: int) -> None:
+    """Checks that each of the frames covers the batch of another source, among sources with the same end.
 
-    A source that accepts lost records (``failOnDataLoss=false``) may skip offsets that are gone.
+    Two sources of one topic often end at the same position after they started at different ones, and reports
+    do not name their source. So this looks for a pairing in which the ranges of all frames fit.
+
+    Raises:
+        StagedPartError: if there is none.
+    """
+    wrong = [[_wrong_partition(source, reads) for source in sources] for reads in frames]
+    frame_of: dict[int, int] = {}
+
+    def finds_source(frame: int, tried: set[int]) -> bool:
+        """Whether the frame gets a source, which moves frames to other sources where it must."""
+        for source, tp in enumerate(wrong[frame]):
+            if tp is None and source not in tried:
+                tried.add(source)
+                if source not in frame_of or finds_source(frame_of[source], tried):
+                    frame_of[source] = frame
+                    return True
+        return False
+
+    for frame in range(len(frames)):
+        if not finds_source(frame, set()):
+            found = [tp for tp in wrong[frame] if tp is not None] or [
+                tp for each in wrong for tp in each if tp
+            ]
+            raise _other_offsets(found[0], batch_id)
+
+
+def _wrong_partition(source: _Source, reads: Sequence[StagedRead]) -> TopicPartition | None:
+    """Returns a partition in which reports overlap, or leave offsets of the source out; None if all fit.
+
+    A source that accepts lost records (``failOnDataLoss=false``) may skip offsets that are gone. People set
+    that option after a batch has failed, so it also counts if the source got it only for the repeated batch.
     """
     pieces: dict[TopicPartition, list[OffsetRange]] = {}
-    for each in ranges:
+    for each in (piece for read in reads for piece in read.ranges):
         pieces.setdefault(each.tp, []).append(each)
-    lossy = source.end.lossy
+    lossy = source.end.lossy or any(each.lossy for each in reads)
     for tp, end in source.end.end.items():
         of_partition = sorted(pieces.pop(tp, ()), key=lambda each: each.start)
         at = None if lossy else source.starts.get(tp)
         for piece in of_partition:
             if at is not None and (piece.start < at if lossy else piece.start != at):
-                raise _other_offsets(tp, batch_id)
+                return tp
             at = piece.end
         if at is not None and (at > end if lossy else at != end):
-            raise _other_offsets(tp, batch_id)
-    if pieces:
-        raise _other_offsets(next(iter(pieces)), batch_id)
+            return tp
+    return next(iter(pieces), None)
 
 
 def _lost(what: str, batch_id: int) -> StagedReadError:

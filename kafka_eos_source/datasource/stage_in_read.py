@@ -92,12 +92,14 @@ class StagingPlan:
         frame: id of the frame.
         rows: schema of the rows that its function returns.
         options: options of the sink.
+        lossy: whether the source accepts lost records.
     """
 
-    def __init__(self, frame: str, rows: StructType, options: WriteOptions) -> None:
+    def __init__(self, frame: str, rows: StructType, options: WriteOptions, *, lossy: bool) -> None:
         self._frame = frame
         self._rows = rows
         self._options = options
+        self._lossy = lossy
 
     @classmethod
     def of(cls, options: ReadOptions) -> StagingPlan:
@@ -111,7 +113,7 @@ class StagingPlan:
         assert options.sink is not None
         assert options.step_in_read is not None
         step = map_step(options.step_in_read[1])
-        return cls(step.frame, step.rows, options.sink)
+        return cls(step.frame, step.rows, options.sink, lossy=not options.fail_on_data_loss)
 
     def check(self) -> None:
         """Checks that the sink accepts such rows.
@@ -126,6 +128,10 @@ class StagingPlan:
     ) -> list[InputPartition]:
         """Returns the tasks of one batch. Called after Spark has written the batch to the offset log.
 
+        A batch of which nothing is left to read has one task, so that its report shows that. The commit
+        expects it of each source that `staged_reads` finds in the offset log. So whether there is one must
+        depend on the end position as well: if Spark repeats batch 0, ``start`` is a new initial offset.
+
         Args:
             start, end: positions of the source, as Spark passes them.
             planned: the ranges of each task.
@@ -133,18 +139,33 @@ class StagingPlan:
         Raises:
             InvalidOptionError: if there is no checkpoint at ``checkpointLocation``.
             UnavailableError: if the staging folder is not writable.
+            KafkaEosError: as `_StagedSink.prepare`.
         """
         position = SourcePosition.from_dict(end)
         if not planned:
-            if position.tick or position.jump or position == SourcePosition.from_dict(start):
+            if not position.has_records or position == SourcePosition.from_dict(start):
                 return []
-            planned = [()]  # one report must show that the plan of this batch reads nothing
-        sink = staged_sink(self._options, self._rows)  # it pickles what it learns about the batch
+            planned = [()]
+        sink = staged_sink(self._options, self._rows)
+        # PySpark pickles the tasks after it has sent Spark their number, so Spark would take the text of an
+        # error there for the length of a task
+        sink.prepare()
         query_id = offset_log.query_id(str(self._options.checkpoint_location))
         plan, of_position = uuid.uuid4().hex, position.digest
         return [
             StagingTask(
-                StagedRead(self._frame, plan, of_position, number, len(planned), "", ranges), sink, query_id
+                StagedRead(
+                    frame=self._frame,
+                    plan=plan,
+                    position=of_position,
+                    task=number,
+                    tasks=len(planned),
+                    task_attempt_id="",
+                    ranges=ranges,
+                    lossy=self._lossy,
+                ),
+                sink,
+                query_id,
             )
             for number, ranges in enumerate(planned)
         ]

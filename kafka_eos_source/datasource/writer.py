@@ -200,7 +200,17 @@ class _StagedSink:
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
-        return {**self.__dict__, "planned": self.planned, "limits": self.limits, "sealing": self.sealing}
+        self.prepare()
+        return dict(self.__dict__)
+
+    def prepare(self) -> None:
+        """Asks for what the tasks receive from the driver, and keeps the answers. Called on the driver.
+
+        Raises:
+            KafkaEosError: if the offset log cannot be read, or the brokers do not say which records the topic
+                accepts.
+        """
+        _ = self.planned, self.limits, self.sealing
 
     @cached_property
     def limits(self) -> RecordLimits | None:

@@ -42,8 +42,10 @@ def schema_of_packed_rows(schema: StructType) -> StructType | None:
         schema: schema of the frame.
 
     Raises:
-        InvalidSchemaError: if the frame has other columns as well, or has lost the schema of the rows.
+        InvalidSchemaError: if the frame has other columns as well, or has lost the schema of the rows, or the
+            column has another name.
     """
+    refuse_renamed(schema, _SCHEMA, PACKED, "packed batches of rows")
     if PACKED not in schema.names:
         return None
     if schema.names != [PACKED]:
@@ -60,6 +62,27 @@ def schema_of_packed_rows(schema: StructType) -> StructType | None:
             fix=_FIX,
         )
     return StructType.fromJson(json.loads(written))
+
+
+def refuse_renamed(schema: StructType, key: str, name: str, content: str) -> None:
+    """Raises an error if a column is one of `map_in_read` under another name: its bytes are no records.
+
+    Args:
+        schema: schema of the frame.
+        key: key in the metadata of the column, which Spark keeps when it renames the column.
+        name: name of the column in the frame that `map_in_read` returned.
+        content: what the column contains.
+
+    Raises:
+        InvalidSchemaError: names the column.
+    """
+    for field in schema.fields:
+        if field.name != name and key in (field.metadata or {}):
+            raise InvalidSchemaError(
+                f"column {field.name!r} is column {name!r} of map_in_read under another name. It contains "
+                f"{content}, which must not be written as they are.",
+                fix=_FIX,
+            )
 
 
 def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:

@@ -2,8 +2,8 @@
 
 Each row of a staged frame is the report of one reading task: a binary value in the column `STAGED`, which
 only the sink reads. The metadata of the column contain the schema of the rows, and the options of the sink
-for which they are staged, without secrets. So the sink refuses a frame that was staged for another one before
-the first batch.
+for which they are staged, without secrets (`described`). So the sink refuses a frame that was staged for
+another one before the first batch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.packed_frame import refuse_renamed
 from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.sinks.registry import SinkSpec
@@ -25,7 +27,7 @@ from kafka_eos_source.sinks.registry import SinkSpec
 STAGED = "__kafka_eos_staged"
 
 #: Keys in the metadata of that column: the schema of the rows (JSON of Spark), and the options of the sink.
-_ROWS, _SINK = "kafka_eos.rows", "kafka_eos.sink"
+_ROWS, _SINK = "kafka_eos.staged.rows", "kafka_eos.staged.sink"
 
 #: Fields of `WriteOptions` that only the commit uses. They may differ: a person adds some for one restart.
 _OF_COMMIT = frozenset(
@@ -56,6 +58,8 @@ _OPTION_NAMES = {
     "on_invalid_record": "onInvalidRecord",
     "dead_letter_topic": "deadLetter.topic",
 }
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
 
@@ -94,25 +98,74 @@ class StagedFrame:
 
 
 def described(options: WriteOptions) -> dict[str, str]:
-    """Returns the options of a sink that decide how and where rows are staged, by name, without secrets."""
+    """Returns the options of a sink that decide how and where rows are staged, by name, without secrets.
+
+    Of a URL, there is only a digest of what is neither user info nor query, because drivers and web services
+    accept passwords in these.
+    """
     found = {
-        _OPTION_NAMES.get(field.name, field.name): repr(getattr(options, field.name))
+        _OPTION_NAMES.get(field.name, field.name): _of_field(getattr(options, field.name))
         for field in dataclasses.fields(options)
         if field.name not in (*_OF_COMMIT, "kafka", "sinks")
     }
-    found |= {f"kafka.{name}": value for name, value in options.kafka.items() if not is_secret(name)}
+    found |= {f"kafka.{name}": _shown(value) for name, value in options.kafka.items() if not is_secret(name)}
     return found | {f"sink.{each.name}": _described(each) for each in options.sinks}
+
+
+def _of_field(value: object) -> str:
+    """Returns the value of an option of the package; locations without user info and query."""
+    return repr(_bare(value) if isinstance(value, str) and _URL.match(value) else value)
 
 
 def _described(sink: SinkSpec) -> str:
     """Returns type, columns and options of a sink outside Kafka; of an object only a digest."""
     text = f"type={sink.type}, columns={sink.columns}"
     if sink.pickled is not None:
-        return f"{text}, {hashlib.sha256(sink.pickled.encode()).hexdigest()[:16]}"
+        return f"{text}, {_digest(sink.pickled)}"
     for name, value in sorted(sink.options.items()):
-        hidden = is_secret(name) or any(each in str(value) for each in sink.secret_values)
-        text += f", {name}={'…' if hidden else value!r}"
+        if isinstance(value, Mapping):  # `storage.*` stands for several options
+            prefix = name.removesuffix("*")
+            for rest, each in sorted(value.items()):
+                text += f", {prefix}{rest}={_of_sink(sink, prefix + rest, each)}"
+        else:
+            text += f", {name}={_of_sink(sink, name, value)}"
     return text
+
+
+def _of_sink(sink: SinkSpec, name: str, value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    if is_secret(name) or (name in sink.secret_options and not _URL.match(text)):
+        return "…"
+    if "://" in text:
+        return _shown(text)
+    for secret in sorted(sink.secret_values, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
+def _shown(value: str) -> str:
+    """Returns a value, and only a digest of one that contains a URL."""
+    return f"(URL {_digest(_bare(value))})" if "://" in value else value
+
+
+def _bare(url: str) -> str:
+    """Returns a URL without user info, query and fragment.
+
+    SQLAlchemy also accepts passwords that contain a slash or a question mark. Without an ``@`` next to the
+    host, a colon may begin such a password. Then only what is no secret in either reading remains.
+    """
+    scheme, _, rest = url.partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in host:
+        rest = rest[host.rindex("@") + 1 :]
+    elif ":" in host and "@" in rest:
+        before, _, after = rest.rpartition("@")
+        rest = "" if re.search(r"[?#]", before) else after
+    return f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def staged_frame_schema(rows: StructType, sink: WriteOptions) -> StructType:
@@ -128,8 +181,10 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
         schema: schema of the frame.
 
     Raises:
-        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata.
+        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata, or the column
+            has another name.
     """
+    refuse_renamed(schema, _SINK, STAGED, "reports of reading tasks")
     if STAGED not in schema.names:
         return None
     if schema.names != [STAGED]:

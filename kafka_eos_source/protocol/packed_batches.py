@@ -111,13 +111,17 @@ def column(packed: Sequence[pa.Buffer]) -> pa.BinaryArray:
     )
 
 
-def values(packed: pa.BinaryArray) -> Iterator[pa.Buffer]:
-    """Yields the values of a binary column, which are not copied unless they are unaligned; skips nulls."""
+def values(packed: pa.BinaryArray | pa.LargeBinaryArray) -> Iterator[pa.Buffer]:
+    """Yields the values of a binary column, which are not copied unless they are unaligned; skips nulls.
+
+    With ``spark.sql.execution.arrow.useLargeVarTypes``, Spark passes the column with 64-bit offsets.
+    """
     _, offsets, data = packed.buffers()
     if data is None or packed.null_count == len(packed):
         return
     # a scalar of Arrow's is a copy of its value
-    bounds = np.frombuffer(offsets, np.int32, len(packed) + 1, packed.offset * 4).tolist()
+    width = np.dtype(np.int64 if pa.types.is_large_binary(packed.type) else np.int32)
+    bounds = np.frombuffer(offsets, width, len(packed) + 1, packed.offset * width.itemsize).tolist()
     for index, is_valid in enumerate(packed.is_valid().to_pylist()):
         if is_valid:
             value = data.slice(bounds[index], bounds[index + 1] - bounds[index])

@@ -72,6 +72,15 @@ class SourcePosition:
         return self.start is not None and self.start == self.end
 
     @property
+    def has_records(self) -> bool:
+        """Whether a batch that ends here, and begins at another position, was planned to read offsets.
+
+        It depends on the end alone, so the source and the commit come to the same result, although the source
+        gets another start whenever Spark repeats batch 0.
+        """
+        return not (self.tick or self.jump or self.begins_query)
+
+    @property
     def digest(self) -> str:
         """Digest of the whole position. Equal positions have equal digests."""
         return digest((self.to_json(),))

@@ -95,6 +95,8 @@ class SinkSpec:
         options: parsed values of `TwoPhaseSink.OPTIONS`, by name.
         pickled: the pickled sink, if the user passed an object.
         secret_values: texts that must never be shown.
+        secret_options: names of the options that the user set whose values contain secrets; those of options
+            with a prefix are complete, as ``storage.account_key``.
     """
 
     name: str
@@ -103,6 +105,7 @@ class SinkSpec:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pickled: str | None = field(default=None, repr=False)
     secret_values: tuple[str, ...] = field(default=(), repr=False)
+    secret_options: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -244,6 +247,7 @@ def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
         found.pop("columns"),
         {option.name: found[option.name] for option in declared},
         secret_values=secret,
+        secret_options=frozenset(each for each in stated if _is_secret(each, _declared(each, declared))),
     )
     spec.build()  # raises on the driver if options contradict each other
     return spec
@@ -314,11 +318,18 @@ def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple
         if option is None or not text:
             continue
         # options with a prefix go to a library, which defines their names: any URL may contain a password
-        if option.secret or secrets.is_secret(name) or (option.prefix and _SECRET_NAME.search(name)):
+        if _is_secret(name, option):
             hidden += _passwords(text) if "://" in text else [text]
         elif option.prefix and "://" in text:
             hidden += _passwords(text)
     return tuple(hidden)
+
+
+def _is_secret(name: str, option: SinkOption | None) -> bool:
+    """Whether an option of a sink is secret: it is declared so, or has the name of one."""
+    if option is None:
+        return False
+    return bool(option.secret or secrets.is_secret(name) or (option.prefix and _SECRET_NAME.search(name)))
 
 
 def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
