@@ -175,7 +175,9 @@ def test_a_source_that_reads_nothing_needs_no_report(
 
 
 def test_without_any_report_of_a_batch_with_records_its_rows_are_lost() -> None:
-    assert "all reports of a source are missing" in str(refused([], logged(NEXT), logged(END)))
+    text = str(refused([], logged(NEXT), logged(END)))
+    assert "all reports of a source are missing" in text
+    assert "lost a shuffle file. Fix: restart the query once" in text, "Spark may have lost them, not a step"
 
 
 def test_a_new_partition_begins_where_the_entry_says() -> None:

@@ -34,7 +34,10 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
 from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
+from kafka_eos_source.read.task import TaskRead
+from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage import record_limits, sealing_plan
@@ -181,6 +184,19 @@ def test_a_batch_without_anything_to_read_has_no_tasks_unless_its_position_moved
     assert tasks(START, SourcePosition({TP: 30}, {TP: 0}, lossy=True)) == 1
 
 
+def _with_a_last_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    yield from rows_of("last")
+
+
+def test_the_function_is_not_called_for_a_batch_of_which_nothing_is_left() -> None:
+    """Without ``write=``, such a batch has no task, and so the function adds no row."""
+    columns = ReadColumns((ReadColumn("key", "key"), ReadColumn("value", "value")))
+    step = MapInRead(columns, ROWS, to_option(_with_a_last_row, "it", fix=""), "frame").to_json()
+    read = TaskRead(ReadSettings(conf={}), ("map.in.read", step))
+    assert list(read.mapped(())) == []
+
+
 def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
     query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,8 +279,11 @@ def test_a_frame_that_another_query_reads_is_refused_in_its_tasks(query: Query) 
 def test_a_task_for_another_batch_than_the_newest_in_the_log_is_refused(query: Query, running: str) -> None:
     tasks = query.tasks()
     query.task = StreamingTask("query", running, "run")
-    with pytest.raises(RestartQueryError, match=f"reads for batch {running}, but .* is at batch 0"):
+    with pytest.raises(
+        RestartQueryError, match=f"reads for batch {running}, but .* is at batch 0"
+    ) as refused:
         list(tasks[0].run(rows_of("a")))
+    assert "asyncProgressTrackingEnabled" in str(refused.value)
 
 
 def test_a_checkpoint_that_does_not_exist_is_refused_on_the_driver(query: Query) -> None:

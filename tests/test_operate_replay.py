@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -46,6 +47,8 @@ class Cluster:
         self.kafka: Mapping[str, str] = {}
         #: What becomes of topics while a transaction is open: other ids, or none.
         self.replaced: dict[str, str | None] = {}
+        #: How many answers about ids of topics do not contain a topic that exists.
+        self.unknown: Counter[str] = Counter()
         self.enqueued = 0
         self._open: tuple[list[Any], list[GroupOffset]] = ([], [])
 
@@ -91,7 +94,11 @@ class Cluster:
         found = {
             name: self.replaced.get(name, "id" if name == "dead" else f"id of {name}") for name in topics
         }
-        return {name: topic_id for name, topic_id in found.items() if topic_id is not None}
+        unknown = {name for name in found if self.unknown[name] > 0}
+        self.unknown -= Counter(unknown)
+        return {
+            name: topic_id for name, topic_id in found.items() if topic_id is not None and name not in unknown
+        }
 
     def is_clean(self) -> bool:
         return True
@@ -155,6 +162,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(replay.dead_letters, "read", found.read)
     monkeypatch.setattr(replay_targets, "TopicAdmin", lambda _kafka: found)
+    monkeypatch.setattr(replay, "_PAUSE_SECONDS", 0.0)
     return found
 
 
@@ -313,6 +321,48 @@ def test_nothing_is_committed_if_a_topic_is_replaced_while_the_replay_runs(
     if name == "in":
         cluster.replaced.clear()
         assert cluster.run(request_of()).sent == {"in": 3}
+
+
+@pytest.mark.parametrize("name", ["dead", "in"])
+def test_one_broker_that_does_not_know_a_topic_does_not_stop_the_replay(
+    cluster: Cluster, request_of: Callable[..., Replay], name: str
+) -> None:
+    """A broker that has just started may not know it for a moment; only several answers say it is gone."""
+    cluster.write(FULL, 0)
+    cluster.unknown[name] = 2
+    assert cluster.run(request_of()).sent == {"in": 1}
+    assert cluster.unknown[name] == 0, "the topic was not looked up again"
+
+
+def test_a_topic_that_was_created_again_is_not_looked_up_again(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    """A broker that lags behind would return the former id."""
+    cluster.write(FULL, 0)
+    asked: list[Collection[str]] = []
+    answer = cluster.topic_ids
+
+    def topic_ids(topics: Collection[str]) -> Mapping[str, str]:
+        asked.append(topics)
+        return answer(topics) | ({"in": "another"} if len(asked) == 1 else {})  # type: ignore[operator]
+
+    cluster.topic_ids = topic_ids  # type: ignore[method-assign]
+    with pytest.raises(OperatorError, match="topic 'in' was deleted and created again"):
+        cluster.run(request_of())
+    assert len(asked) == 1
+
+
+def test_topics_whose_letters_are_all_refused_do_not_matter_to_the_others(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    """They take no record, so the replay needs neither their id nor their largest record batch."""
+    cluster.configs["small"] = {**CONFIG, "max.message.bytes": "1000"}
+    cluster.write(FULL, 0)
+    cluster.write(FULL, 1, value=b"x" * 2000, ORIGIN_TOPIC="small")
+    cluster.replaced["small"] = None
+    found = cluster.run(request_of(), skip_refused=True)
+    assert (found.sent, found.refused) == ({"in": 1}, {"too_large": 1})
+    assert "batch.size" not in cluster.kafka
 
 
 def test_partitions_that_the_topic_gets_while_the_replay_runs_belong_to_the_next_run(

@@ -2,9 +2,10 @@
 
 With ``write=`` of `map_in_read`, the rows of a batch reach the sink as one report of each reading task, a row
 of the frame. A step of the query between the read and the sink can drop reports (a filter, ``limit``) or
-double them (a union of the frame with itself), and after the loss of a shuffle file Spark may pass on the
-reports of two attempts of a task. This module detects all of that before anything is sent to Kafka: it
-compares the reports with each other, and with the batch in Spark's offset log.
+double them (a union of the frame with itself). After the loss of a shuffle file, Spark may pass on the
+reports of two attempts of a task, or none of one that it sent to another partition the second time. This
+module detects all of that before anything is sent to Kafka: it compares the reports with each other, and with
+the batch in Spark's offset log.
 """
 
 from __future__ import annotations
@@ -174,9 +175,10 @@ def _wrong_partition(source: _Source, reads: Sequence[StagedRead]) -> TopicParti
 
 def _lost(what: str, batch_id: int) -> StagedReadError:
     return StagedReadError(
-        f"rows of batch {batch_id} are lost: {what}. A step between map_in_read and the sink dropped them.",
-        fix="write the frame that map_in_read returned without changes; filter rows in its function. Nothing "
-        "was sent to Kafka.",
+        f"rows of batch {batch_id} are lost: {what}. A step between map_in_read and the sink dropped them, "
+        "or Spark repeated a stage after it had lost a shuffle file.",
+        fix="restart the query once, which repeats the batch. If it fails again, write the frame that "
+        "map_in_read returned without changes, and filter rows in its function. Nothing was sent to Kafka.",
     )
 
 

@@ -1,7 +1,8 @@
 """Reports of tasks that staged what they read: rows of a frame that contain commit messages.
 
 A report travels from the process that reads to the one that writes, through Spark, as a signed row. The key
-consists of what only the tasks of one batch and one sink know together.
+consists of what identifies one batch and one sink. So it protects against accidents, such as rows of another
+batch or of another frame, and not against people: who can run code in the query knows the key.
 """
 
 from __future__ import annotations

@@ -78,10 +78,11 @@ class StagingTask(InputPartition):
             newest = "empty" if planned is None else f"at batch {planned.batch_id}"
             raise RestartQueryError(
                 f"a task reads for batch {task.batch_id}, but the offset log in checkpointLocation="
-                f"{checkpoint!r} is {newest}: another driver uses the same checkpoint, or somebody edited "
-                "it. Nothing of the batch was committed.",
-                fix="do nothing if the other driver should continue; otherwise stop it and start this query "
-                "again.",
+                f"{checkpoint!r} is {newest}: another driver uses the same checkpoint, somebody edited it, "
+                "or the query tracks its progress asynchronously (asyncProgressTrackingEnabled), which "
+                "writes the log later. Nothing of the batch was committed.",
+                fix="do nothing if another driver should continue; otherwise stop it, remove the option "
+                "asyncProgressTrackingEnabled if it is set, and start this query again.",
             )
 
 

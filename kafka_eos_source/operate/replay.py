@@ -7,7 +7,7 @@ last committed transaction, and a second one with the same group fences the firs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from kafka_eos_source.operate.replay_targets import Targets
 from kafka_eos_source.protocol.dead_letters import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.spark.schema import STAGED_ARROW
 from kafka_eos_source.stage.row_rules import size_of, with_small_batches
 
@@ -37,6 +38,8 @@ from kafka_eos_source.stage.row_rules import size_of, with_small_batches
 _ROW = pa.schema(
     [STAGED_ARROW.field(name) for name in ("key", "value", "topic", "partition", "headers", "timestamp")]
 )
+#: How often a topic that a broker does not know is looked up again, and the first pause before that.
+_TIMES_MISSING, _PAUSE_SECONDS = 5, 0.1
 #: A transaction ends with the letter that makes it this large.
 _MOST_BYTES = 16 << 20
 
@@ -229,6 +232,7 @@ class _Survey:
         refusal = target.refusal(letter.record.key, timestamp, size)
         if refusal is not None:
             return refusal
+        self._targets.use(topic)
         return {
             "key": letter.record.key,
             "value": letter.record.value,
@@ -303,7 +307,7 @@ class _Session:
             if producer.enqueued != len(rows):
                 raise AbortableError(f"the client enqueued {producer.enqueued} of {len(rows)} records")
             failpoints.reach("replay.after_flush")
-            _check_topics(topic_ids, producer.topic_ids(topic_ids))
+            _check_topics(topic_ids, _present_ids(producer, topic_ids, deadline))
             producer.send_offsets(offsets, self._request.group_id, deadline)
             self._confirm(deadline)
             failpoints.reach("replay.before_commit")
@@ -336,6 +340,20 @@ class _Session:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_seconds(self._seconds)
+
+
+def _present_ids(producer: Producer, topics: Collection[str], deadline: Deadline) -> dict[str, str]:
+    """Returns the ids of topics; only topics that several answers do not contain are missing.
+
+    A broker that has just started may not know a topic for a moment. An id is never asked for again: if it
+    differs from the former one, the topic was created again, and a broker that lags behind may not know that.
+    """
+    pauses = Pauses(deadline, _PAUSE_SECONDS, 8 * _PAUSE_SECONDS, most=_TIMES_MISSING)
+    found = dict(producer.topic_ids(topics))
+    while (missing := sorted(set(topics) - set(found))) and not pauses.expired:
+        pauses.wait()
+        found |= producer.topic_ids(missing)
+    return found
 
 
 def _check_topics(before: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -64,6 +64,7 @@ class Targets:
     def __init__(self, kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:
         self._kafka, self._request, self._seconds = kafka, request, deadline.budget_seconds
         self._known: dict[str, Target | None] = {}
+        self._used: dict[str, Target] = {}
 
     def of(self, name: str) -> Target | None:
         """Returns one of the topics; None if a letter names it, and there is no such topic.
@@ -84,15 +85,21 @@ class Targets:
             self._known[name] = found
         return self._known[name]
 
+    def use(self, name: str) -> None:
+        """Notes that a record goes to one of the topics, which exists."""
+        target = self.of(name)
+        assert target is not None, "a topic that does not exist takes no record"
+        self._used[name] = target
+
     @property
     def ids(self) -> dict[str, str]:
-        """The ids of the topics that were looked up and exist."""
-        return {name: each.topic_id for name, each in self._known.items() if each is not None}
+        """The ids of the topics to which records go. Topics that take none may be deleted meanwhile."""
+        return {name: each.topic_id for name, each in self._used.items()}
 
     @property
     def batch_bytes(self) -> int | None:
         """Size of the largest record batch that all these topics accept; None if there are none."""
-        return min((each.batch_bytes for each in self._known.values() if each is not None), default=None)
+        return min((each.batch_bytes for each in self._used.values()), default=None)
 
     def missing(self) -> list[str]:
         """Returns the topics that do not exist, of those that letters name; without illegal names."""

@@ -33,7 +33,13 @@ class TaskRead:
         return step(*self.step)(rows)
 
     def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of the function of `map_in_read`, for a task that stages them itself."""
+        """Returns the rows of the function of `map_in_read`, for a task that stages them itself.
+
+        A task without ranges, which only reports that nothing is left to read, does not call the function:
+        without ``write=`` there would be no such task.
+        """
+        if not ranges:
+            return iter(())
         from kafka_eos_source.read.steps import map_step
 
         assert self.step is not None
