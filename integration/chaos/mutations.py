@@ -52,7 +52,7 @@ def _lose_a_record() -> None:
     """Drops one record silently. This is not a rule, but the fault that the count check detects."""
 
     def lossy(send: Any) -> Any:
-        return lambda self, rows, topic, deadline: send(self, rows.slice(1), topic, deadline)
+        return lambda self, rows, *others: send(self, rows.slice(1), *others)
 
     def lossy_for_sealed(send_sealed: Any) -> Any:
         return lambda self, batches, topic, deadline: send_sealed(self, list(batches)[1:], topic, deadline)
