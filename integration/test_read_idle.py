@@ -81,7 +81,7 @@ class Idle:
             raise failure
 
     def token(self) -> Token | None:
-        found = self.admin.group(self.application)
+        found = self.admin.group(self.application, may_be_empty=True)
         return newest(
             GroupOffset(TopicPartition(*tp), offset, metadata) for tp, (offset, metadata) in found.items()
         )

@@ -246,7 +246,7 @@ def test_letters_that_cannot_be_sent_are_refused_by_name_and_count(letters: Lett
     dry = letters.replayed("--dry-run", "--to", letters.output)
     assert (dry["sent"], dry["topics"]) == (False, {letters.origin: 1, letters.output: 2})
     assert letters.sent() == []
-    assert admin.group(dry["group_id"]) == {}, "a dry run commits nothing"
+    assert admin.group(dry["group_id"], may_be_empty=True) == {}, "a dry run commits nothing"
     done = letters.replayed("--to", letters.output, "--skip-refused")
     assert done["topics"] == {letters.origin: 1, letters.output: 2}
     assert done["refused"] == {"incomplete": 1, "no_origin": 1, "unknown_contents": 1, "own_topic": 1}

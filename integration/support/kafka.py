@@ -101,10 +101,15 @@ class Admin:
         found = self.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
         return {tp.partition: future.result(TIMEOUT_SECONDS).offset for tp, future in found.items()}
 
-    def group(self, group_id: str) -> dict[tuple[str, int], tuple[int, str]]:
+    def group(self, group_id: str, *, may_be_empty: bool = False) -> dict[tuple[str, int], tuple[int, str]]:
         """Returns a group's committed offsets and their metadata.
 
-        Kafka answers a commit before the offsets are stable, so the method waits for that.
+        Kafka answers a commit before the offsets are stable, so the method waits for that. It does not list
+        those of a new group at all until then.
+
+        Args:
+            group_id: the group.
+            may_be_empty: whether the group may hold no offsets; otherwise, the method waits for some.
         """
         limit = Deadline.after_seconds(TIMEOUT_SECONDS)
         while True:
@@ -112,7 +117,8 @@ class Admin:
                 [ConsumerGroupTopicPartitions(group_id)], require_stable=True
             )[group_id]
             found = future.result(TIMEOUT_SECONDS).topic_partitions
-            if limit.expired or all(each.error is None for each in found):
+            is_stable = all(each.error is None for each in found) and (may_be_empty or found)
+            if limit.expired or is_stable:
                 break
         return {
             (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0")) for each in found
