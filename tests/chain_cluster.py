@@ -291,7 +291,7 @@ class ModelProducer:
         self._process.reach("begin")
         self.enqueued = 0
 
-    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline, _partitions: int = 0) -> None:
         self._process.reach("send")
         transaction = self._transaction()
         for row in rows.to_pylist():

@@ -144,7 +144,7 @@ class ModelProducer:
         self._reach("begin")
         self.enqueued = 0
 
-    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline, _partitions: int = 0) -> None:
         self._reach("send")
         self._fence()
         self.broker.open_epoch = self.epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
 
 PARTITIONS = 5
 PLAN = SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=1000)
+SEALS_ALL = replace(PLAN, least_bytes=100)
 SCHEMA = pa.schema([STAGED_ARROW.field(name) for name in ("key", "value", "partition", "headers")])
 
 #: key, partition, size of the value
@@ -105,7 +107,7 @@ class RecordingQueue:
         return wanted
 
 
-def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None, least: int = 1) -> RecordingQueue:
+def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None) -> RecordingQueue:
     """Sends parts as a commit does."""
     assert KERNEL is not None
     producer = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"), KERNEL)
@@ -133,10 +135,8 @@ def test_every_record_arrives_once_and_in_the_order_of_the_tasks(
     given_batches = numbered(tasks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sealing, "_COLLECT_BYTES", collect)
-        patch.setattr(sealing, "LEAST_BYTES", least)
-        patch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", least)
         patch.setattr(sealing, "_WAITING_BYTES", waiting)
-        parts = [staged(batches) for batches in given_batches]
+        parts = [staged(batches, replace(PLAN, least_bytes=least)) for batches in given_batches]
     assert [part.rows for part in parts] == [sum(map(len, task)) for task in tasks]
     logs = sent(parts).logs
     rows = [
@@ -162,11 +162,10 @@ def test_a_task_seals_large_partitions_and_leaves_small_ones_to_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """64 tasks with 1,000 partitions must not make 64,000 batches."""
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 2000)
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 2000)
     large = [(None, 0, 60)] * 40
     small = [(None, partition, 10) for partition in range(1, PARTITIONS)]
-    parts = [staged(batches) for batches in numbered([[[*large, *small]]] * 30)]
+    plan = replace(PLAN, least_bytes=2000)
+    parts = [staged(batches, plan) for batches in numbered([[[*large, *small]]] * 30)]
     queue = sent(parts)
     assert all(part.sealed_partitions == PARTITIONS for part in parts)
     tables = [pa.ipc.open_stream(part.inline).read_all() for part in parts]
@@ -191,12 +190,10 @@ def test_few_rows_travel_as_rows() -> None:
 
 
 def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 10)
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 10)
     (batches,) = numbered([[[(b"a", None, 60)]]])
     for plan in (
-        SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=50),
-        SealingPlan("out", PARTITIONS, topic_bytes=100, batch_bytes=100, record_bytes=1000),
+        SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=50, least_bytes=10),
+        SealingPlan("out", PARTITIONS, topic_bytes=100, batch_bytes=100, record_bytes=1000, least_bytes=10),
     ):
         with pytest.raises(
             InvalidRecordError, match=r"writing a record of .* to topic 'out'.*MSG_SIZE_TOO_LARGE"
@@ -205,12 +202,12 @@ def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.M
 
 
 def test_batches_that_compression_would_enlarge_are_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 10)
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 10)
     noise = np.random.default_rng(1).bytes(30 * 60)
     values = pa.array([noise[at : at + 60] for at in range(0, len(noise), 60)], pa.binary())
     batch = pa.RecordBatch.from_arrays([values], ["value"])
-    plan = SealingPlan("out", 1, topic_bytes=700, batch_bytes=700, record_bytes=1000, compression="gzip")
+    plan = SealingPlan(
+        "out", 1, topic_bytes=700, batch_bytes=700, record_bytes=1000, compression="gzip", least_bytes=10
+    )
     part = stage([batch], batch.schema, folder=None, batch="3", inline_bytes=0, topic="out", sealing=plan)
     sealed = [each.as_py() for each in pa.ipc.open_stream(part.inline).read_all()[SEALED].drop_null()]
     assert max(map(len, sealed)) <= 700
@@ -228,10 +225,8 @@ def restamped(sealed: bytes) -> bytes:
 def test_a_file_has_the_kernels_checksum_and_damage_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 100)
     folder = StagingFolder(str(tmp_path / "staging"))
-    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], folder=folder, inline=0)
+    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
     assert part.checksum_kind == CRC32C
     assert sum(map(len, sent([part], folder).logs.values())) == 30
     (file,) = (tmp_path / "staging" / "3").iterdir()
@@ -263,11 +258,10 @@ def test_a_key_stays_in_its_partition_although_the_topic_grows_before_the_commit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A task with many rows seals them for the partitions that it knows of; another one has too few rows."""
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 500)
     keys = [b"%d" % number for number in range(40)]
     tasks = [[[(key, None, 20) for key in keys]], [[(key, None, 0) for key in keys[:5]]]]
-    parts = [staged(batches) for batches in numbered(tasks)]
+    many, few = numbered(tasks)
+    parts = [staged(many, SEALS_ALL), staged(few, replace(PLAN, least_bytes=10_000))]
     monkeypatch.setattr(f"{__name__}.PARTITIONS", 50)
     partitions_of: dict[bytes | None, set[int]] = {}
     for partition, log in sent(parts).logs.items():
@@ -303,10 +297,8 @@ def test_the_number_of_batches_is_never_underestimated() -> None:
 def test_a_part_with_a_checksum_that_the_driver_cannot_compute_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.stage.seal_rows.LEAST_BYTES", 100)
-    monkeypatch.setattr(sealing, "LEAST_BYTES", 100)
     folder = StagingFolder(str(tmp_path / "staging"))
-    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], folder=folder, inline=0)
+    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it is turned off"))
     with pytest.raises(RestartQueryError, match="it is turned off") as raised:
         StagedRows(folder, "3", [part])

@@ -28,6 +28,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
-from kafka_eos_source.stage import seal_rows, sealing
+from kafka_eos_source.stage import sealing_plan
+from kafka_eos_source.stage.sealed_column import SealingPlan
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
@@ -54,7 +56,7 @@ _COLUMNS = ["key", "value"]
 
 
 #: Tasks seal rows from this size on, so that the small batches of these tests have sealed batches and rows.
-sealing.LEAST_BYTES = seal_rows.LEAST_BYTES = 200
+sealing_plan.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore[assignment,misc]
 
 
 class Checkpoint:

@@ -153,10 +153,8 @@ class Transaction:
             if SEALED in batch.schema.names:
                 producer.send_sealed(sealed_batches(batch), str(topic), deadline)
                 failpoints.reach("commit.within_sealed")
-            elif staged.sealed_partitions:
-                producer.send(batch, topic, deadline, staged.sealed_partitions)
             else:
-                producer.send(batch, topic, deadline)
+                producer.send(batch, topic, deadline, staged.sealed_partitions)
             self._sent_bytes += batch.nbytes
             queued = max(queued, producer.queued)
             failpoints.reach("commit.within_produce")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.kafka.kernel import choice
-from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches, records_of
-from kafka_eos_source.kafka.wire.rows import STRIPE_ROWS, Groups, Rows
+from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
+from kafka_eos_source.kafka.wire.rows import Groups, Rows
+from kafka_eos_source.protocol.record_batch import records_of
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
-from kafka_eos_source.stage.sealed_column import LEAST_BYTES, SealingPlan, filled
+from kafka_eos_source.stage.sealed_column import SealingPlan, filled
 
 #: Largest binary column.
 _COLUMN_BYTES = (1 << 31) - 1
@@ -41,12 +40,8 @@ def seal_rows(
         return None
     (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     rows = Rows({name: batch.column(name) for name in schema.names if name not in (SEALED, CHANGES)})
-    largest = int(rows.sizes.max(initial=0))
-    if largest > plan.record_bytes:
-        raise record_too_large(largest, plan.topic)
-    rows.place(kernel, plan.partitions, random.randrange(plan.partitions), STRIPE_ROWS)
-    groups = rows.by_partition()
-    is_enough = groups.sums(rows.sizes) >= LEAST_BYTES
+    groups = rows.grouped(kernel, plan.topic, plan.partitions, plan.record_bytes)
+    is_enough = groups.sums(rows.sizes) >= plan.least_bytes
     sealed = _fitting(Encoder(kernel, plan.compression, plan.level), rows, groups.select(is_enough), plan)
     if sealed.data.nbytes > _COLUMN_BYTES:
         return None

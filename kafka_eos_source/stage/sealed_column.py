@@ -8,12 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from kafka_eos_source.protocol.record_batch import records_of
 from kafka_eos_source.spark.schema import PARTITION, SEALED
-
-#: Where the header of a record batch, version 2, has its number of records.
-_RECORDS = slice(57, 61)
-#: Least bytes of a partition's rows that are worth a record batch of their own.
-LEAST_BYTES = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -28,6 +24,7 @@ class SealingPlan:
         record_bytes: largest record, without compression (``message.max.bytes`` of the client).
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
         level: level of the compression; None = the codec's default.
+        least_bytes: least bytes of a partition's rows that are worth a record batch of their own.
     """
 
     topic: str
@@ -37,6 +34,7 @@ class SealingPlan:
     record_bytes: int
     compression: str = "none"
     level: int | None = None
+    least_bytes: int = 32 << 10
 
 
 def sealed_schema(schema: pa.Schema) -> pa.Schema:
@@ -60,7 +58,7 @@ def records_in(batch: pa.RecordBatch) -> int:
     """Returns the number of records in an Arrow batch of a part, which contains rows or sealed batches."""
     if not is_sealed(batch):
         return int(batch.num_rows)
-    return sum(int.from_bytes(sealed[_RECORDS], "big") for _, sealed in sealed_batches(batch))
+    return sum(records_of(sealed) for _, sealed in sealed_batches(batch))
 
 
 def sealed_batches(batch: pa.RecordBatch) -> Iterator[tuple[int, memoryview]]:

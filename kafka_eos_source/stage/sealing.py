@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from kafka_eos_source.stage.sealed_column import LEAST_BYTES, SealingPlan, filled
+from kafka_eos_source.stage.sealed_column import SealingPlan, filled
 
 #: Rows are encoded when they have this many bytes, so that each partition gets large batches.
 _COLLECT_BYTES = 16 << 20
@@ -56,7 +56,7 @@ class Sealer:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yields what is left to stage."""
-        if self._collected_bytes >= LEAST_BYTES:
+        if self._collected_bytes >= self._plan.least_bytes:
             yield from self._seal(is_last=True)
         else:
             yield from self._collected

@@ -19,15 +19,13 @@ import pyarrow as pa
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.wire.rows import Groups, Rows
-
-#: Bytes before the first record.
-HEADER_BYTES = 61
+from kafka_eos_source.protocol.record_batch import HEADER_BYTES, records_of
 
 #: Bit of the attributes that marks the records of a transaction.
 TRANSACTIONAL = 0x10
 
-#: Where a header has the checksum, the attributes and the number of records.
-_CHECKSUM, _ATTRIBUTES, _COUNT = slice(17, 21), slice(21, 23), slice(57, 61)
+#: Where a header has the checksum and the attributes.
+_CHECKSUM, _ATTRIBUTES = slice(17, 21), slice(21, 23)
 
 #: Bytes that are compressed at a time.
 _LZ4_BLOCK_BYTES = 64 << 10
@@ -188,11 +186,6 @@ def stamped(kernel: Kernel, sealed: memoryview, stamp: Stamp) -> EncodedBatch:
             fix="find out who changed it, and restart the query. Readers see nothing of the batch.",
         )
     return EncodedBatch(records_of(sealed), stamp.sequence, header.raw, body)
-
-
-def records_of(batch: memoryview) -> int:
-    """Returns the number of records in a sealed batch, as its header says."""
-    return int.from_bytes(batch[_COUNT], "big")
 
 
 def next_sequence(sequence: int, records: int) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
-from kafka_eos_source.kafka.wire.rows import STRIPE_ROWS, Groups, Rows
+from kafka_eos_source.kafka.wire.rows import Groups, Rows
 
 _COLUMNS = ("key", "value", "partition", "timestamp", "headers")
 
@@ -98,11 +96,7 @@ class CollectedRows:
         names = [name for name in _COLUMNS if any(name in part for part in parts)]
         columns = {name: _concatenated(name, parts) for name in names}
         rows = Rows(columns)
-        largest = int(rows.sizes.max(initial=0))
-        if largest > self._largest_bytes:
-            raise record_too_large(largest, topic)
-        rows.place(self._kernel, partition_count, random.randrange(partition_count), STRIPE_ROWS)
-        groups = rows.by_partition()
+        groups = rows.grouped(self._kernel, topic, partition_count, self._largest_bytes)
         if only is not None:
             chosen = np.isin(groups.partitions, list(only))
             self._put_back(topic, columns, groups.select(~chosen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Mapping
 from ctypes import Structure, c_int64, c_void_p
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.librdkafka import extras
 
 #: Rows without a key go to the same partition in stripes of at least this length.
-STRIPE_ROWS = 500
+_STRIPE_ROWS = 500
 _UNASSIGNED = -1
 #: Most bytes of a record's attributes, deltas and lengths, and of the lengths of one header.
 _FIELDS_BYTES, _HEADER_FIELDS_BYTES = 40, 10
@@ -99,6 +101,24 @@ class Rows:
         ends = np.zeros(len(headers) + 1, np.int64)
         np.cumsum(headers["name_bytes"] + headers["value_bytes"] + more, out=ends[1:])
         return np.asarray(ends[starts + counts] - ends[starts], np.int64)
+
+    def grouped(self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int) -> Groups:
+        """Chooses the partition of every row that has none, and returns all rows by partition.
+
+        Args:
+            kernel: the C kernel.
+            topic: the topic, for the error.
+            partition_count: of the topic.
+            largest_bytes: largest record, without compression.
+
+        Raises:
+            InvalidRecordError: if a record is larger.
+        """
+        largest = int(self.sizes.max(initial=0))
+        if largest > largest_bytes:
+            raise record_too_large(largest, topic)
+        self.place(kernel, partition_count, random.randrange(partition_count), _STRIPE_ROWS)
+        return self.by_partition()
 
     def place(self, kernel: Kernel, partition_count: int, first_without_key: int, stripe: int) -> None:
         """Chooses the partition of every row that has none.
