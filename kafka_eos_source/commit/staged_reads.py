@@ -74,7 +74,7 @@ def check_staged_reads(
 
 
 def _reading(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[_Source]:
-    """Returns the Kafka sources that have tasks in the batch: those that `StagingPlan.tasks` gives any."""
+    """Returns the Kafka sources for which `StagingPlan.tasks` plans tasks in the batch."""
     found = []
     for name, line in logged.sources.items():
         if line is None or not is_kafka_offset_json(line):
