@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,10 @@ EMPTY = {
 }
 
 
-@pytest.fixture
-def exporter() -> Iterator[int]:
+@contextmanager
+def exporting(*arguments: str) -> Iterator[int]:
     """Runs ``kafka-eos metrics``, and yields its port."""
-    command = [sys.executable, "-m", "kafka_eos_source.cli", "metrics", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "kafka_eos_source.cli", "metrics", "--port", "0", "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -55,6 +56,13 @@ def exporter() -> Iterator[int]:
             yield int(url.rpartition(":")[2].partition("/")[0])
         finally:
             process.kill()
+
+
+@pytest.fixture
+def exporter() -> Iterator[int]:
+    """Runs ``kafka-eos metrics`` for all queries, and yields its port."""
+    with exporting() as port:
+        yield port
 
 
 def start(query: Query, application_id: str, port: int) -> StreamingQuery:
@@ -77,7 +85,6 @@ def test_alarms_of_a_real_query_fire_and_clear(
     topic: Callable[..., str],
     checkpoint: str,
     tmp_path: Path,
-    exporter: int,
 ) -> None:
     query = Query(spark, broker, topic(1), topic(1), checkpoint)
     name, port = f"metrics-{query.sink}", free_port()
@@ -85,9 +92,11 @@ def test_alarms_of_a_real_query_fire_and_clear(
     def of(job: str) -> str:
         return f'{{job="{job}",kafka_eos_application_id="{name}"}}'
 
-    # the exporter also reads the figures of all queries that other tests have run
-    folder = tmp_path / "prometheus"
-    with Prometheus(folder, scrape_seconds=5, exporter=exporter, query=port) as prometheus:
+    # this host also has the figures of all queries of other tests: thousands, which take seconds to export
+    with (
+        exporting("--application-id", name) as exporter,
+        Prometheus(tmp_path / "prometheus", scrape_seconds=5, exporter=exporter, query=port) as prometheus,
+    ):
         produce(broker, query.source, rows(0, 300))
         seen: list[FinishedBatch] = []
         end = observe_batches(spark, seen.append)

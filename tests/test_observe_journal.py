@@ -374,6 +374,23 @@ def test_an_id_that_is_too_long_for_a_file_name_has_a_journal() -> None:
     assert journal.newest_batch(long.application_id) is not None
 
 
+def test_journals_of_queries_that_nobody_wants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "orders-" + "ä" * 200
+    for name in ("orders-1", "payments", long):
+        Journal(name).finished(replace(BATCH, application_id=name))
+    read: list[str] = []
+    lines = PrivateFolder.lines
+    monkeypatch.setattr(
+        PrivateFolder, "lines", lambda self, name, most: read.append(name) or lines(self, name, most)
+    )
+    wanted = query_journals(is_wanted=lambda name: name.startswith("orders-"))
+    assert {each.application_id for each in wanted} == {"orders-1", long}
+    assert "payments" not in read
+    read.clear()
+    assert query_journals(is_wanted=lambda name: name == "payments")[0].application_id == "payments"
+    assert "orders-1" not in read
+
+
 # -- totals and joins ------------------------------------------------------------------------------
 
 

@@ -337,6 +337,17 @@ def test_the_command_prints_all_queries_of_the_host(folder: Path) -> None:
         assert f'kafka_eos_token_sequence{{kafka_eos_application_id="{name}"}} 1\n' in result.stdout
 
 
+def test_the_command_prints_the_queries_that_match_a_pattern(folder: Path) -> None:
+    for name in ("orders-1", "orders-2", "payments", "refunds"):
+        Journal(name).finished(batch(name, at=time.time()))
+    chosen = ["--application-id", "orders-*", "--application-id", "payments"]
+    result = CliRunner().invoke(main, ["metrics", "--once", *chosen])
+    assert result.exit_code == 0, result.output
+    for name in ("orders-1", "orders-2", "payments"):
+        assert f'kafka_eos_application_id="{name}"' in result.stdout
+    assert "refunds" not in result.stdout
+
+
 def test_the_page_is_current() -> None:
     page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert with_table(page) == page, "run: python -m kafka_eos_source.observe.metrics_docs"

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from kafka_eos_source.observe.background import in_background
 from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, newer, with_totals
+from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.source_figures import SourceFigures
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
@@ -42,6 +43,8 @@ _KEPT_SOURCE_SECONDS = 24 * 3600.0
 RENEWAL_SECONDS = 3600.0
 _TIDY_SECONDS = 24 * 3600.0
 _LONGEST_NAME = 200
+#: Prefix of the name of files whose query has a longer ``application.id``.
+_HASHED = "sha256 "
 #: Queries whose newest batch a process remembers. It commits for few queries at a time.
 _MOST_REMEMBERED = 64
 
@@ -153,7 +156,9 @@ class QueryJournal:
     sources: tuple[SourceFigures, ...] = ()
 
 
-def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
+def query_journals(
+    changed_since: float = 0.0, is_wanted: Callable[[str], bool] = lambda _: True
+) -> list[QueryJournal]:
     """Reads the journals of the queries of this user on this host, the newest first.
 
     Sources whose query is not known are returned as queries without a name: they belong to a query that has
@@ -161,27 +166,39 @@ def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
 
     Args:
         changed_since: leaves out journals that have not changed since then, in seconds since 1970.
+        is_wanted: whether the caller wants the query with this ``application.id``. Journals of other queries
+            are not read.
 
     Raises:
         OSError: if the folders cannot be read, or belong to another user.
     """
+
+    def names(folder: PrivateFolder) -> list[str]:
+        return [name for name in _changed(folder, changed_since) if _is_hashed(name) or is_wanted(name)]
+
     sources = source_figures()
-    queries = {
-        each.application_id: each for each in map(_read_journal, _changed(_journals(), changed_since)) if each
-    }
-    for name in _changed(_waiting(), changed_since):
+    queries = {each.application_id: each for each in map(_read_journal, names(_journals())) if each}
+    for name in names(_waiting()):
         waiting = _read_waiting(name)
         if waiting is not None and waiting.application_id not in queries:
             queries[waiting.application_id] = QueryJournal(waiting.application_id, waiting=waiting)
     for source in sources:
         if source.application_id and source.application_id not in queries and source.at >= changed_since:
             queries[source.application_id] = QueryJournal(source.application_id)
-    found = [replace(each, sources=sources_of(each, sources)) for each in queries.values()]
+    candidates = _candidates(sources)
+    found = [
+        replace(each, sources=sources_of(each, candidates(each)))
+        for each in queries.values()
+        if is_wanted(each.application_id)
+    ]
     matched = {each.writer for query in found for each in query.sources}
     return found + [
         QueryJournal("", sources=(each,))
         for each in sources
-        if each.writer not in matched and not each.application_id and each.at >= changed_since
+        if each.writer not in matched
+        and not each.application_id
+        and each.at >= changed_since
+        and is_wanted("")
     ]
 
 
@@ -253,6 +270,27 @@ def sources_of(journal: QueryJournal, sources: Iterable[SourceFigures]) -> tuple
     return tuple(by_name[name] for name in sorted(by_name))
 
 
+def _candidates(sources: Iterable[SourceFigures]) -> Callable[[QueryJournal], list[SourceFigures]]:
+    """Returns a function that finds the sources which `sources_of` has to look at for a query.
+
+    They are the sources that know the query, and the nameless sources of the driver that ran it last. Without
+    this index, many queries times many sources would be compared.
+    """
+    named: dict[str, list[SourceFigures]] = {}
+    nameless: dict[ProcessId, list[SourceFigures]] = {}
+    for each in sources:
+        if each.application_id:
+            named.setdefault(each.application_id, []).append(each)
+        else:
+            nameless.setdefault(each.writer.driver, []).append(each)
+
+    def of_query(journal: QueryJournal) -> list[SourceFigures]:
+        of_driver = nameless.get(journal.batches[-1].writer.driver, []) if journal.batches else []
+        return named.get(journal.application_id, []) + of_driver
+
+    return of_query
+
+
 def newest_batch(application_id: str) -> BatchFigures | None:
     """Returns the newest batch of a query; None if this host knows none.
 
@@ -288,7 +326,12 @@ def _name(application_id: str) -> str:
     """Returns the name of a query's files. Readers take the ``application.id`` from the lines."""
     if len(quote(application_id, safe="", errors="surrogatepass")) <= _LONGEST_NAME:
         return application_id
-    return "sha256 " + sha256(application_id.encode(errors="surrogatepass")).hexdigest()
+    return _HASHED + sha256(application_id.encode(errors="surrogatepass")).hexdigest()
+
+
+def _is_hashed(name: str) -> bool:
+    """Whether the ``application.id`` of a query's files cannot be told from their name."""
+    return name.startswith(_HASHED)
 
 
 def _journals() -> PrivateFolder:

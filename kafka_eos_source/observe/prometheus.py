@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kafka_eos_source.observe.figures import BatchFigures
@@ -55,17 +56,26 @@ def exposition(queries: Sequence[Query]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def queries_of_host() -> list[Query]:
+def queries_of_host(patterns: Sequence[str] = ()) -> list[Query]:
     """Returns the queries of this user on this host, also those that stopped during the last days.
 
     Queries without a known ``application.id`` are left out: they have not committed a micro-batch yet, or
     write to another sink.
 
+    Args:
+        patterns: patterns of a shell (``*``, ``?``, ``[a-z]``); the ``application.id`` matches one of them.
+            Empty = all queries.
+
     Raises:
         OSError: if the figures cannot be read.
     """
     now = time.time()
-    return [query_of(each, now) for each in query_journals() if each.application_id]
+
+    def is_wanted(application_id: str) -> bool:
+        is_matched = not patterns or any(fnmatchcase(application_id, pattern) for pattern in patterns)
+        return is_matched and application_id != ""
+
+    return [query_of(each, now) for each in query_journals(is_wanted=is_wanted)]
 
 
 def queries_of_source() -> list[Query]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 
 import click
 
@@ -26,9 +27,16 @@ _PORT = 9307
     is_flag=True,
     help="Also export metrics and spans by OpenTelemetry (extra otel), as the OTEL variables say.",
 )
+@click.option(
+    "--application-id",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only queries whose application.id matches, such as 'orders-*'. May be repeated.",
+)
 @JSON
-def metrics(port: int, host: str, once: bool, otel: bool, as_json: bool) -> None:
-    """Serve the metrics of all queries that this user runs on this host, for Prometheus.
+def metrics(port: int, host: str, once: bool, otel: bool, patterns: tuple[str, ...], as_json: bool) -> None:
+    """Serve the metrics of the queries that this user runs on this host, for Prometheus.
 
     Run it on the host of the Spark driver, as the user who runs the queries. Unlike the source's option
     metrics.port, it also shows queries that have failed or stopped, and queries that read from another
@@ -36,8 +44,9 @@ def metrics(port: int, host: str, once: bool, otel: bool, as_json: bool) -> None
     """
     from kafka_eos_source.observe.prometheus import MetricsServer, exposition, queries_of_host
 
+    queries = partial(queries_of_host, patterns)
     try:
-        text = exposition(queries_of_host())
+        text = exposition(queries())
     except (OSError, UnicodeError) as error:
         raise OperatorError(
             f"cannot read the figures of the queries on this host: {error}.",
@@ -52,9 +61,9 @@ def metrics(port: int, host: str, once: bool, otel: bool, as_json: bool) -> None
     if otel:
         from kafka_eos_source.observe.otel import export
 
-        end_export = export(queries_of_host)
+        end_export = export(queries)
     try:
-        server = MetricsServer(host, port, queries_of_host)
+        server = MetricsServer(host, port, queries)
     except OSError as error:
         raise InvalidOptionError(
             f"cannot listen on {host}:{port}: {error}.",
