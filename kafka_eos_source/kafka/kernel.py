@@ -100,7 +100,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "stamp": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
-    "list": (c_int64, (c_void_p, c_int64, c_void_p, c_int64)),
+    "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
     "deliveries": (c_void_p, (c_void_p,)),

@@ -767,11 +767,11 @@ static uint64_t get_number(const uint8_t *at, int bytes) {
 }
 
 /*
- * Lists the complete record batches of a fetched partition, and checks their checksums. The last batch may be
- * cut off; it is left out. Stops behind the first batch that is damaged, or has another format (`magic`), because
+ * Lists the complete record batches of a fetched partition; `checks` says whether to check their checksums. The last
+ * batch may be cut off; it is left out. Stops behind the first batch that is damaged, or has another format (`magic`), because
  * nothing is known about what follows. Returns the number of batches.
  */
-EXPORT int64_t kafka_eos_list(const uint8_t *from, int64_t bytes, batch_t *batches, int64_t most) {
+EXPORT int64_t kafka_eos_list(const uint8_t *from, int64_t bytes, int32_t checks, batch_t *batches, int64_t most) {
         int64_t count = 0, at = 0;
 
         while (count < most && bytes - at > AT_MAGIC) {
@@ -795,8 +795,8 @@ EXPORT int64_t kafka_eos_list(const uint8_t *from, int64_t bytes, batch_t *batch
                 batch->max_ms      = (int64_t)get_number(head + AT_MAX_MS, 8);
                 batch->producer_id = (int64_t)get_number(head + AT_PRODUCER, 8);
                 batch->count       = (int32_t)get_number(head + AT_COUNT, 4);
-                batch->is_intact   = kafka_eos_crc32c(0, head + AT_ATTRIBUTES, batch->bytes - AT_ATTRIBUTES) ==
-                                       (uint32_t)get_number(head + AT_CRC, 4) &&
+                batch->is_intact   = (!checks || kafka_eos_crc32c(0, head + AT_ATTRIBUTES, batch->bytes - AT_ATTRIBUTES) ==
+                                                   (uint32_t)get_number(head + AT_CRC, 4)) &&
                                    batch->past_offset > batch->first_offset && batch->count >= 0;
                 if (!batch->is_intact)
                         break;

@@ -255,7 +255,7 @@ class Connection:
                 return
             if len(self._in) < 4 + size:
                 if size > _READ_BYTES:
-                    self._large = memoryview(np.empty(size, np.uint8))  # bytearray would clear the memory
+                    self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
                     self._arrived = len(self._in) - 4
                     self._large[: self._arrived] = self._in[4:]
                     self._in.clear()

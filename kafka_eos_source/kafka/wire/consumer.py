@@ -53,6 +53,8 @@ _CONNECT_SECONDS = 10.0
 _PROPAGATION_MS = "30000"
 
 _NO_END = 2**63 - 1
+#: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
+_SESSION_ERRORS = frozenset({70, 71, 106})
 _OUT_OF_RANGE = KafkaError.OFFSET_OUT_OF_RANGE
 _UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
 
@@ -114,6 +116,7 @@ class WireConsumer:
         self._kernel: Kernel = kernel
         self._cluster = Cluster(conf)
         self._committed = conf.get("isolation.level") == "read_committed"
+        self._checks = conf.get("check.crcs", "true").lower() != "false"
         self._wait_ms = int(conf.get("fetch.wait.max.ms", TUNED["fetch.wait.max.ms"]))
         self._least_bytes = int(conf.get("fetch.min.bytes", "1"))
         self._most_bytes = int(conf.get("fetch.max.bytes", _MOST_BYTES))
@@ -125,6 +128,8 @@ class WireConsumer:
         self._wanted = sum(set(WANTS.values()))
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._topics: dict[str, _Topic] = {}
+        #: Partitions that brokers have known.
+        self._seen: set[TopicPartition] = set()
         #: Grows with each assignment, so that answers to requests of an earlier one are recognised.
         self._assignment = 0
         #: What has arrived and is not decoded yet: the node, the number of its answer, and the batches.
@@ -320,8 +325,11 @@ class WireConsumer:
             each.is_waiting = False
         if answer is None:
             self._look_again(valid, f"broker {connection.address}: {error}")
-        elif answer.error_code:
+        elif answer.error_code in _SESSION_ERRORS:  # only a broker with a defect answers so without a session
             self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).str()}")
+        elif answer.error_code:
+            for tp, each in valid.items():
+                self._on_refusal(tp, answer.error_code, each)
         else:
             for fetched in answer.partitions:
                 if fetched.tp in valid:
@@ -335,7 +343,12 @@ class WireConsumer:
         partition.unknown_since = None
         try:
             batches = FetchedBatches.of(
-                self._kernel, tp, partition.position, fetched.records, fetched.aborted
+                self._kernel,
+                tp,
+                partition.position,
+                fetched.records,
+                fetched.aborted,
+                checks=self._checks,
             )
         except DamagedBatchError as error:
             self._pause(tp, str(error))
@@ -399,6 +412,7 @@ class WireConsumer:
             return
         if code == 0 and tp.partition in {each.partition_index for each in topic.partitions or ()}:
             partition.unknown_since = None
+            self._seen.add(tp)
             if self._cluster.leader(tp) is None:
                 self._look_again([tp], f"{tp} has no leader")
             return
@@ -407,7 +421,8 @@ class WireConsumer:
             return
         now = time.monotonic()
         partition.unknown_since = partition.unknown_since or now
-        if now - partition.unknown_since >= self._propagation_seconds:
+        # a partition that this client has never seen may be too new for the brokers that it asks
+        if tp in self._seen and now - partition.unknown_since >= self._propagation_seconds:
             partition.is_waiting = True  # until the caller drops it
             self._events.gone.append(tp)
         else:

@@ -1,13 +1,12 @@
 """Turns fetched record batches (version 2, KIP-98) into Arrow buffers, with the C kernel.
 
-Three steps: the kernel lists the batches and checks their checksums, this module leaves out what a reader must
-not see and decompresses the rest, and the kernel copies the records into the buffers of one block.
+In three steps: the kernel lists the batches and checks their checksums, this module leaves out what a reader
+must not see and decompresses the rest, and the kernel copies the records into the buffers of one block.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +95,15 @@ class FetchedBatches:
         position: int,
         data: memoryview,
         aborted: tuple[tuple[int, int], ...] = (),
+        *,
+        checks: bool = True,
     ) -> FetchedBatches:
-        """Lists the batches in what a broker sent; arguments as in `FetchedBatches`.
+        """Lists the batches in what a broker sent.
+
+        Args:
+            kernel: the C kernel.
+            tp, position, data, aborted: as in `FetchedBatches`.
+            checks: whether to check their checksums.
 
         Raises:
             OldFormatError: if the first batch has an older format.
@@ -106,7 +112,7 @@ class FetchedBatches:
         room = len(data) // _USUAL_BYTES + 16
         while True:
             found = np.empty(room, BATCH)
-            count = kernel.list(_address(data), len(data), found.ctypes.data, room)
+            count = kernel.list(_address(data), len(data), int(checks), found.ctypes.data, room)
             if count < room:
                 break
             room *= 8
@@ -220,7 +226,8 @@ class FetchedBatches:
             return decompressed(codec, packed)
         except (OSError, ValueError, zlib.error) as error:
             raise DamagedBatchError(
-                f"the record batch at offset {batch['first_offset']} of {self.tp} cannot be decompressed: {error}"
+                f"the record batch at offset {batch['first_offset']} of {self.tp} cannot be decompressed: "
+                f"{error}"
             ) from error
 
 
@@ -297,5 +304,5 @@ def _unreadable(tp: TopicPartition, batch: Any) -> Exception:
     return DamagedBatchError(f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong")
 
 
-def _address(data: Sequence[int] | memoryview) -> int:
+def _address(data: memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0

@@ -18,16 +18,15 @@ _LARGEST_ANSWER_BYTES = 100 << 20
 _PRODUCE, _API_VERSIONS_VERSION = 0, 3
 
 
-def versions_request() -> ApiVersionsRequest:
-    """Returns the request for the versions of requests, and for the finalized features."""
-    return ApiVersionsRequest(
-        client_software_name=SOFTWARE, client_software_version="1", version=_API_VERSIONS_VERSION
-    )
+def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
+    """Returns the request for the versions of requests; from version 3 on, also for finalized features."""
+    return ApiVersionsRequest(client_software_name=SOFTWARE, client_software_version="1", version=version)
 
 
 def features_of(answer: Any) -> dict[str, int]:
     """Returns the finalized levels by feature, from an `ApiVersions` answer."""
-    return {each.name: each.max_version_level for each in answer.finalized_features or ()}
+    found = getattr(answer, "finalized_features", None)
+    return {each.name: each.max_version_level for each in found or ()}
 
 
 def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
