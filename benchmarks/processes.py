@@ -130,12 +130,15 @@ class Processes:
         for each in [*trees, *_brokers()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 key = (each.pid, each.create_time())
-                self._kinds[key] = kind_of(each.cmdline())  # Python and a shell become a JVM by exec
+                command = each.cmdline()
+                if command:  # a process that has just ended has none
+                    self._kinds[key] = kind_of(command)  # Python and a shell become a JVM by exec
                 used = each.cpu_times()
                 self._used[key] = used.user + used.system
         found: dict[str, float] = {}
         for key, seconds in self._used.items():
-            found[self._kinds[key]] = found.get(self._kinds[key], 0.0) + seconds
+            kind = self._kinds.get(key, DRIVER)
+            found[kind] = found.get(kind, 0.0) + seconds
         return found
 
     def failed(self) -> str:

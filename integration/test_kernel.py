@@ -1,4 +1,4 @@
-"""The C kernel and its Python twin read the same from a real log with aborted records and control records."""
+"""All consumers read the same from a real log with aborted records and control records."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
 from kafka_eos_source.kafka.kernel_consumer import KernelConsumer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
@@ -37,7 +38,7 @@ def write_transactions(producer: Producer, round_number: int) -> None:
 
 @pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_kernel_and_twin_read_the_same_rows_of_a_log(
+def test_all_consumers_read_the_same_rows_of_a_log(
     broker: str, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     name = topic(PARTITIONS)
@@ -55,9 +56,9 @@ def test_kernel_and_twin_read_the_same_rows_of_a_log(
         write_transactions(producer, round_number)
     conf = consumer_config({"bootstrap.servers": broker}, "g", isolation)
     tps = [TopicPartition(name, partition) for partition in range(PARTITIONS)]
-    found: dict[type[AssignedConsumer], pa.Table] = {}
-    for kind in (AssignedConsumer, KernelConsumer):
-        monkeypatch.setattr(fetch, "range_consumer", lambda kind=kind: kind)
+    found: dict[type[Any], pa.Table] = {}
+    for kind in (AssignedConsumer, KernelConsumer, WireConsumer):
+        monkeypatch.setattr(fetch, "reading_consumer", lambda *_, kind=kind: kind)
         with POOL.borrow(conf, kind) as consumer:
             ends = {tp: consumer.log_bounds(tp, TIMEOUT_SECONDS)[1] for tp in tps}
         for part in (1, 2):  # a cached client must also read from a position where it did not stop
@@ -70,6 +71,7 @@ def test_kernel_and_twin_read_the_same_rows_of_a_log(
     POOL.close()
     twin, kernels = found[AssignedConsumer], found[KernelConsumer]
     assert kernels.equals(twin)
+    assert found[WireConsumer].equals(twin)
     kernels.validate(full=True)
     committed = ROUNDS // 2 if isolation == "read_committed" else ROUNDS
     assert 0 < kernels.num_rows <= RECORDS * committed

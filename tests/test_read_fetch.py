@@ -76,7 +76,9 @@ class ModelConsumer:
     def want(self, columns: Collection[str]) -> None:
         pass
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         self.positions = dict(positions)
 
     def move(self, tp: TopicPartition, position: int) -> None:

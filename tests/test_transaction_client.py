@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import kernel, transaction_client
+from kafka_eos_source.kafka import kernel, native_support, transaction_client
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import Choice
 from kafka_eos_source.kafka.transaction_client import (
@@ -100,7 +100,7 @@ def test_supported_logins_choose_the_native_client(
 
 def test_without_the_kernel_there_is_no_native_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(transaction_client, "choice", lambda: Choice(None, "it was not built"))
+    monkeypatch.setattr(native_support, "choice", lambda: Choice(None, "it was not built"))
     with pytest.raises(InvalidOptionError, match=r"C kernel is not available \(it was not built\)"):
         choose(CONFIG, NATIVE)
     assert choose(CONFIG) == Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
@@ -111,7 +111,7 @@ def test_kerberos_stays_with_librdkafka_unless_the_option_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(transaction_client.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(native_support.importlib.util, "find_spec", lambda _: object())
     kerberos = {**CONFIG, "security.protocol": "SASL_PLAINTEXT"}
     assert choose(kerberos).client == LIBRDKAFKA
     assert choose(kerberos, NATIVE).client == NATIVE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,6 +96,17 @@ def test_the_checksum_is_crc32c() -> None:
     assert [KERNEL.crc32c(0, data.ctypes.data, length) for length in range(len(data))] == slow
     first = KERNEL.crc32c(0, data.ctypes.data, 20)
     assert KERNEL.crc32c(first, data.ctypes.data + 20, 30) == slow[50]
+
+
+@pytest.mark.parametrize("length", [6143, 6144, 6145, 12_288, 20_000])
+def test_the_checksum_of_long_data_is_that_of_its_parts(length: int) -> None:
+    """The kernel computes the checksums of three blocks at a time, and joins them."""
+    assert KERNEL is not None
+    data = np.frombuffer(random.Random(length).randbytes(length), np.uint8)
+    joined = 0
+    for begin in range(0, length, 1000):  # too short for blocks
+        joined = KERNEL.crc32c(joined, data.ctypes.data + begin, min(1000, length - begin))
+    assert KERNEL.crc32c(0, data.ctypes.data, length) == joined
 
 
 def _crc32c(data: bytes) -> int:

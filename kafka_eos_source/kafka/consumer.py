@@ -71,17 +71,20 @@ class Taken:
         log_ends: partitions that were read to the end of their log, with the offset of that end.
         out_of_range: partitions whose position is not, or no longer, in their log.
         gone: partitions that the cluster does not know, or no longer knows.
+        reached: offsets before which no more messages will come, by partition. Unlike the offset of the last
+            message, they include what readers do not see. Only the native consumer tells them.
     """
 
     messages: Any
     log_ends: dict[TopicPartition, int] = field(default_factory=dict)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     gone: list[TopicPartition] = field(default_factory=list)
+    reached: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
         """Whether there is neither a message nor an event."""
-        return not (len(self.messages) or self.log_ends or self.out_of_range or self.gone)
+        return not (len(self.messages) or self.log_ends or self.out_of_range or self.gone or self.reached)
 
 
 class AssignedConsumer:
@@ -135,8 +138,17 @@ class AssignedConsumer:
         Messages of this class always carry all columns.
         """
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Starts reading these partitions from their positions, and stops reading all others."""
+    def assign(
+        self,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int] | None = None,  # noqa: ARG002
+    ) -> None:
+        """Starts reading these partitions from their positions, and stops reading all others.
+
+        Args:
+            positions: the next offset to read, by partition.
+            ends: offsets behind which nothing is wanted. librdkafka has no use for them.
+        """
         self.last_complaint = ""
         self._refused = None
         self._client.assign([KafkaTopicPartition(tp.topic, tp.partition, at) for tp, at in positions.items()])

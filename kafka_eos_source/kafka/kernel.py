@@ -19,8 +19,16 @@ from kafka_eos_source.native.loader import KernelUnavailableError, load
 
 _log = logging.getLogger(__name__)
 
-#: Bits of the last argument of ``take``: what to copy of each message, besides its position.
+#: Bits of the last argument of ``take`` and ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
+#: The same, by the column of Spark's schema that needs it.
+WANTS = {
+    "key": WANT_KEY,
+    "value": WANT_VALUE,
+    "timestamp": WANT_TIMESTAMP,
+    "timestampType": WANT_TIMESTAMP,
+    "headers": WANT_HEADERS,
+}
 
 #: ``event_t`` of kernel.c.
 EVENT = np.dtype([("topic", "u8"), ("offset", "i8"), ("partition", "i4"), ("err", "i4"), ("text", "S256")])
@@ -57,6 +65,7 @@ class Block(Structure):
         ("broken_names", Part),
         ("events", Part),
         ("no_memory", c_int64),
+        ("damaged", c_int64),
     )
 
 
@@ -91,6 +100,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "stamp": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
+    "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
     "deliveries": (c_void_p, (c_void_p,)),
     "failed": (c_int64, (c_void_p, POINTER(c_int32))),
@@ -108,6 +119,8 @@ class Kernel:
     place_rows: Any
     seal: Any
     stamp: Any
+    list: Any
+    decode: Any
     crc32c: Any
     deliveries: Any
     failed: Any

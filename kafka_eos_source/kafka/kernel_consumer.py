@@ -34,13 +34,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_eos_source.kafka.consumer import AssignedConsumer, Taken
-from kafka_eos_source.kafka.kernel import (
-    WANT_HEADERS,
-    WANT_KEY,
-    WANT_TIMESTAMP,
-    WANT_VALUE,
-    choice,
-)
+from kafka_eos_source.kafka.kernel import WANTS, choice
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.model import TopicPartition
@@ -51,14 +45,6 @@ _POLL_SECONDS = 0.1
 #: Most bytes of one read of the queue; further messages stay in it. This is only a safeguard: librdkafka
 #: prefetches at most ``queued.max.messages.kbytes`` (64 MiB) and one fetch.
 _MAX_BYTES = 256 << 20
-
-_WANTS = {
-    "key": WANT_KEY,
-    "value": WANT_VALUE,
-    "timestamp": WANT_TIMESTAMP,
-    "timestampType": WANT_TIMESTAMP,
-    "headers": WANT_HEADERS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +89,7 @@ class KernelConsumer(AssignedConsumer):
         self._pid = os.getpid()
         #: Queue handles of the assigned partitions.
         self._sources: dict[TopicPartition, int] = {}
-        self._wanted = sum(set(_WANTS.values()))
+        self._wanted = sum(set(WANTS.values()))
         self._is_unassigning = False
         self._next_poll = 0.0
 
@@ -115,13 +101,15 @@ class KernelConsumer(AssignedConsumer):
     def want(self, columns: Collection[str]) -> None:
         self._wanted = 0
         for name in columns:
-            self._wanted |= _WANTS.get(name, 0)
+            self._wanted |= WANTS.get(name, 0)
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         if self._sources:
             self.release()
         self._forward(positions)
-        super().assign(positions)
+        super().assign(positions, ends)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         self.drop([tp])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import c_char_p, c_void_p
 from functools import cached_property
 from typing import Any
@@ -27,24 +28,24 @@ class _Memory:
 
 
 class Block:
-    """The messages and events of one call of the kernel's ``take``.
-
-    Create it while the partitions are still assigned, because it looks up the names of their topics.
+    """The messages and events of one call of the kernel's ``take`` or ``decode``.
 
     Args:
         kernel: the kernel that allocated the block.
-        pointer: the pointer that ``take`` returned.
+        pointer: the pointer that ``take`` or ``decode`` returned.
+        topic_names: names of the topics, by their number. None = they are pointers of librdkafka: create the
+            block while the partitions are still assigned, because it looks up the names.
 
     Attributes:
         rows: number of messages.
         offsets: offset of each message.
         partitions: partition of each message.
-        topics: librdkafka's pointer to the topic of each message.
-        topic_names: pointer → name of the topic.
+        topics: number of the topic of each message, or librdkafka's pointer to the topic.
+        topic_names: number or pointer → name of the topic.
         events: see `kernel.EVENT`; `topic_names` includes their topics.
     """
 
-    def __init__(self, kernel: Kernel, pointer: Any) -> None:
+    def __init__(self, kernel: Kernel, pointer: Any, topic_names: Mapping[int, str] | None = None) -> None:
         self._memory = _Memory(kernel, pointer)
         found = pointer.contents
         if found.no_memory:
@@ -55,7 +56,7 @@ class Block:
         self.partitions: npt.NDArray[np.int32] = self._numbers(found.partitions, np.int32)
         self.topics: npt.NDArray[np.uint64] = self._numbers(found.topics, np.uint64)
         self.events: npt.NDArray[np.void] = self._numbers(found.events, EVENT)
-        self.topic_names = {
+        self.topic_names: Mapping[int, str] = topic_names or {
             pointer: _topic_name(pointer)
             for pointer in {*_distinct(self.topics), *self.events["topic"].tolist()}
             if pointer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.kernel import choice
+from kafka_eos_source.kafka.native_support import mechanism, missing
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 if TYPE_CHECKING:
@@ -20,22 +20,7 @@ AUTO, LIBRDKAFKA, NATIVE = "auto", "librdkafka", "native"
 #: The environment variable that chooses the client where no option does. The tests use it.
 VARIABLE = "KAFKA_EOS_TRANSACTION_CLIENT"
 
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 _PARTITIONER = "murmur2_random"
-#: Properties that only librdkafka supports.
-_ONLY_LIBRDKAFKA = (
-    "broker.address.",
-    "client.dns.",
-    "ssl.certificate.pem",
-    "ssl.cipher.suites",
-    "ssl.crl.",
-    "ssl.curves.list",
-    "ssl.engine.",
-    "ssl.key.pem",
-    "ssl.keystore.",
-    "ssl.providers",
-    "ssl.sigalgs.list",
-)
 
 _log = logging.getLogger(__name__)
 
@@ -107,39 +92,16 @@ def choose(config: Mapping[str, Any], client: str = "") -> Chosen:
                 fix="remove the option; librdkafka then writes the transactions.",
             )
         return Chosen(NATIVE, f"{origin}={wanted}")
-    if missing or _mechanism(config) == "GSSAPI":
+    if missing or mechanism(config) == "GSSAPI":
         # librdkafka renews Kerberos tickets by itself; the native client relies on others for that
         return Chosen(LIBRDKAFKA, missing or "it renews Kerberos tickets")
     return Chosen(NATIVE, "it supports all options of this sink")
 
 
-def _mechanism(config: Mapping[str, Any]) -> str:
-    """Returns the SASL mechanism; "" if the connection does not use SASL."""
-    if not str(config.get("security.protocol", "plaintext")).lower().startswith("sasl"):
-        return ""
-    return str(config.get("sasl.mechanisms", "GSSAPI")).upper()
-
-
 def _missing(config: Mapping[str, Any]) -> str:
     """Returns what the native client lacks for these properties; "" if nothing."""
-    if choice().kernel is None:
-        return f"the C kernel is not available ({choice().why_not})"
-    mechanism = _mechanism(config)
-    if mechanism and mechanism not in _MECHANISMS:
-        return (
-            f"the native client does not support kafka.sasl.mechanism={mechanism}, "
-            f"only {', '.join(_MECHANISMS)}"
-        )
-    if mechanism == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
-        return "kafka.sasl.mechanism=GSSAPI needs the Python package 'gssapi' in the native client"
-    if mechanism == "OAUTHBEARER":
-        from kafka_eos_source.kafka.wire.tokens import unsupported
-
-        lacking = unsupported({name: str(value) for name, value in config.items()})
-        if lacking:
-            return f"the native client does not support {lacking}"
     partitioner = config.get("partitioner", _PARTITIONER)
     if partitioner != _PARTITIONER:
         return f"the native client does not support kafka.partitioner={partitioner}, only {_PARTITIONER}"
-    only = next((name for name in sorted(config) if name.startswith(_ONLY_LIBRDKAFKA)), None)
-    return "" if only is None else f"the native client does not support kafka.{only}"
+    # a rack matters only to readers
+    return missing({name: value for name, value in config.items() if name != "client.rack"})

@@ -9,7 +9,7 @@
  *
  * The functions that read, and kafka_eos_produce, have twins in Python (read/columns.py, kafka/consumer.py,
  * kafka/producer.py) with the same results; tests compare the two byte by byte. Record batches have none: without
- * the kernel, librdkafka encodes them. kafka/kernel.py declares the signatures. If you change one, change
+ * the kernel, librdkafka encodes and decodes them. kafka/kernel.py declares the signatures. If you change one, change
  * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
  */
 #include <stdatomic.h>
@@ -20,7 +20,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 5
+#define KAFKA_EOS_KERNEL_VERSION 6
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -135,7 +135,7 @@ enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
  * The messages and events that one kafka_eos_take returned. kafka.kernel.Block has the same layout up to
- * `no_memory`. If a message has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names`
+ * `damaged`. If a message has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names`
  * contains that name with its NUL.
  */
 typedef struct {
@@ -143,7 +143,7 @@ typedef struct {
         part_t offsets, partitions, topics, timestamps_ms, timestamp_types, header_counts;
         column_t keys, values, header_names, header_values;
         part_t broken_names, events;
-        int64_t no_memory;
+        int64_t no_memory, damaged;
         int64_t at_most, max_bytes, bytes;
         int32_t wanted;
 } block_t;
@@ -476,10 +476,20 @@ EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitio
 
 /* ---- record batches ------------------------------------------------------------------------------------ */
 
-/* CRC-32C (Castagnoli), as RFC 3720 defines it: with the CPU's instruction, or from tables, eight bytes a step. */
-static uint32_t crc_tables[8][256];
+/*
+ * CRC-32C (Castagnoli), as RFC 3720 defines it: with the CPU's instruction, or from tables, eight bytes a step.
+ *
+ * The CPU can begin an instruction each cycle, but the result of one takes three cycles. So three blocks of
+ * CRC_BLOCK bytes are computed at the same time. `crc_shifts` then moves the checksum of one over the next: it is
+ * the effect of that many zeros, by byte of the checksum.
+ */
+enum { CRC_BLOCK = 2048 };
+static uint32_t crc_tables[8][256], crc_shifts[4][256];
+
+static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes);
 
 static void make_crc_tables(void) {
+        static const uint8_t zeros[CRC_BLOCK];
         uint32_t i, j;
 
         for (i = 0; i < 256; i++) {
@@ -491,6 +501,9 @@ static void make_crc_tables(void) {
         for (i = 0; i < 256; i++)
                 for (j = 1; j < 8; j++)
                         crc_tables[j][i] = crc_tables[j - 1][i] >> 8 ^ crc_tables[0][crc_tables[j - 1][i] & 0xFF];
+        for (i = 0; i < 256; i++)
+                for (j = 0; j < 4; j++)
+                        crc_shifts[j][i] = crc32c_tables(i << 8 * j, zeros, CRC_BLOCK);
 }
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
@@ -507,9 +520,27 @@ static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
+static uint32_t crc_shift(uint32_t crc) {
+        return crc_shifts[0][crc & 0xFF] ^ crc_shifts[1][crc >> 8 & 0xFF] ^ crc_shifts[2][crc >> 16 & 0xFF] ^
+               crc_shifts[3][crc >> 24];
+}
+
 __attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
         uint64_t wide = crc, word;
 
+        for (; bytes >= 3 * CRC_BLOCK; at += 3 * CRC_BLOCK, bytes -= 3 * CRC_BLOCK) {
+                uint64_t second = 0, third = 0, words[3];
+                size_t i;
+                for (i = 0; i < CRC_BLOCK; i += 8) {
+                        memcpy(&words[0], at + i, 8);
+                        memcpy(&words[1], at + CRC_BLOCK + i, 8);
+                        memcpy(&words[2], at + 2 * CRC_BLOCK + i, 8);
+                        wide   = __builtin_ia32_crc32di(wide, words[0]);
+                        second = __builtin_ia32_crc32di(second, words[1]);
+                        third  = __builtin_ia32_crc32di(third, words[2]);
+                }
+                wide = crc_shift(crc_shift((uint32_t)wide) ^ (uint32_t)second) ^ third;
+        }
         for (; bytes >= 8; at += 8, bytes -= 8) {
                 memcpy(&word, at, 8);
                 wide = __builtin_ia32_crc32di(wide, word);
@@ -746,6 +777,266 @@ EXPORT int64_t kafka_eos_seal(const rows_t *rows, const int64_t *order, const in
                 }
         return batches;
 }
+
+/* ---- reading record batches ------------------------------------------------------------------------------ */
+
+/* A record batch of a fetched partition, as kafka.record_batches.BATCH describes it. */
+typedef struct {
+        int64_t at, bytes; /* of the whole batch, in the fetched bytes */
+        int64_t first_offset, past_offset;
+        int64_t producer_id;
+        int64_t first_ms, max_ms;
+        int32_t count, attributes;
+        int32_t magic, is_intact;
+} batch_t;
+
+static uint64_t get_number(const uint8_t *at, int bytes) {
+        uint64_t number = 0;
+        while (bytes-- > 0)
+                number = number << 8 | *at++;
+        return number;
+}
+
+/*
+ * Lists the complete record batches of a fetched partition; `checks` says whether to check their checksums. The last
+ * batch may be cut off; it is left out. Stops behind the first batch that is damaged, or has another format (`magic`), because
+ * nothing is known about what follows. Returns the number of batches.
+ */
+EXPORT int64_t kafka_eos_list(const uint8_t *from, int64_t bytes, int32_t checks, batch_t *batches, int64_t most) {
+        int64_t count = 0, at = 0;
+
+        while (count < most && bytes - at > AT_MAGIC) {
+                const uint8_t *head = from + at;
+                batch_t *batch      = &batches[count];
+                int64_t length      = (int32_t)get_number(head + AT_LENGTH, 4);
+
+                if (length >= 0 && length > bytes - at - AT_EPOCH)
+                        break;
+                memset(batch, 0, sizeof(*batch));
+                batch->at           = at;
+                batch->bytes        = length + AT_EPOCH;
+                batch->first_offset = (int64_t)get_number(head, 8);
+                batch->magic        = (int8_t)head[AT_MAGIC];
+                count++;
+                if (batch->magic != 2 || length < BATCH_HEADER - AT_EPOCH)
+                        break;
+                batch->attributes  = (int32_t)get_number(head + AT_ATTRIBUTES, 2);
+                batch->past_offset = batch->first_offset + (int32_t)get_number(head + AT_LAST, 4) + 1;
+                batch->first_ms    = (int64_t)get_number(head + AT_FIRST_MS, 8);
+                batch->max_ms      = (int64_t)get_number(head + AT_MAX_MS, 8);
+                batch->producer_id = (int64_t)get_number(head + AT_PRODUCER, 8);
+                batch->count       = (int32_t)get_number(head + AT_COUNT, 4);
+                batch->is_intact   = (!checks || kafka_eos_crc32c(0, head + AT_ATTRIBUTES, batch->bytes - AT_ATTRIBUTES) ==
+                                                   (uint32_t)get_number(head + AT_CRC, 4)) &&
+                                   batch->past_offset > batch->first_offset && batch->count >= 0;
+                if (!batch->is_intact)
+                        break;
+                at += batch->bytes;
+        }
+        return count;
+}
+
+/* Records of one batch that are to be decoded, as kafka.record_batches.RECORDS describes them. */
+typedef struct {
+        const uint8_t *at; /* not compressed */
+        int64_t bytes;
+        int64_t first_offset, past_offset;
+        int64_t first_ms;
+        int64_t append_ms; /* the time of all records; -1 = they have their own */
+        int64_t topic;
+        int32_t count, partition;
+} records_t;
+
+/* Reads a number of variable length. Returns what follows it; NULL if it is cut off or too long. */
+static inline const uint8_t *get_varint(const uint8_t *at, const uint8_t *past, int64_t *number) {
+        uint64_t found = 0;
+        int shift;
+
+        if (at < past && *at < 0x80) {
+                *number = (int64_t)(*at >> 1) ^ -(int64_t)(*at & 1);
+                return at + 1;
+        }
+        for (shift = 0; shift < 70 && at < past; shift += 7) {
+                uint8_t next = *at++;
+                found |= (uint64_t)(next & 0x7F) << shift;
+                if (next < 0x80) {
+                        *number = (int64_t)(found >> 1) ^ -(int64_t)(found & 1);
+                        return at;
+                }
+        }
+        return NULL;
+}
+
+/* Reads a length and as many bytes; *from is NULL for the length -1. Returns what follows; NULL if that is wrong. */
+static inline const uint8_t *get_bytes(const uint8_t *at, const uint8_t *past, const uint8_t **from, int64_t *bytes) {
+        at = get_varint(at, past, bytes);
+        if (!at || *bytes < -1 || *bytes > past - at)
+                return NULL;
+        *from = *bytes < 0 ? NULL : at;
+        return *bytes < 0 ? at : at + *bytes;
+}
+
+/* Like append_headers, for `number` headers that begin at `at`. Returns what follows them; NULL as get_bytes. */
+static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const uint8_t *past, int64_t number) {
+        const uint8_t *next = at, *name, *value, *broken = NULL;
+        int64_t index, name_length, value_length, broken_length = 0;
+        int32_t count = (int32_t)number;
+
+        for (index = 0; index < number; index++) {
+                next = get_bytes(next, past, &name, &name_length);
+                next = next ? get_bytes(next, past, &value, &value_length) : NULL;
+                if (!next || !name)
+                        return NULL;
+                name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
+                if (!is_utf8(name, name_length)) {
+                        broken        = name;
+                        broken_length = name_length;
+                }
+        }
+        if (broken) {
+                static const uint8_t end = 0;
+                count = -1;
+                if (!append(&block->broken_names, broken, broken_length) || !append(&block->broken_names, &end, 1))
+                        block->no_memory = 1;
+        }
+        for (index = 0; index < number && !broken; index++) {
+                at          = get_bytes(at, past, &name, &name_length);
+                at          = get_bytes(at, past, &value, &value_length);
+                name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
+                if (!append_entry(&block->header_names, block->entries, name, name_length) ||
+                    !append_entry(&block->header_values, block->entries, value, value ? value_length : 0))
+                        block->no_memory = 1;
+                block->entries++;
+        }
+        if (!append(&block->header_counts, &count, sizeof(count)))
+                block->no_memory = 1;
+        return next;
+}
+
+/* Makes room in a column for entries whose values have `bytes` bytes together. */
+static int reserve_entries(column_t *column, int64_t rows, int64_t entries, int64_t bytes) {
+        static const int32_t zero = 0;
+
+        if (rows == 0 && !append(&column->offsets, &zero, sizeof(zero)))
+                return 0;
+        return reserve_within(&column->offsets, entries * (int64_t)sizeof(int32_t), NULL) &&
+               reserve_within(&column->validity, (rows + entries + 7) / 8 - column->validity.bytes, NULL) &&
+               reserve_within(&column->data, bytes, NULL);
+}
+
+/* Like append_entry, in a column that has room. */
+static inline void put_entry(column_t *column, int64_t index, const uint8_t *from, int64_t bytes) {
+        int32_t *offsets = (int32_t *)column->offsets.at;
+
+        if ((index & 7) == 0)
+                column->validity.at[column->validity.bytes++] = 0;
+        if (from) {
+                memcpy(column->data.at + column->data.bytes, from, (size_t)bytes);
+                column->data.bytes += bytes;
+                column->validity.at[index >> 3] |= (uint8_t)(1u << (index & 7));
+        } else {
+                column->nulls++;
+        }
+        offsets[index + 1] = (int32_t)column->data.bytes;
+        column->offsets.bytes += (int64_t)sizeof(int32_t);
+}
+
+/* Makes room in a block for the records of one batch. Without headers, no column then grows while it is decoded. */
+static int reserve_batch(block_t *block, const records_t *batch) {
+        const int64_t count = batch->count, narrow = count * 4, wide = count * 8;
+
+        return reserve_within(&block->offsets, wide, NULL) && reserve_within(&block->partitions, narrow, NULL) &&
+               reserve_within(&block->topics, wide, NULL) &&
+               (!(block->wanted & WANT_KEY) || reserve_entries(&block->keys, block->rows, count, batch->bytes)) &&
+               (!(block->wanted & WANT_VALUE) || reserve_entries(&block->values, block->rows, count, batch->bytes)) &&
+               (!(block->wanted & WANT_TIMESTAMP) || (reserve_within(&block->timestamps_ms, wide, NULL) &&
+                                                      reserve_within(&block->timestamp_types, narrow, NULL)));
+}
+
+static inline void put_wide(part_t *part, int64_t number) {
+        memcpy(part->at + part->bytes, &number, sizeof(number));
+        part->bytes += (int64_t)sizeof(number);
+}
+
+static inline void put_narrow(part_t *part, int32_t number) {
+        memcpy(part->at + part->bytes, &number, sizeof(number));
+        part->bytes += (int64_t)sizeof(number);
+}
+
+/* Appends the records of one batch to a block. Returns 0 if the batch is damaged; see also `no_memory`. */
+static int decode_batch(block_t *block, const records_t *batch) {
+        const uint8_t *at = batch->at, *past = batch->at + batch->bytes, *end, *key, *value;
+        int64_t index, length, delta_ms, delta, key_length, value_length, number, before = -1;
+        const int32_t kind = batch->append_ms < 0 ? 0 : 1, wanted = block->wanted;
+
+        if (batch->count < 0 || batch->count > batch->bytes) /* each record has several bytes */
+                return 0;
+        if (!reserve_batch(block, batch)) {
+                block->no_memory = 1;
+                return 1;
+        }
+        for (index = 0; index < batch->count; index++) {
+                at = get_varint(at, past, &length);
+                if (!at || length < 1 || length > past - at)
+                        return 0;
+                end = at + length;
+                at  = get_varint(at + 1, end, &delta_ms); /* after the attributes, which are not used */
+                at  = at ? get_varint(at, end, &delta) : NULL;
+                at  = at ? get_bytes(at, end, &key, &key_length) : NULL;
+                at  = at ? get_bytes(at, end, &value, &value_length) : NULL;
+                at  = at ? get_varint(at, end, &number) : NULL;
+                if (!at || delta <= before || delta >= batch->past_offset - batch->first_offset || number < 0 ||
+                    number > end - at)
+                        return 0;
+                before = delta;
+                put_wide(&block->offsets, batch->first_offset + delta);
+                put_narrow(&block->partitions, batch->partition);
+                put_wide(&block->topics, batch->topic);
+                if (wanted & WANT_KEY)
+                        put_entry(&block->keys, block->rows, key, key_length);
+                if (wanted & WANT_VALUE)
+                        put_entry(&block->values, block->rows, value, value_length);
+                if (wanted & WANT_TIMESTAMP) {
+                        put_wide(&block->timestamps_ms,
+                                 kind ? batch->append_ms : (int64_t)((uint64_t)batch->first_ms + (uint64_t)delta_ms));
+                        put_narrow(&block->timestamp_types, kind);
+                }
+                if (wanted & WANT_HEADERS) {
+                        if (!decode_headers(block, at, end, number))
+                                return 0;
+                        if (block->no_memory)
+                                return 1;
+                }
+                block->rows++;
+                at = end;
+        }
+        return at == past;
+}
+
+/*
+ * Decodes records into a new block, which has no events. `topic` of a batch becomes that of its rows. If a batch is
+ * damaged, its index is in `damaged`, and the block has no use. Free the result with kafka_eos_free. Returns NULL if
+ * there is not enough memory; if memory runs out later, `no_memory` is set in the result.
+ */
+EXPORT block_t *kafka_eos_decode(const records_t *batches, int64_t count, int32_t wanted) {
+        block_t *block = new_block();
+        int64_t index, bytes = 0;
+
+        if (!block)
+                return NULL;
+        block->wanted  = wanted;
+        block->damaged = -1;
+        for (index = 0; index < count && block->damaged < 0 && !block->no_memory; index++) {
+                bytes += batches[index].bytes;
+                if (bytes > KAFKA_EOS_LARGEST_OFFSET)
+                        block->no_memory = 1; /* offsets of a column have 32 bits; callers stay far below */
+                else if (!decode_batch(block, &batches[index]))
+                        block->damaged = index;
+        }
+        return block;
+}
+
+/* ---- deliveries ------------------------------------------------------------------------------------------ */
 
 /*
  * Counts the failed deliveries of a producer without transactions. confluent-kafka's delivery callback runs only

@@ -47,6 +47,7 @@ class ReadOptions:
     fetch_num_retries: int
     fetch_retry_interval_ms: int
     poll_timeout_ms: int
+    read_client: str
     push_filters: bool
     kafka: Mapping[str, str] = field(repr=False)
     sink: WriteOptions | None = None

@@ -104,6 +104,7 @@ def parse_read(
         fetch_num_retries=found["fetchOffset.numRetries"],
         fetch_retry_interval_ms=found["fetchOffset.retryIntervalMs"],
         poll_timeout_ms=found["kafkaConsumer.pollTimeoutMs"],
+        read_client=_read_client(found["read.client"] or "", kafka),
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
         sink=_sink_in_read(options, found),
@@ -157,6 +158,19 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         dead_letter_topic=_dead_letter_topic(found),
         sinks=registry.parse(found["sinks"], _of_sinks(options)),
     )
+
+
+def _read_client(client: str, kafka: Mapping[str, str]) -> str:
+    """Returns the option ``read.client`` after checking that it can be used; "" if it is not set.
+
+    Raises:
+        InvalidOptionError: if the native client cannot read with the other options.
+    """
+    if client:
+        from kafka_eos_source.kafka.read_client import choose
+
+        choose(config.check_consumer(kafka), client)
+    return client
 
 
 def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> str:

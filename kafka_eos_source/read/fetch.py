@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Protocol
@@ -22,6 +23,8 @@ from kafka_eos_source.errors import DataLossError, KafkaEosError, RetriableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.read_client import reading_consumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
@@ -64,6 +67,7 @@ class ReadSettings:
             continues.
         poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
         columns: names of the columns to build; None = all.
+        client: the option ``read.client``; "" = it is not set.
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
@@ -71,6 +75,7 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
     columns: tuple[str, ...] | None = None
+    client: str = ""
 
 
 class RangeConsumer(Protocol):
@@ -80,7 +85,9 @@ class RangeConsumer(Protocol):
     last_complaint: str
 
     def want(self, columns: Collection[str]) -> None: ...
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def assign(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    ) -> None: ...
     def move(self, tp: TopicPartition, position: int) -> None: ...
     def drop(self, tps: Sequence[TopicPartition]) -> None: ...
     def take(self, at_most: int, wait_seconds: float) -> Taken: ...
@@ -107,11 +114,18 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     progress = Progress(ranges)
     if progress.done:
         return
-    with POOL.borrow(settings.conf, range_consumer()) as consumer:
-        reading = Reading(consumer, progress, settings)
+    with ExitStack() as borrowed:
+        kind = reading_consumer(settings.conf, settings.client)
+        reading = Reading(borrowed.enter_context(POOL.borrow(settings.conf, kind)), progress, settings)
         while not reading.done:
             with cycle_collection_paused():
-                runs = reading.next_runs()
+                try:
+                    runs = reading.next_runs()
+                except OldFormatError as found:
+                    _log.info("librdkafka reads this task's partitions, because %s", found)
+                    borrowed.close()
+                    reading.use(borrowed.enter_context(POOL.borrow(settings.conf, range_consumer())))
+                    continue
                 batches = record_batches(runs, settings.include_headers, settings.columns) if runs else []
                 del runs
             yield from batches
@@ -127,7 +141,6 @@ class Reading:
     """
 
     def __init__(self, consumer: RangeConsumer, progress: Progress, settings: ReadSettings) -> None:
-        self._consumer = consumer
         self._progress = progress
         self._settings = settings
         self._single = next(iter(progress.open)) if len(progress.open) == 1 else None
@@ -137,10 +150,20 @@ class Reading:
         self._left: deque[Run] = deque()
         #: Partitions whose log ends before the end of their range, and since when (monotonic seconds).
         self._short_since: dict[TopicPartition, float] = {}
-        names = read_arrow_schema(settings.include_headers).names
-        consumer.want(names if settings.columns is None else set(names).intersection(settings.columns))
-        consumer.assign({tp: progress.position(tp) for tp in sorted(progress.open)})
         self._deadline = Deadline.after_ms(settings.poll_timeout_ms)
+        self.use(consumer)
+
+    def use(self, consumer: RangeConsumer) -> None:
+        """Continues with this consumer, which gets the unfinished ranges as its assignment."""
+        self._consumer = consumer
+        names = read_arrow_schema(self._settings.include_headers).names
+        columns = self._settings.columns
+        consumer.want(names if columns is None else set(names).intersection(columns))
+        unfinished = sorted(self._progress.open)
+        consumer.assign(
+            {tp: self._progress.position(tp) for tp in unfinished},
+            {tp: self._progress.end(tp) for tp in unfinished},
+        )
 
     @property
     def done(self) -> bool:
@@ -148,10 +171,11 @@ class Reading:
         return self._progress.done and not self._left
 
     def next_runs(self) -> list[Run]:
-        """Returns the messages of one Arrow batch; less than a full batch only if every range is finished.
+        """Returns the messages of one Arrow batch; less than half a batch only if every range is finished.
 
         Raises:
             DataLossError, UnavailableError, AuthorizationError: as `read_ranges`.
+            OldFormatError: if another consumer must read what is left; see `use`. Nothing is lost.
         """
         self._deadline = Deadline.after_ms(
             self._settings.poll_timeout_ms
@@ -160,7 +184,13 @@ class Reading:
         rows = size_bytes = 0
         while not self.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
             if not self._left:
-                self._left.extend(self._poll(BATCH_ROWS - rows))
+                if rows >= BATCH_ROWS // 2:
+                    break  # rows of two polls in one batch would have to be copied
+                try:
+                    self._left.extend(self._poll(BATCH_ROWS - rows))
+                except OldFormatError:
+                    self._left.extend(runs)
+                    raise
                 continue
             run = self._left.popleft()
             count = run.messages.fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes)
@@ -194,6 +224,8 @@ class Reading:
         runs = self._split(_messages(taken)) if taken.messages else []
         for tp, log_end in taken.log_ends.items():
             self._at_log_end(tp, log_end)
+        for tp, offset in taken.reached.items():
+            progress.advance(tp, offset)
         for tp in taken.out_of_range:
             self._out_of_range(tp)
         for tp in taken.gone:

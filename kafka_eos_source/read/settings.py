@@ -54,5 +54,6 @@ def task_read(options: ReadOptions) -> TaskRead:
         columns=options.columns if step_in_read is None else step(*step_in_read).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
+        client=options.read_client,
     )
     return TaskRead(settings, step_in_read)

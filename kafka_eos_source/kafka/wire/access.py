@@ -29,6 +29,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
 _TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_UNSUPPORTED_VERSION = struct.pack(">h", 35)
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
 
@@ -164,15 +165,23 @@ def open_session(
     """
     session = Session()
 
-    def ask(request: Any) -> Any:
+    def answer_to(request: Any) -> bytes:
         session.requests += 1
         limit(connection, deadline)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, deadline))
         check_size(size, address)
-        return decoded(request, receive(connection, size, deadline), session.requests)
+        return receive(connection, size, deadline)
 
-    session.learn(ask(versions_request()), address)
+    def ask(request: Any) -> Any:
+        return decoded(request, answer_to(request), session.requests)
+
+    first = versions_request()
+    data = answer_to(first)
+    if data[4:6] == _UNSUPPORTED_VERSION:  # answered in version 0, which every broker knows (KIP-511)
+        session.learn(ask(versions_request(0)), address)
+    else:
+        session.learn(decoded(first, data, session.requests), address)
     login = access.mechanism(host, deadline)
     if login is None:
         return session

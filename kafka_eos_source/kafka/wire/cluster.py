@@ -29,7 +29,7 @@ T = TypeVar("T")
 GROUP, TRANSACTION = 0, 1
 
 _METADATA, _COORDINATOR, _LIST_OFFSETS = 12, 4, 7
-_LATEST = -1
+_LATEST, _EARLIEST = -1, -2
 _DEFAULT_PORT = 9092
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
@@ -63,6 +63,7 @@ class Cluster:
         self._any: Connection | None = None
         self._coordinators: dict[tuple[int, str], int] = {}
         self._leaders: dict[TopicPartition, int] = {}
+        self._leader_epochs: dict[TopicPartition, int] = {}
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -128,6 +129,11 @@ class Cluster:
             last: what was attempted, and what went wrong last.
         """
         return self._refusal or unreachable(self.bootstrap, deadline.budget_seconds * 1000, last)
+
+    @property
+    def refusal(self) -> AuthorizationError | None:
+        """Why brokers refuse a login that worked before; None = they accept it."""
+        return self._refusal
 
     def complain(self, what: object) -> None:
         """Remembers what went wrong last, for the message of a later error."""
@@ -203,14 +209,21 @@ class Cluster:
                 # partitions that are gone, because the topic was created again, have no leader any more
                 for tp in [tp for tp in self._leaders if tp.topic == topic.name]:
                     del self._leaders[tp]
+                    self._leader_epochs.pop(tp, None)
                 for each in topic.partitions or ():
-                    self._leaders[TopicPartition(topic.name, each.partition_index)] = each.leader_id
+                    tp = TopicPartition(topic.name, each.partition_index)
+                    self._leaders[tp] = each.leader_id
+                    self._leader_epochs[tp] = getattr(each, "leader_epoch", -1)
         return answer
 
     def leader(self, tp: TopicPartition) -> int | None:
         """Returns the node id of a partition's leader, as of the last metadata; None if it has none."""
         found = self._leaders.get(tp, -1)
         return None if found < 0 else found
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        """Returns the epoch of a partition's leader (KIP-320), as of the last metadata; -1 if unknown."""
+        return self._leader_epochs.get(tp, -1)
 
     def partition_count(self, topic: str, deadline: Deadline) -> int:
         """Returns the number of partitions of a topic.
@@ -228,7 +241,24 @@ class Cluster:
         return len(found.partitions)
 
     def ends(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-        """Returns the high watermark of each partition.
+        """Returns the high watermark of each partition; raises as `offsets`."""
+        return self.offsets(partitions, deadline)
+
+    def offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        deadline: Deadline,
+        *,
+        earliest: bool = False,
+        committed: bool = False,
+    ) -> dict[TopicPartition, int]:
+        """Returns an offset of each partition's log.
+
+        Args:
+            partitions: the partitions.
+            deadline: for all requests.
+            earliest: ask for the first offset of the log, instead of its end.
+            committed: the end is the last stable offset, instead of the high watermark.
 
         Raises:
             KafkaException: if a leader refuses.
@@ -249,7 +279,7 @@ class Cluster:
             kind = ListOffsetsRequest.ListOffsetsTopic
             request = ListOffsetsRequest(
                 replica_id=-1,
-                isolation_level=0,
+                isolation_level=int(committed),
                 topics=[
                     kind(
                         name=name,
@@ -257,7 +287,7 @@ class Cluster:
                             kind.ListOffsetsPartition(
                                 partition_index=number,
                                 current_leader_epoch=-1,
-                                timestamp=_LATEST,
+                                timestamp=_EARLIEST if earliest else _LATEST,
                                 version=version,
                             )
                             for number in numbers

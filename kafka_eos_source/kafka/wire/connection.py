@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.errors import OperatorError
@@ -36,6 +37,7 @@ _LONGEST_MUTE_SECONDS = 30.0
 
 Buffers = Sequence[bytes | memoryview]
 OnAnswer = Callable[[Any, Exception | None], None]
+Decode = Callable[[Any, memoryview, int], Any]
 
 
 @dataclass
@@ -44,6 +46,7 @@ class _InFlight:
     request: Any
     on_answer: OnAnswer
     due: float
+    decode: Decode
 
 
 class Connection:
@@ -78,6 +81,9 @@ class Connection:
         self._in_flight: deque[_InFlight] = deque()
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
+        #: A large answer that has arrived in part, and how much of it; see `read`.
+        self._large: memoryview | None = None
+        self._arrived = 0
         self.muted_until = 0.0
         seconds = deadline.remaining_seconds(access.connect_seconds)
         if not seconds:
@@ -140,20 +146,24 @@ class Connection:
             )
         return min(high, highest)
 
-    def send(self, request: Any, on_answer: OnAnswer, body: Buffers | None = None) -> None:
+    def send(
+        self, request: Any, on_answer: OnAnswer, body: Buffers | None = None, decode: Decode = decoded
+    ) -> None:
         """Sends a request; ``on_answer`` is called later, with the answer or an error.
 
         Args:
             request: a message of ``kafka-python``, whose version is set.
             on_answer: receives ``(answer, None)`` or ``(None, error)``, from `Network.wait`.
             body: the encoded body with its header's end; None = encode the message.
+            decode: receives the request, the answer with its header, and the correlation id; returns what
+                ``on_answer`` gets.
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         if self.failure is not None:
             on_answer(None, self.failure)
             return
         due = max(time.monotonic(), self.muted_until) + self._access.request_seconds
-        self._in_flight.append(_InFlight(self._next_id, request, on_answer, due))
+        self._in_flight.append(_InFlight(self._next_id, request, on_answer, due, decode))
         client_id = self._access.client_id
         if body is None:
             self._out.append(memoryview(encoded(request, self._next_id, client_id)))
@@ -195,16 +205,36 @@ class Connection:
             self.fail(error)
 
     def read(self) -> None:
-        """Reads what has arrived, and hands out complete answers."""
+        """Reads what has arrived, and hands out complete answers.
+
+        A large answer is read into a buffer of its size, because copying megabytes several times would cost
+        more than all the rest.
+        """
         try:
             while True:
+                if self._large is not None:
+                    count = self.socket.recv_into(self._large[self._arrived :])
+                    if not count:
+                        self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
+                        return
+                    self._arrived += count
+                    if self._arrived == len(self._large):
+                        answer, self._large = self._large, None
+                        self._answered(answer)
+                        if self.failure is not None:
+                            return
+                    continue
                 more = self.socket.recv(_READ_BYTES)
                 if not more:
                     self._hand_out()  # what it answered before
                     self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
                     return
                 self._in += more
-                if len(more) < _READ_BYTES and not isinstance(self.socket, ssl.SSLSocket):
+                if len(more) == _READ_BYTES:
+                    self._hand_out()
+                    if self.failure is not None:
+                        return
+                elif not isinstance(self.socket, ssl.SSLSocket):
                     break
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
@@ -224,8 +254,13 @@ class Connection:
                 self.fail(error)
                 return
             if len(self._in) < 4 + size:
+                if size > _READ_BYTES:
+                    self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
+                    self._arrived = len(self._in) - 4
+                    self._large[: self._arrived] = self._in[4:]
+                    self._in.clear()
                 return
-            answer = bytes(self._in[4 : 4 + size])
+            answer = memoryview(bytes(self._in[4 : 4 + size]))
             del self._in[: 4 + size]
             self._answered(answer)
 
@@ -249,13 +284,13 @@ class Connection:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _answered(self, data: bytes) -> None:
+    def _answered(self, data: memoryview) -> None:
         if not self._in_flight:
             self.fail(ConnectionError(f"broker {self.address} sent an answer to no request"))
             return
         first = self._in_flight[0]
         try:
-            answer = decoded(first.request, data, first.correlation_id)
+            answer = first.decode(first.request, data, first.correlation_id)
         except (ValueError, IndexError, struct.error, KeyError) as error:
             self.fail(ConnectionError(f"the answer of broker {self.address} is damaged: {error}"))
             return

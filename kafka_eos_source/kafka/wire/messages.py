@@ -18,16 +18,15 @@ _LARGEST_ANSWER_BYTES = 100 << 20
 _PRODUCE, _API_VERSIONS_VERSION = 0, 3
 
 
-def versions_request() -> ApiVersionsRequest:
-    """Returns the request for the versions of requests, and for the finalized features."""
-    return ApiVersionsRequest(
-        client_software_name=SOFTWARE, client_software_version="1", version=_API_VERSIONS_VERSION
-    )
+def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
+    """Returns the request for the versions of requests; from version 3 on, also for finalized features."""
+    return ApiVersionsRequest(client_software_name=SOFTWARE, client_software_version="1", version=version)
 
 
 def features_of(answer: Any) -> dict[str, int]:
     """Returns the finalized levels by feature, from an `ApiVersions` answer."""
-    return {each.name: each.max_version_level for each in answer.finalized_features or ()}
+    found = getattr(answer, "finalized_features", None)
+    return {each.name: each.max_version_level for each in found or ()}
 
 
 def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
@@ -46,19 +45,28 @@ def check_size(size: int, address: str) -> None:
         raise ConnectionError(f"{address} sent {size} bytes: it is not a Kafka broker")
 
 
-def decoded(request: Any, data: bytes, correlation_id: int) -> ApiMessage:
+def decoded(request: Any, data: bytes | memoryview, correlation_id: int) -> ApiMessage:
     """Returns the answer to a request.
 
     Raises:
         ValueError: if the bytes are not that answer.
     """
     kind = request.header.get_response_class() if request.header is not None else _response_of(request)
-    (found,) = struct.unpack_from(">i", data)
-    if found != correlation_id:
-        raise ValueError(f"its correlation id is {found}, not {correlation_id}")
+    check_correlation(data, correlation_id)
     version = request.API_VERSION
     is_flexible = kind.flexible_version_q(version) and kind.name != "ApiVersionsResponse"
     return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+
+
+def check_correlation(data: bytes | memoryview, correlation_id: int) -> None:
+    """Checks that an answer is the one to a request.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    (found,) = struct.unpack_from(">i", data)
+    if found != correlation_id:
+        raise ValueError(f"its correlation id is {found}, not {correlation_id}")
 
 
 def _response_of(request: Any) -> Any:

@@ -1,0 +1,447 @@
+"""A consumer that speaks Kafka's protocol itself, for tasks that read ranges of offsets.
+
+It sends one Fetch at a time to each leader. The next one is on its way while the last answer is decoded, so
+at most two answers of each leader are in memory. A range ends at a
+known offset, and the consumer asks for little more than what is left of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError
+from kafka.protocol.consumer import FetchRequest
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka.consumer import TUNED, Taken
+from kafka_eos_source.kafka.failure import classify, is_transient
+from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice
+from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.secrets import concealed, register_secrets
+from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.fetch_messages import (
+    HIGHEST,
+    LOWEST,
+    FetchAnswer,
+    Fetched,
+    Wanted,
+    fetch_answer,
+    fetch_request,
+)
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
+from kafka_eos_source.kafka.wire.messages import check_correlation
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+
+#: The most bytes of one answer, unless the user sets ``fetch.max.bytes``.
+_MOST_BYTES = 16 << 20
+#: Bytes per offset, and of one record batch, that the first Fetch of a topic expects.
+_FIRST_MEAN_BYTES, _FIRST_BATCH_BYTES = 1024.0, 64 << 10
+#: Answers of a leader that may wait to be decoded before it is asked again.
+_MOST_ANSWERS = 2
+#: How long a partition waits after an error.
+_PAUSE_SECONDS = 0.1
+#: How long one connection attempt, or one look for leaders, may keep a caller waiting.
+_CONNECT_SECONDS = 10.0
+#: How long brokers may not know a topic that exists (librdkafka's ``topic.metadata.propagation.max.ms``).
+_PROPAGATION_MS = "30000"
+
+_NO_END = 2**63 - 1
+#: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
+_SESSION_ERRORS = frozenset({70, 71, 106})
+_OUT_OF_RANGE = KafkaError.OFFSET_OUT_OF_RANGE
+_UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition that is being read.
+
+    Attributes:
+        position: the next offset to fetch.
+        end: no offset from this one on is wanted.
+        resumes_at: when to fetch again after an error, on the monotonic clock.
+        is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
+            has not moved or dropped it.
+        unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
+    """
+
+    position: int
+    end: int
+    resumes_at: float = 0.0
+    is_waiting: bool = False
+    unknown_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What the answers about a topic have shown, to ask for no more than what is needed.
+
+    Attributes:
+        mean_bytes: bytes per offset.
+        batch_bytes: size of the largest record batch.
+    """
+
+    mean_bytes: float = _FIRST_MEAN_BYTES
+    batch_bytes: int = _FIRST_BATCH_BYTES
+
+
+class WireConsumer:
+    """A consumer of assigned partitions (`read.fetch.RangeConsumer`). Not thread-safe.
+
+    Args:
+        conf: properties from `kafka.config.consumer_config`.
+
+    Raises:
+        InvalidOptionError: if a certificate or key cannot be used.
+
+    Attributes:
+        drains: whether `take` returns everything that has arrived, in one call.
+        last_complaint: what went wrong last; the likely reason of a time-out.
+    """
+
+    drains = True
+
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        kernel = choice().kernel
+        if kernel is None:
+            raise ValueError(f"the C kernel is not available ({choice().why_not}); use AssignedConsumer")
+        register_secrets(conf)
+        self._kernel: Kernel = kernel
+        self._cluster = Cluster(conf)
+        self._committed = conf.get("isolation.level") == "read_committed"
+        self._checks = conf.get("check.crcs", "true").lower() != "false"
+        self._wait_ms = int(conf.get("fetch.wait.max.ms", TUNED["fetch.wait.max.ms"]))
+        self._least_bytes = int(conf.get("fetch.min.bytes", "1"))
+        self._most_bytes = int(conf.get("fetch.max.bytes", _MOST_BYTES))
+        of_partition = conf.get("max.partition.fetch.bytes", TUNED["fetch.message.max.bytes"])
+        self._partition_bytes = int(conf.get("fetch.message.max.bytes", of_partition))
+        propagation_ms = conf.get("topic.metadata.propagation.max.ms", _PROPAGATION_MS)
+        self._propagation_seconds = int(propagation_ms) / 1000
+        self.last_complaint = ""
+        self._wanted = sum(set(WANTS.values()))
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._topics: dict[str, _Topic] = {}
+        #: Partitions that brokers have known.
+        self._seen: set[TopicPartition] = set()
+        #: Grows with each assignment, so that answers to requests of an earlier one are recognised.
+        self._assignment = 0
+        #: What has arrived and is not decoded yet: the node, the number of its answer, and the batches.
+        self._arrived: deque[tuple[int, int, FetchedBatches]] = deque()
+        self._answers = 0
+        #: Nodes that have not answered the newest Fetch.
+        self._asked: set[int] = set()
+        #: What the next `take` returns besides messages.
+        self._events = Taken(())
+        self._failure: Exception | None = None
+        self._looks_for_leaders = False
+        self._next_look = 0.0
+
+    # -- the assignment --------------------------------------------------------------------------
+
+    def want(self, columns: Collection[str]) -> None:
+        """Sets which columns of Spark's schema the next messages must carry."""
+        self._wanted = 0
+        for name in columns:
+            self._wanted |= WANTS.get(name, 0)
+
+    def assign(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Starts reading these partitions from their positions, and stops reading all others.
+
+        Args:
+            positions: the next offset to read, by partition.
+            ends: offsets behind which nothing is wanted, by partition; None = there are no ends.
+        """
+        self.release()
+        self.last_complaint = ""
+        self._partitions = {
+            tp: _Partition(position, _NO_END if ends is None else ends[tp])
+            for tp, position in positions.items()
+        }
+
+    def move(self, tp: TopicPartition, position: int) -> None:
+        """Continues an assigned partition at another offset."""
+        end = self._partitions[tp].end
+        self.drop([tp])
+        # a new object, so that an answer to the request before is ignored
+        self._partitions[tp] = _Partition(position, end, resumes_at=time.monotonic() + _PAUSE_SECONDS)
+
+    def drop(self, tps: Sequence[TopicPartition]) -> None:
+        """Stops reading these partitions and discards what has arrived of them."""
+        dropped = set(tps)
+        for tp in dropped:
+            self._partitions.pop(tp, None)
+        self._arrived = deque(each for each in self._arrived if each[-1].tp not in dropped)
+
+    def release(self) -> None:
+        """Stops all reading; connections stay open."""
+        self._assignment += 1
+        self._partitions.clear()
+        self._arrived.clear()
+        self._events = Taken(())
+        self._failure = None
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.release()
+        self._cluster.close()
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def take(self, at_most: int, wait_seconds: float) -> Taken:  # noqa: ARG002
+        """Returns the messages of one partition that have arrived, and events; waits if there is nothing.
+
+        Args:
+            at_most: not used; the ends of the ranges limit what is read.
+            wait_seconds: longest wait for a message or event, unless a connection is made.
+
+        Raises:
+            AuthorizationError: if the principal may not read, or the login is refused for good.
+            OldFormatError: if records have a format that only librdkafka decodes. Nothing was skipped.
+            KafkaEosError: if a broker refuses for another reason that no retry mends.
+        """
+        deadline = Deadline.after_seconds(wait_seconds)
+        while True:
+            self._fetch()
+            self._raise_failure()
+            if self._arrived or not self._events.empty:
+                return self._taken()
+            if deadline.expired:
+                return Taken(())
+            self._cluster.network.wait(min(deadline.remaining_seconds(), self._until_resumed()))
+
+    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+        """Returns the first offset of a log, and the offset up to which a reader may read.
+
+        The latter is the last stable offset under ``read_committed``, else the high watermark.
+
+        Raises:
+            RetriableError: if no broker answered in time.
+            UnavailableError: if the partition does not exist.
+        """
+        deadline = Deadline.after_seconds(timeout_seconds)
+
+        def ask() -> tuple[int, int]:
+            low = self._cluster.offsets([tp], deadline, earliest=True)[tp]
+            return low, self._cluster.offsets([tp], deadline, committed=self._committed)[tp]
+
+        return self._cluster.retried(f"looking up the offsets of {tp}", deadline, ask)
+
+    def login_error(self, doing: str) -> KafkaEosError | None:  # noqa: ARG002
+        """Returns the error if the login has been refused since the last answer, as reason of a time-out."""
+        return self._cluster.refusal
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _taken(self) -> Taken:
+        taken, self._events = self._events, Taken(())
+        if self._arrived:
+            *_, batches = self._arrived.popleft()
+            end = self._partitions[batches.tp].end
+            try:
+                taken.messages = batches.decoded(self._kernel, self._wanted, end, committed=self._committed)
+            except DamagedBatchError as error:
+                self.last_complaint = str(error)
+                self.move(batches.tp, batches.position)  # fetches again, until the caller's timeout
+                return taken
+            taken.reached[batches.tp] = batches.past_offset
+        return taken
+
+    def _fetch(self) -> None:
+        """Sends a Fetch to every leader that has none to answer, and of whose partitions more is wanted."""
+        now = time.monotonic()
+        if self._looks_for_leaders and now >= self._next_look:
+            self._look_for_leaders()
+        waiting = Counter(node for node, _ in {each[:2] for each in self._arrived})
+        by_leader: dict[int, dict[TopicPartition, Wanted]] = {}
+        for tp, each in self._partitions.items():
+            if each.is_waiting or each.position >= each.end or each.resumes_at > now:
+                continue
+            leader = self._cluster.leader(tp)
+            if leader is None:
+                self._looks_for_leaders = True
+            elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
+                by_leader.setdefault(leader, {})[tp] = self._next(tp, each)
+        for node, wanted in by_leader.items():
+            self._send(node, wanted)
+        if self._looks_for_leaders and now >= self._next_look:
+            self._look_for_leaders()
+            self._fetch()
+
+    def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
+        seen = self._topics.setdefault(tp.topic, _Topic())
+        left = int((partition.end - partition.position) * seen.mean_bytes) + seen.batch_bytes
+        return Wanted(partition.position, min(left, self._partition_bytes), self._cluster.leader_epoch(tp))
+
+    def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
+        try:
+            connection = self._cluster.broker(node, Deadline.after_seconds(_CONNECT_SECONDS))
+        except TemporaryError as error:
+            self._look_again(wanted, str(error))
+            return
+        version = connection.version(FetchRequest, HIGHEST, LOWEST)
+        request = fetch_request(
+            version,
+            wanted,
+            committed=self._committed,
+            wait_ms=self._wait_ms,
+            least_bytes=self._least_bytes,
+            most_bytes=self._most_bytes,
+        )
+        asked = {tp: self._partitions[tp] for tp in wanted}
+        for each in asked.values():
+            each.is_waiting = True
+        self._asked.add(node)
+        connection.send(
+            request,
+            partial(self._on_answer, self._assignment, node, connection, asked),
+            decode=_decode,
+        )
+
+    def _on_answer(
+        self,
+        assignment: int,
+        node: int,
+        connection: Connection,
+        asked: Mapping[TopicPartition, _Partition],
+        answer: FetchAnswer | None,
+        error: Exception | None,
+    ) -> None:
+        self._asked.discard(node)
+        self._answers += 1
+        if assignment != self._assignment:
+            return
+        # partitions that were moved or dropped since are no longer asked for
+        valid = {tp: each for tp, each in asked.items() if self._partitions.get(tp) is each}
+        for each in valid.values():
+            each.is_waiting = False
+        if answer is None:
+            self._look_again(valid, f"broker {connection.address}: {error}")
+        elif answer.error_code in _SESSION_ERRORS:  # only a broker with a defect answers so without a session
+            self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).str()}")
+        elif answer.error_code:
+            for tp, each in valid.items():
+                self._on_refusal(tp, answer.error_code, each)
+        else:
+            for fetched in answer.partitions:
+                if fetched.tp in valid:
+                    self._on_partition(node, fetched, valid[fetched.tp])
+
+    def _on_partition(self, node: int, fetched: Fetched, partition: _Partition) -> None:
+        tp = fetched.tp
+        if fetched.error_code:
+            self._on_refusal(tp, fetched.error_code, partition)
+            return
+        partition.unknown_since = None
+        try:
+            batches = FetchedBatches.of(
+                self._kernel,
+                tp,
+                partition.position,
+                fetched.records,
+                fetched.aborted,
+                checks=self._checks,
+            )
+        except DamagedBatchError as error:
+            self._pause(tp, str(error))
+            return
+        except OldFormatError as error:
+            self._failure = error
+            return
+        if batches.past_offset > partition.position:
+            seen = self._topics.setdefault(tp.topic, _Topic())
+            seen.mean_bytes = batches.mean_bytes
+            seen.batch_bytes = max(batches.largest_bytes, seen.batch_bytes // 2)
+            partition.position = batches.past_offset
+            self._arrived.append((node, self._answers, batches))
+            return
+        end = fetched.last_stable_offset if self._committed else fetched.high_watermark
+        if partition.position >= end:
+            self._events.log_ends[tp] = partition.position
+            partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
+
+    def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
+        error = KafkaError(code)
+        if code == _OUT_OF_RANGE:
+            partition.is_waiting = True  # until the caller moves it
+            self._events.out_of_range.append(tp)
+        elif code == _UNKNOWN or is_transient(error):
+            self._look_again([tp], f"{tp}: {error.str()}")
+        else:
+            self._failure = classify(error, f"reading {tp}")
+
+    def _look_again(self, tps: Collection[TopicPartition], why: str) -> None:
+        """Pauses partitions until their leaders are known again."""
+        self._looks_for_leaders = True
+        for tp in tps:
+            self._pause(tp, why)
+
+    def _pause(self, tp: TopicPartition, why: str) -> None:
+        self.last_complaint = concealed(why)
+        partition = self._partitions.get(tp)
+        if partition is not None:
+            partition.is_waiting = False
+            partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
+
+    def _look_for_leaders(self) -> None:
+        self._next_look = time.monotonic() + _PAUSE_SECONDS
+        topics = {tp.topic for tp in self._partitions}
+        try:
+            answer = self._cluster.metadata(topics, Deadline.after_seconds(_CONNECT_SECONDS))
+        except TemporaryError as error:
+            self.last_complaint = concealed(str(error))
+            self._cluster.ask_another()
+            return
+        self._looks_for_leaders = False
+        found = {topic.name: topic for topic in answer.topics or ()}
+        for tp, partition in self._partitions.items():
+            self._on_metadata(tp, partition, found.get(tp.topic))
+
+    def _on_metadata(self, tp: TopicPartition, partition: _Partition, topic: Any) -> None:
+        code = _UNKNOWN if topic is None else topic.error_code
+        if code not in (0, _UNKNOWN) and not is_transient(KafkaError(code)):
+            self._failure = classify(KafkaError(code), f"reading {tp}")
+            return
+        if code == 0 and tp.partition in {each.partition_index for each in topic.partitions or ()}:
+            partition.unknown_since = None
+            self._seen.add(tp)
+            if self._cluster.leader(tp) is None:
+                self._look_again([tp], f"{tp} has no leader")
+            return
+        self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).str()}")
+        if code not in (0, _UNKNOWN):
+            return
+        now = time.monotonic()
+        partition.unknown_since = partition.unknown_since or now
+        # a partition that this client has never seen may be too new for the brokers that it asks
+        if tp in self._seen and now - partition.unknown_since >= self._propagation_seconds:
+            partition.is_waiting = True  # until the caller drops it
+            self._events.gone.append(tp)
+        else:
+            self._cluster.ask_another()
+
+    def _until_resumed(self) -> float:
+        """Returns how long there is nothing to do unless an answer arrives, in seconds."""
+        now = time.monotonic()
+        times = [each.resumes_at for each in self._partitions.values() if each.resumes_at > now]
+        if self._looks_for_leaders:
+            times.append(self._next_look)
+        return max(0.001, min(times, default=now + 1.0) - now)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def _decode(request: Any, data: memoryview, correlation_id: int) -> FetchAnswer:
+    check_correlation(data, correlation_id)
+    return fetch_answer(request.API_VERSION, data[4:])

@@ -1,0 +1,308 @@
+"""Turns fetched record batches (version 2, KIP-98) into Arrow buffers, with the C kernel.
+
+In three steps: the kernel lists the batches and checks their checksums, this module leaves out what a reader
+must not see and decompresses the rest, and the kernel copies the records into the buffers of one block.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.kafka.kernel import Kernel
+from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
+from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.record_batch import HEADER_BYTES
+
+#: ``batch_t`` of kernel.c.
+BATCH = np.dtype(
+    [
+        ("at", "i8"),
+        ("bytes", "i8"),
+        ("first_offset", "i8"),
+        ("past_offset", "i8"),
+        ("producer_id", "i8"),
+        ("first_ms", "i8"),
+        ("max_ms", "i8"),
+        ("count", "i4"),
+        ("attributes", "i4"),
+        ("magic", "i4"),
+        ("is_intact", "i4"),
+    ]
+)
+#: ``records_t`` of kernel.c.
+RECORDS = np.dtype(
+    [
+        ("at", "u8"),
+        ("bytes", "i8"),
+        ("first_offset", "i8"),
+        ("past_offset", "i8"),
+        ("first_ms", "i8"),
+        ("append_ms", "i8"),
+        ("topic", "i8"),
+        ("count", "i4"),
+        ("partition", "i4"),
+    ]
+)
+
+#: Bits of a batch's attributes.
+_COMPRESSION, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_MAGIC = 2
+#: Batches are rarely smaller than this, so bytes rarely hold more batches than this divides them into.
+_USUAL_BYTES = 512
+#: Type of the control record that ends an aborted transaction.
+_ABORT = 0
+_SNAPPY_FRAME = b"\x82SNAPPY\x00"
+_SNAPPY_FRAME_BYTES = 16
+#: The most bytes of a decompressed batch. Brokers limit batches only before decompression.
+_MOST_DECOMPRESSED_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+class DamagedBatchError(Exception):
+    """A record batch is damaged: on the way, or in the broker's log."""
+
+
+@dataclass(frozen=True)
+class FetchedBatches:
+    """The complete record batches that a broker sent of one partition.
+
+    Attributes:
+        tp: the partition.
+        position: the offset that was asked for. The first batch may begin before it.
+        data: the bytes that the broker sent.
+        batches: their positions and headers; see `BATCH`.
+        aborted: producer id and first offset of each aborted transaction among them.
+    """
+
+    tp: TopicPartition
+    position: int
+    data: memoryview
+    batches: npt.NDArray[np.void]
+    aborted: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Kernel,
+        tp: TopicPartition,
+        position: int,
+        data: memoryview,
+        aborted: tuple[tuple[int, int], ...] = (),
+        *,
+        checks: bool = True,
+    ) -> FetchedBatches:
+        """Lists the batches in what a broker sent.
+
+        Args:
+            kernel: the C kernel.
+            tp, position, data, aborted: as in `FetchedBatches`.
+            checks: whether to check their checksums.
+
+        Raises:
+            OldFormatError: if the first batch has an older format.
+            DamagedBatchError: if the first batch is damaged. Later ones end the list.
+        """
+        room = len(data) // _USUAL_BYTES + 16
+        while True:
+            found = np.empty(room, BATCH)
+            count = kernel.list(_address(data), len(data), int(checks), found.ctypes.data, room)
+            if count < room:
+                break
+            room *= 8
+        batches = found[:count]
+        if count:
+            last = batches[-1]
+            if last["magic"] != _MAGIC or not last["is_intact"]:
+                if count == 1:
+                    raise _unreadable(tp, last)
+                batches = batches[:-1]
+        return cls(tp, position, data, batches, aborted)
+
+    @property
+    def past_offset(self) -> int:
+        """The offset after the last batch; `position` without batches."""
+        return int(self.batches[-1]["past_offset"]) if len(self.batches) else self.position
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes per offset, as the broker sent them. There is at least one batch."""
+        offsets = self.past_offset - int(self.batches[0]["first_offset"])
+        return max(1.0, int(self.batches["bytes"].sum()) / offsets)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest batch, as the broker sent it."""
+        return int(self.batches["bytes"].max()) if len(self.batches) else 0
+
+    def decoded(self, kernel: Kernel, wanted: int, end: int, *, committed: bool) -> KernelMessages:
+        """Decodes the records that a reader may see.
+
+        Args:
+            kernel: the C kernel.
+            wanted: the contents to copy; see `kernel.WANT_KEY`.
+            end: records from this offset on may be left out.
+            committed: whether the reader must not see records of aborted transactions.
+
+        Raises:
+            DamagedBatchError: if records cannot be decoded.
+        """
+        kept = self._visible(end, committed=committed)
+        records = np.zeros(len(kept), RECORDS)
+        records["at"] = _address(self.data) + kept["at"] + HEADER_BYTES
+        records["bytes"] = kept["bytes"] - HEADER_BYTES
+        for name in ("first_offset", "past_offset", "first_ms", "count"):
+            records[name] = kept[name]
+        records["append_ms"] = np.where(kept["attributes"] & _LOG_APPEND_TIME, kept["max_ms"], -1)
+        records["partition"] = self.tp.partition
+        packed = np.flatnonzero(kept["attributes"] & _COMPRESSION)
+        unpacked = [self._decompressed(kept[index]) for index in packed]  # keeps the memory alive
+        for index, data in zip(packed, unpacked, strict=True):
+            records[index]["at"], records[index]["bytes"] = _address(data), len(data)
+        found = kernel.decode(records.ctypes.data, len(records), wanted)
+        if not found:
+            raise MemoryError("not enough memory for the fetched records")
+        damaged = int(found.contents.damaged)
+        block = Block(kernel, found, {0: self.tp.topic})
+        if damaged >= 0:
+            raise DamagedBatchError(
+                f"the record batch at offset {kept[damaged]['first_offset']} of {self.tp} cannot be decoded"
+            )
+        return KernelMessages(block, 0, block.rows)
+
+    def _visible(self, end: int, *, committed: bool) -> npt.NDArray[np.void]:
+        """Returns the batches with records that a reader may see."""
+        batches = self.batches[self.batches["first_offset"] < end]
+        hidden = (batches["attributes"] & _CONTROL) != 0
+        if committed and self.aborted:
+            hidden |= self._aborted(batches)
+        return batches[~hidden] if hidden.any() else batches
+
+    def _aborted(self, batches: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """Returns which batches belong to aborted transactions, as KIP-98 and Java's consumer decide.
+
+        A producer's batches are aborted from the first offset of its aborted transaction on, up to the marker
+        that ends it. The broker names the transactions in no particular order.
+        """
+        left = sorted(self.aborted, key=lambda each: each[1], reverse=True)
+        open_ids: set[int] = set()
+        found = np.zeros(len(batches), bool)
+        for index, batch in enumerate(batches):
+            while left and left[-1][1] < batch["past_offset"]:
+                open_ids.add(left.pop()[0])
+            producer, attributes = int(batch["producer_id"]), int(batch["attributes"])
+            if producer not in open_ids:
+                continue
+            if attributes & _CONTROL:
+                if self._is_abort_marker(batch):
+                    open_ids.discard(producer)
+            else:
+                found[index] = bool(attributes & _TRANSACTIONAL)
+        return found
+
+    def _is_abort_marker(self, batch: Any) -> bool:
+        """Whether a control batch, which has one record, ends an aborted transaction.
+
+        The record has a length, attributes, and the differences of time and offset in front of its key. The
+        key is a version and a type, both of 16 bits.
+        """
+        begin = int(batch["at"]) + HEADER_BYTES
+        record = self.data[begin : int(batch["at"]) + int(batch["bytes"])]
+        at = _after_varint(record, 0) + 1
+        key = _after_varint(record, _after_varint(record, _after_varint(record, at)))
+        return int.from_bytes(record[key + 2 : key + 4], "big") == _ABORT
+
+    def _decompressed(self, batch: Any) -> memoryview:
+        begin = int(batch["at"]) + HEADER_BYTES
+        packed = self.data[begin : int(batch["at"]) + int(batch["bytes"])]
+        codec = int(batch["attributes"]) & _COMPRESSION
+        try:
+            return decompressed(codec, packed)
+        except (OSError, ValueError, zlib.error) as error:
+            raise DamagedBatchError(
+                f"the record batch at offset {batch['first_offset']} of {self.tp} cannot be decompressed: "
+                f"{error}"
+            ) from error
+
+
+def decompressed(codec: int, packed: memoryview) -> memoryview:
+    """Decompresses the records of a batch.
+
+    Args:
+        codec: the compression in the attributes of the batch: 1 = gzip, 2 = snappy, 3 = lz4, 4 = zstd.
+        packed: the compressed records.
+
+    Raises:
+        OSError, ValueError, zlib.error: if the bytes are damaged, or the codec is unknown.
+    """
+    if codec == 1:
+        unpacker = zlib.decompressobj(wbits=31)
+        data = unpacker.decompress(packed, _MOST_DECOMPRESSED_BYTES)
+        if not unpacker.eof:
+            raise ValueError("the end is missing, or it has more than 1 GiB")
+        return memoryview(data)
+    if codec == 2:
+        return _from_snappy(packed)
+    if codec not in (3, 4):
+        raise ValueError(f"its compression {codec} is unknown")
+    stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), "lz4" if codec == 3 else "zstd")
+    out = bytearray(max(_CHUNK_BYTES, 4 * len(packed)))
+    size = 0
+    while count := stream.readinto(memoryview(out)[size:]):
+        size += count
+        if size == len(out):
+            if size > _MOST_DECOMPRESSED_BYTES:
+                raise ValueError("it has more than 1 GiB")
+            out += bytes(len(out))
+    return memoryview(out)[:size]
+
+
+def _from_snappy(packed: memoryview) -> memoryview:
+    """Decompresses Java's frame of blocks (xerial), or one block without a frame, as librdkafka writes it."""
+    if bytes(packed[: len(_SNAPPY_FRAME)]) != _SNAPPY_FRAME:
+        return _snappy_block(packed)
+    parts, at = [], _SNAPPY_FRAME_BYTES
+    while at < len(packed):
+        size = int.from_bytes(packed[at : at + 4], "big")
+        at += 4
+        if size > len(packed) - at:
+            raise ValueError("a block is cut off")
+        parts.append(_snappy_block(packed[at : at + size]))
+        at += size
+    return memoryview(b"".join(parts))
+
+
+def _snappy_block(packed: memoryview) -> memoryview:
+    size = shift = 0
+    for byte in packed[:5]:  # a block begins with its decompressed size
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > _MOST_DECOMPRESSED_BYTES:
+        raise ValueError("it has more than 1 GiB")
+    return memoryview(pa.Codec("snappy").decompress(pa.py_buffer(packed), size))
+
+
+def _after_varint(data: memoryview, at: int) -> int:
+    """Returns the position after a number of variable length."""
+    while data[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+def _unreadable(tp: TopicPartition, batch: Any) -> Exception:
+    offset = int(batch["first_offset"])
+    if 0 <= int(batch["magic"]) < _MAGIC:
+        return OldFormatError(f"the record batch at offset {offset} of {tp} has format {batch['magic']}")
+    return DamagedBatchError(f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong")
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
