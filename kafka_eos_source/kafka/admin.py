@@ -257,6 +257,14 @@ class SourceAdmin:
         """
         return GroupOffsets(self._config).fetch_named(group_id, partitions, self._patience())
 
+    def all_committed(self, group_id: str) -> dict[TopicPartition, GroupOffset]:
+        """Returns all committed offsets of a group; waits for open transactions (KIP-447).
+
+        Raises:
+            UnavailableError, AuthorizationError: as `committed`.
+        """
+        return GroupOffsets(self._config).fetch(group_id, (), self._patience())
+
     def offsets_retention_ms(self) -> int:
         """Returns how long brokers keep the offsets of an unused group (``offsets.retention.minutes``), ms.
 
