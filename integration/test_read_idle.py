@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.alarm import Alarm
+from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.security import SecuredCluster
@@ -106,9 +107,17 @@ class Idle:
 
     def positions(self) -> list[dict[str, Any]]:
         """Returns the source's line of each entry in Spark's offset log."""
+        return [self.entry(number)[-1] for number in self.batches()]
+
+    def batches(self) -> list[int]:
+        """Returns the batches in Spark's offset log."""
         log = self.folder / "checkpoint" / "offsets"
-        numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
-        return [json.loads((log / str(each)).read_text().splitlines()[-1]) for each in numbers]
+        return sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
+
+    def entry(self, batch_id: int) -> list[dict[str, Any]]:
+        """Returns the positions of all sources in an entry of Spark's offset log."""
+        text = (self.folder / "checkpoint" / "offsets" / str(batch_id)).read_text()
+        return [json.loads(line) for line in text.splitlines()[2:]]
 
     def delete_last_commit(self) -> None:
         """Deletes the last commit log entry, as if the driver had died before Spark wrote it."""
@@ -229,6 +238,42 @@ def test_timers_fire_and_values_expire_on_an_idle_stream_without_renewals(idle: 
     assert token is not None
     assert token.due is None, "nothing is left to wait for"
     assert sum(each["numInputRows"] for each in map(_parsed, query.recentProgress)) == 12
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.fault("T172", "Spark's driver dies in an empty batch that fires timers", "before the commit")
+def test_t172_timers_of_a_query_with_two_sources_fire_once_although_the_driver_is_killed(
+    idle: Idle, topic: Callable[..., str], driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Both sources see that a timer is due, and cause one batch together."""
+    topics = [idle.source, topic(1)]
+    for each in topics:
+        produce(idle.broker, each, ["x"] * 3, keys=["a", "b", each])
+    own = {"kafka.bootstrap.servers": idle.broker, "application.id": idle.application}
+    reading = {**own, "startingOffsets": "earliest", "token.renewal.interval.ms": "0"}
+    spec = {
+        "sources": [{"format": "kafka-eos", "options": {**reading, "subscribe": each}} for each in topics],
+        "state": {"options": idle.state_options(), "shards": SHARDS, "alarm_ms": 1000},
+        "sink": {"format": "kafka-eos", "options": idle.sink_options()},
+        "trigger": {"processingTime": "200 milliseconds"},
+    }
+    killed = driver(spec, f"commit.before_commit=kill*2@{tmp_path}/once")
+    assert killed.wait() != 0
+    assert (tmp_path / "once").exists(), killed.tail()
+    assert idle.written() == []
+    again = driver(spec)
+    wanted = [("a", "2"), ("b", "2"), *((each, "1") for each in topics)]
+    await_condition(
+        lambda: again.process.poll() is not None or len(idle.written()) >= len(wanted),
+        SECONDS,
+        "the timers fire",
+    )
+    again.kill()
+    assert sorted(idle.written()) == sorted(wanted)
+    logged = [idle.entry(number) for number in idle.batches()]
+    assert all(each["@"].get("tick") for entry in logged[1:] for each in entry), "nothing else was read"
+    assert len(logged) <= 1 + len(wanted)
 
 
 def _parsed(progress: Any) -> dict[str, Any]:
