@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,26 @@ def test_timers_fire_and_values_expire_on_an_idle_stream_without_renewals(idle: 
     assert token is not None
     assert token.due is None, "nothing is left to wait for"
     assert sum(each["numInputRows"] for each in map(_parsed, query.recentProgress)) == 12
+
+
+def test_an_operator_with_timers_warns_if_the_source_cannot_know_when_they_are_due(
+    idle: Idle, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(*identities: dict[str, str], **operator: Any) -> bool:
+        caplog.clear()
+        frames = [idle.frame(**each).selectExpr("CAST(key AS STRING) AS k") for each in identities]
+        rows = reduce(DataFrame.union, frames).where("k IS NOT NULL").groupBy("k")
+        options = idle.state_options()
+        columns = "key string, value string"
+        transform_with_changelog_state(rows, Alarm(1), columns, options=options, shards=SHARDS, **operator)
+        return "timers and times to live wait" in caplog.text
+
+    own, processing_time = {"application.id": idle.application}, {"time_mode": "ProcessingTime"}
+    assert warned({}, **processing_time)
+    assert warned({"application.id": "another"}, **processing_time)
+    assert not warned(own, **processing_time)
+    assert not warned({}, own, **processing_time), "one source is enough"
+    assert not warned({}), "without a time mode there are no timers"
 
 
 @pytest.mark.long

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from kafka_eos_source.protocol.token import Due, Token
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Due, Token, newest
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+
+if TYPE_CHECKING:
+    from kafka_eos_source.options.checked import ReadOptions
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +119,41 @@ class CommittedDue:
             self._due = _parsed(text)
         self._text = text
         return self._due
+
+
+def due_batches(
+    options: ReadOptions,
+    all_committed: Callable[[str], Mapping[TopicPartition, GroupOffset]],
+    clock: Callable[[], float],
+    now_ms: Callable[[], int],
+) -> DueBatches | None:
+    """Returns the decisions of a source with these options; None if it does not know its query.
+
+    Args:
+        options: options of the source.
+        all_committed: returns all committed offsets of a consumer group.
+        clock: returns seconds, such as ``time.monotonic``.
+        now_ms: returns ms since the epoch.
+    """
+    application_id = options.application_id
+    if application_id is None:
+        return None
+    group_id = options.group_id or application_id
+
+    def newest_token() -> Token | None:
+        try:
+            return newest(all_committed(group_id).values(), application_id)
+        except KafkaEosError as error:  # the sink raises it, if it matters there
+            _log.info(
+                "the source cannot read the query's token in consumer group %r, so it may not know what was "
+                "due when the query was started. %s",
+                group_id,
+                error.message,
+            )
+            return None
+
+    newest_due = CommittedDue(application_id, newest_token)
+    return DueBatches(options.timer_batch_interval_ms, newest_due, clock, now_ms)
 
 
 def write(application_id: str, run_id: str, token: Token) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.plan import advice
-from kafka_eos_source.plan.due import CommittedDue, DueBatches
+from kafka_eos_source.plan.due import due_batches
 from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
 from kafka_eos_source.plan.loss import Loss, data_loss, lost_since_planned, reconcile, recreated
@@ -30,7 +30,6 @@ from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.renewal import Renewal
 from kafka_eos_source.plan.split import Task, split
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Token, newest
 
 _log = logging.getLogger(__name__)
 
@@ -88,10 +87,7 @@ class SourcePlan:
         self._admin = admin
         self._clock = clock
         self._renewal = Renewal(options.token_renewal_interval_ms, admin.offsets_retention_ms, clock)
-        self._due: DueBatches | None = None
-        if options.application_id is not None:
-            committed = CommittedDue(options.application_id, self._newest_token)
-            self._due = DueBatches(options.timer_batch_interval_ms, committed, clock, now_ms)
+        self._due = due_batches(options, admin.all_committed, clock, now_ms)
         self._turn = 0
         self._last_batch_at: float | None = None
         self._stop_at: Offsets | None = None
@@ -205,22 +201,6 @@ class SourcePlan:
         self._renewal.batch_caused()
         first = _recorded_start(start, {})
         return replace(start, start=first, tick=start.tick + 1, jump=False, lossy=self._accepts_loss)
-
-    def _newest_token(self) -> Token | None:
-        """Returns the newest token of the query; None if there is none, or if it cannot be read."""
-        options = self._options
-        group_id = options.group_id or options.application_id
-        assert group_id is not None, "only a source with an application.id has due times"
-        try:
-            return newest(self._admin.all_committed(group_id).values(), options.application_id)
-        except KafkaEosError as error:
-            _log.info(
-                "the source cannot read the query's token in consumer group %r, so it does not know what was "
-                "due when the query was started. %s",
-                group_id,
-                error.message,
-            )
-            return None
 
     def _jump_target(self, start: SourcePosition, topics: Topics) -> Offsets | None:
         """Returns the offsets that the query has committed, if the checkpoint is an old copy; else None.
