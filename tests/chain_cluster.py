@@ -396,7 +396,7 @@ class ModelAdmin:
         return {tp: each for tp, each in found.items() if tp in partitions}
 
     def all_committed(self, group_id: str) -> Mapping[TopicPartition, GroupOffset]:
-        return self.committed(group_id, self._cluster.groups.get(group_id, {}).keys())
+        return self._cluster.groups.get(group_id, {})
 
     def existing_topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         there = self._cluster.topics
