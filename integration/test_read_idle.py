@@ -1,4 +1,4 @@
-"""An idle query renews its token, with an empty micro-batch, before Kafka deletes it."""
+"""An idle query runs empty micro-batches: to renew its token in time, and for what is due in its state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
+from integration.support.alarm import Alarm
+from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.security import SecuredCluster
@@ -86,6 +88,12 @@ class Idle:
             GroupOffset(TopicPartition(*tp), offset, metadata) for tp, (offset, metadata) in found.items()
         )
 
+    def counted(self, metric: str) -> int:
+        """Returns what the shards have counted, as the tokens on the changelog show."""
+        group = self.admin.group(self.application, may_be_empty=True)
+        tokens = [Token.decode(metadata) for _, metadata in group.values()]
+        return sum(token.shard.counts.get(metric, 0) for token in tokens if token and token.shard)
+
     def sequence(self) -> int:
         token = self.token()
         return -1 if token is None else token.sequence
@@ -100,9 +108,17 @@ class Idle:
 
     def positions(self) -> list[dict[str, Any]]:
         """Returns the source's line of each entry in Spark's offset log."""
+        return [self.entry(number)[-1] for number in self.batches()]
+
+    def batches(self) -> list[int]:
+        """Returns the batches in Spark's offset log."""
         log = self.folder / "checkpoint" / "offsets"
-        numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
-        return [json.loads((log / str(each)).read_text().splitlines()[-1]) for each in numbers]
+        return sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
+
+    def entry(self, batch_id: int) -> list[dict[str, Any]]:
+        """Returns the positions of all sources in an entry of Spark's offset log."""
+        text = (self.folder / "checkpoint" / "offsets" / str(batch_id)).read_text()
+        return [json.loads(line) for line in text.splitlines()[2:]]
 
     def delete_last_commit(self) -> None:
         """Deletes the last commit log entry, as if the driver had died before Spark wrote it."""
@@ -152,27 +168,6 @@ def test_an_idle_query_renews_its_token(idle: Idle) -> None:
     assert len(idle.written()) == 3
 
 
-class Alarm(StatefulProcessor):
-    """Counts the rows of a key and emits the count once, two seconds after the first row."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle = handle
-        self._count = handle.getValueState("count", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        before = self._count.get()[0] if self._count.exists() else 0
-        if not before:
-            self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 2000)
-        self._count.update((before + sum(1 for _ in rows),))
-        return iter(())
-
-    def handleExpiredTimer(self, key: Any, timerValues: TimerValues, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        yield Row(key=key[0], value=str(self._count.get()[0]))
-
-    def close(self) -> None:
-        return
-
-
 def test_a_renewal_has_no_tasks_that_read_and_stage(idle: Idle) -> None:
     """The commit expects no report of such a task, and finds the id of the run all the same."""
     produce(idle.broker, idle.source, ["a"], keys=["1"])
@@ -194,7 +189,7 @@ def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle)
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
     frame = transform_with_changelog_state(
         rows.groupBy("k"),
-        Alarm(),
+        Alarm(after_ms=2000),
         "key string, value string",
         options=idle.state_options(),
         shards=SHARDS,
@@ -214,6 +209,96 @@ def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle)
     changelog = {tp: metadata for tp, (_, metadata) in group.items() if tp[0].endswith("-changelog")}
     tokens = [Token.decode(metadata) for metadata in changelog.values()]
     assert [token.sequence for token in tokens if token] == [idle.sequence()] * SHARDS
+
+
+def test_timers_fire_and_values_expire_on_an_idle_stream_without_renewals(idle: Idle) -> None:
+    """The source learns from the commit when the operators need a batch, and causes no other batches."""
+    keys = [f"k{number}" for number in range(6)]
+    produce(idle.broker, idle.source, ["x"] * 12, keys=keys * 2)
+    source = {"token.renewal.interval.ms": "0", "application.id": idle.application}
+    rows = idle.frame(**source).selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
+    frame = transform_with_changelog_state(
+        rows.groupBy("k"),
+        Alarm(after_ms=1500, ttl_ms=3000),
+        "key string, value string",
+        options=idle.state_options(),
+        shards=SHARDS,
+        time_mode="ProcessingTime",
+    )
+    with idle.running(frame) as query:
+        await_condition(
+            lambda: not query.isActive or idle.counted("expired_values") == len(keys),
+            SECONDS,
+            "the timers fire, and the values expire",
+        )
+        assert query.isActive, query.exception()
+        ticks = [each for each in idle.positions() if each["@"].get("tick")]
+    assert sorted(idle.written()) == [(key, "2") for key in keys]
+    assert 2 <= len(ticks) <= 2 * len(keys), "a batch for the timers, one for the values, or one for each"
+    token = idle.token()
+    assert token is not None
+    assert token.due is None, "nothing is left to wait for"
+    assert sum(each["numInputRows"] for each in map(_parsed, query.recentProgress)) == 12
+
+
+def test_an_operator_with_timers_warns_if_the_source_cannot_know_when_they_are_due(
+    idle: Idle, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(*identities: dict[str, str], **operator: Any) -> bool:
+        caplog.clear()
+        frames = [idle.frame(**each).selectExpr("CAST(key AS STRING) AS k") for each in identities]
+        rows = reduce(DataFrame.union, frames).where("k IS NOT NULL").groupBy("k")
+        options = idle.state_options()
+        columns = "key string, value string"
+        transform_with_changelog_state(rows, Alarm(1), columns, options=options, shards=SHARDS, **operator)
+        return "timers and times to live wait" in caplog.text
+
+    own, processing_time = {"application.id": idle.application}, {"time_mode": "ProcessingTime"}
+    assert warned({}, **processing_time)
+    assert warned({"application.id": "another"}, **processing_time)
+    assert not warned(own, **processing_time)
+    assert not warned({}, own, **processing_time), "one source is enough"
+    assert not warned({}), "without a time mode there are no timers"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.fault("T172", "Spark's driver dies in an empty batch that fires timers", "before the commit")
+def test_t172_timers_of_a_query_with_two_sources_fire_once_although_the_driver_is_killed(
+    idle: Idle, topic: Callable[..., str], driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Both sources see that a timer is due, and cause one batch together."""
+    topics = [idle.source, topic(1)]
+    for each in topics:
+        produce(idle.broker, each, ["x"] * 3, keys=["a", "b", each])
+    own = {"kafka.bootstrap.servers": idle.broker, "application.id": idle.application}
+    reading = {**own, "startingOffsets": "earliest", "token.renewal.interval.ms": "0"}
+    spec = {
+        "sources": [{"format": "kafka-eos", "options": {**reading, "subscribe": each}} for each in topics],
+        "state": {"options": idle.state_options(), "shards": SHARDS, "alarm_ms": 1000},
+        "sink": {"format": "kafka-eos", "options": idle.sink_options()},
+        "trigger": {"processingTime": "200 milliseconds"},
+    }
+    killed = driver(spec, f"commit.before_commit=kill*2@{tmp_path}/once")
+    assert killed.wait() != 0
+    assert (tmp_path / "once").exists(), killed.tail()
+    assert idle.written() == []
+    again = driver(spec)
+    wanted = [("a", "2"), ("b", "2"), *((each, "1") for each in topics)]
+    await_condition(
+        lambda: again.process.poll() is not None or len(idle.written()) >= len(wanted),
+        SECONDS,
+        "the timers fire",
+    )
+    again.kill()
+    assert sorted(idle.written()) == sorted(wanted)
+    logged = [idle.entry(number) for number in idle.batches()]
+    assert all(each["@"].get("tick") for entry in logged[1:] for each in entry), "nothing else was read"
+    assert len(logged) <= 1 + len(wanted)
+
+
+def _parsed(progress: Any) -> dict[str, Any]:
+    return dict(json.loads(progress.json))
 
 
 def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:

@@ -100,6 +100,8 @@ class ShardReport:
         next_offset: end offset of the shard's changelog before this batch; 0 if the changelog is empty.
         time_ms: processing time of the batch in this shard, in ms since the epoch.
         event_time_ms: largest event time that the shard has seen; None if there is none.
+        due_ms: earliest processing time at which the shard needs a batch, even without rows; None if it needs
+            none (`state.model.BatchContext.request_batch_at`).
         packets: number of packets, including the packet of this report.
         records: number of state changes.
         sequence: sequence number of the token from whose state the shard started; -1 if there is no token.
@@ -123,6 +125,7 @@ class ShardReport:
     next_offset: int
     time_ms: int
     event_time_ms: int | None = None
+    due_ms: int | None = None
     packets: int = 0
     records: int = 0
     sequence: int = -1

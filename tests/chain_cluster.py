@@ -395,6 +395,9 @@ class ModelAdmin:
         found = self._cluster.groups.get(group_id, {})
         return {tp: each for tp, each in found.items() if tp in partitions}
 
+    def all_committed(self, group_id: str) -> Mapping[TopicPartition, GroupOffset]:
+        return self._cluster.groups.get(group_id, {})
+
     def existing_topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         there = self._cluster.topics
         return {name: there[name].topic_id for name in topics if name in there}

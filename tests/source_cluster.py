@@ -101,6 +101,12 @@ class Cluster:
             raise self.refusal
         return {tp: held for tp, held in self.groups.get(group_id, {}).items() if tp in partitions}
 
+    def all_committed(self, group_id: str) -> Mapping[TopicPartition, GroupOffset]:
+        self.requests.append("all_committed")
+        if self.refusal is not None:
+            raise self.refusal
+        return dict(self.groups.get(group_id, {}))
+
     def offsets_retention_ms(self) -> int:
         self.requests.append("offsets_retention_ms")
         if isinstance(self.retention, KafkaEosError):

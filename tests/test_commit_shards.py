@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import ShardProgress, Token
+from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
@@ -71,6 +71,25 @@ def committed_offset(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Toke
 
 def both_shards(batch_id: int, **values: int) -> list[ShardReport]:
     return [report(batch_id, 0, **values), report(batch_id, 1, **values)]
+
+
+def test_the_token_says_when_the_next_batch_is_due_and_a_replay_finds_that_out() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    first, second = both_shards(0)
+    reports = [replace(first, due_ms=9000, time_ms=70), replace(second, due_ms=8000, time_ms=60)]
+    written = commit(broker, session, 0, reports)
+    assert written.token is not None
+    assert written.token.due == Due(8000, 60)
+    held = newest(broker.group.values())
+    assert held is not None
+    assert held.due == Due(8000, 60)
+    skipped = commit(broker, ProducerSession(), 0, both_shards(0, sequence=1))
+    assert skipped.step is Step.SKIPPED
+    assert skipped.token is not None
+    assert skipped.token.due == Due(8000, 60), "what Kafka holds counts, and not what the replay reports"
+    last = commit(broker, session, 1, both_shards(1))
+    assert last.token is not None
+    assert last.token.due is None
 
 
 def test_state_changes_and_their_offset_commit_with_the_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, ModelBroker, ModelRows
+from rich.console import Console
 
 from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
@@ -46,10 +48,11 @@ from kafka_eos_source.operate.inspect import Inspection, inspect
 from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target_from_options
 from kafka_eos_source.operate.verdict import short_name
+from kafka_eos_source.operate.view import show_inspection
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token import Due, Mark, Token, newest
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -295,6 +298,19 @@ def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_re
     assert found.kafka.token.batch_id == 7
     (source,) = [each for each in found.kafka.partitions if each.tp == IN]
     assert (source.start, source.end, source.group) == (70, 80, 80)
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "shown"),
+    [(1_760_000_000_500, "2025-10-09 08:53:20 UTC"), (2**62, "4611686018427387904 ms since 1970")],
+)
+def test_inspect_shows_when_timers_are_due(made: GeneratedCheckpoint, at_ms: int, shown: str) -> None:
+    made.write_batches(7, 7).write_first_batch_file()
+    due_at = Due(at_ms, 1_760_000_000_000)
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7, due=due_at)))
+    text = io.StringIO()
+    show_inspection(Console(file=text, width=200), found)
+    assert f"timers due {shown}" in " ".join(text.getvalue().split())
 
 
 def test_a_planned_batch_that_kafka_does_not_hold_is_written_after_a_restart(

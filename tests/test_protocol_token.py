@@ -15,6 +15,7 @@ from kafka_eos_source.protocol import writer_version
 from kafka_eos_source.protocol.token import (
     FORMAT,
     READABLE,
+    Due,
     ShardProgress,
     Token,
     digest,
@@ -82,6 +83,21 @@ def test_a_token_names_the_version_that_wrote_it_and_its_own_format_is_readable(
     assert "by" not in TOKEN.to_json(), "a token that was read is not this version's"
     assert max(READABLE) == FORMAT
     assert min(READABLE) == 1, "a version that ends the support of a format says so in docs/upgrading.md"
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(0, 2**62))
+def test_a_token_says_when_the_next_batch_is_due(at_ms: int, clock_ms: int) -> None:
+    token = replace(TOKEN, due=Due(at_ms, clock_ms))
+    assert Token.decode(token.encode()) == token
+    assert json.loads(token.encode())["due"] == [at_ms, clock_ms]
+    assert "due" not in json.loads(TOKEN.encode()), "as older versions wrote it"
+
+
+@pytest.mark.parametrize("due", ["7", "[7]", '["a",1]', "null", "{}", "[1,2,3]", "[1.5,2]"])
+def test_a_damaged_due_time_is_an_error(due: str) -> None:
+    fields = {**json.loads(TOKEN.encode()), "due": json.loads(due)}
+    with pytest.raises(OperatorError, match="damaged"):
+        Token.decode(json.dumps(fields, separators=(",", ":")))
 
 
 def test_a_key_that_the_format_does_not_have_is_ignored() -> None:

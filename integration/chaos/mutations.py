@@ -192,6 +192,20 @@ def _no_old_sink_transactions() -> None:
     sink_fate.named_by = lambda token, sink: named_by(replace(token, format=token.FORMAT), sink)  # type: ignore[assignment]
 
 
+def _any_pending_state() -> None:
+    """Takes the newest pending changes of a shard for committed, whatever the token says."""
+    bring_to_batch = shard.bring_to_batch
+
+    def promote_or_bring(store: Any, tp: Any, batch: Any, end: int, read: Any) -> Any:
+        pending = list(store.pending())
+        if not pending:
+            return bring_to_batch(store, tp, batch, end, read)
+        store.promote(pending[-1].record, {tp: end})
+        return shard.Action.PROMOTE, shard._NOTHING_READ
+
+    shard.bring_to_batch = promote_or_bring
+
+
 def _next_format() -> None:
     """Writes tokens as a later version of this package may: with the next format, and another version."""
     token.FORMAT += 1
@@ -229,6 +243,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
+    "pending state": _any_pending_state,
     "old sink transactions": _no_old_sink_transactions,
 }
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from integration.chaos.loop import Run
+from integration.support.alarm import Alarm
 from integration.support.stateful import RunningCounts
 from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 STORE, SHARDS = "counts", 2
 
@@ -28,14 +31,15 @@ class StatefulRun(Run):
     Args:
         spec: a spec of `Run`. ``state`` holds the operator's options. With ``drops_state``, a filter behind
             the operator drops the rows without a value, which carry the state. ``shards`` is the number of
-            shards.
+            shards. With ``alarm_ms``, the operator emits the count of each value once, this long after its
+            first row, by a timer.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
         super().__init__(spec, stop)
         self._drops_state = spec.get("drops_state", False)
         self._shards = spec.get("shards", SHARDS)
-        self._operator = Operator(RunningCounts(), STORE, self._shards, parse_state(spec["state"]))
+        self._operator = Operator(_processor(spec), STORE, self._shards, parse_state(spec["state"]))
         self._written: StructType = from_arrow_schema(self._operator.output)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
@@ -49,3 +53,11 @@ class StatefulRun(Run):
         number = pa.array([shard] * len(keys), pa.int32())
         for batch in self._operator([pa.record_batch({"key": keys, SHARD: number})]):
             yield batch.filter(batch.column("value").is_valid()) if self._drops_state else batch
+
+
+def _processor(spec: Mapping[str, Any]) -> ShardProcessor:
+    if "alarm_ms" not in spec:
+        return RunningCounts()
+    key = StructType([StructField("key", BinaryType())])
+    output = StructType([*key, StructField("value", StringType())])
+    return StatefulProcessorRunner(Alarm(spec["alarm_ms"]), key, key, output, time_mode="ProcessingTime")

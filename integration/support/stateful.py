@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state import layout
+from kafka_eos_source.state import layout, transform_with_changelog_state
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
 
@@ -77,7 +78,20 @@ def check_running_counts(wanted: Mapping[str, int], found: Sequence[Record]) -> 
 
 
 def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
-    """Applies the ``state`` part of a driver's spec: ``{"options": …, "shards": 2, "drop": "column"}``."""
+    """Applies the ``state`` part of a driver's spec.
+
+    It is ``{"options": …, "shards": 2, "drop": "column"}``. With ``"alarm_ms"``, an `Alarm` takes the place
+    of the running counts.
+    """
+    if "alarm_ms" in spec:
+        return transform_with_changelog_state(
+            frame.groupBy("key"),
+            Alarm(spec["alarm_ms"]),
+            "key binary, value string",
+            options=spec["options"],
+            shards=spec.get("shards", 2),
+            time_mode="ProcessingTime",
+        )
     result = running_counts(frame, spec["options"], shards=spec.get("shards", 2))
     if spec.get("drop") == "column":
         return result.drop(CHANGELOG)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit.context import (
     CommitContext,
@@ -37,7 +37,7 @@ from kafka_eos_source.commit.interfaces import (
     StagedBatch,
 )
 from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
-from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.request import CommitRequest, earliest_due
 from kafka_eos_source.commit.shard_checks import check_shards
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.transaction import Transaction
@@ -79,11 +79,13 @@ class Result:
         step: `Step.COMMITTED` or `Step.SKIPPED`.
         transactions: number of transactions that were begun for the batch.
         confirmed_by_token: whether a commit call failed, and the token showed that Kafka had committed.
+        token: the newest token that Kafka holds of the query; None if it holds none.
     """
 
     step: Step
     transactions: int
     confirmed_by_token: bool = False
+    token: Token | None = field(default=None, compare=False)
 
 
 class Commit:
@@ -200,7 +202,7 @@ class Commit:
         if confirmed_by_token and token is not None:
             self._trace.committed(token.sequence)
             self._trace.count(bytes=self._progress.sent_bytes)
-        return self._result(Step.SKIPPED, confirmed_by_token=confirmed_by_token)
+        return self._result(Step.SKIPPED, token, confirmed_by_token=confirmed_by_token)
 
     def _write_token_only(self, decision: Decision) -> Result:
         """Commits the token of a batch that a person declared committed (``onMissingToken``)."""
@@ -219,7 +221,7 @@ class Commit:
         # 2. Sinks have nothing to commit. Crash here ⇒ the next start finds the token.
         self._finish_sinks(token)
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.SKIPPED)
+        return self._result(Step.SKIPPED, token)
 
     def _check_sealed(self, decision: Decision) -> None:
         """Checks that the topic still has every partition for which tasks have encoded record batches.
@@ -264,7 +266,7 @@ class Commit:
         self._finish_sinks(token)
         # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.COMMITTED)
+        return self._result(Step.COMMITTED, token)
 
     def _write_genesis(self, decision: Decision) -> None:
         """Commits the genesis token in its own transaction, with the offsets where the first batch starts.
@@ -326,6 +328,7 @@ class Commit:
             end_digest=batch.end.current,
             rows=rows,
             transaction_number=self._progress.transactions + 1,
+            due=earliest_due(self._context.staged.shards),
         )
 
     def _transaction(
@@ -344,8 +347,8 @@ class Commit:
         self._context.sinks.finish(token, self._context.deadline)
         failpoints.reach("commit.after_finish")
 
-    def _result(self, step: Step, *, confirmed_by_token: bool = False) -> Result:
-        return Result(step, self._progress.transactions, confirmed_by_token)
+    def _result(self, step: Step, token: Token | None, *, confirmed_by_token: bool = False) -> Result:
+        return Result(step, self._progress.transactions, confirmed_by_token, token)
 
     # -- a try that failed -----------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, on_cluster
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.identity import Predecessor
-from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
+from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,12 @@ def _inherited(token: Token, offset: GroupOffset) -> Token:
     former = Token.decode(offset.metadata)
     assert former is not None, "`inherited_shards` chose the offset by its token"
     return replace(token, shard=former.shard, shards=former.shards)
+
+
+def earliest_due(reports: Iterable[ShardReport]) -> Due | None:
+    """Returns when the next micro-batch is due by the shards' requests; None if no shard requested one."""
+    requested = [Due(each.due_ms, each.time_ms) for each in reports if each.due_ms is not None]
+    return min(requested, key=lambda due: due.at_ms, default=None)
 
 
 def progress_of(report: ShardReport) -> ShardProgress:

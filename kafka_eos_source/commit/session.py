@@ -34,7 +34,7 @@ from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.plan import advice
+from kafka_eos_source.plan import advice, due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
@@ -173,6 +173,8 @@ def commit_micro_batch(
             sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
         trace.enter(TracedStep.TIDY)
         failpoints.reach("commit.before_cleanup")
+        if result.token is not None:
+            due.write(who.application_id, run_id, result.token)
         if staged.shards:
             _advise(who.application_id, request, staged)
         for old in [each for each in folder.batches() if each <= batch_id]:

@@ -65,6 +65,22 @@ def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
     return _of_plan(jdf.queryExecution().analyzed(), names)
 
 
+def source_options(frame: DataFrame) -> list[dict[str, str]]:
+    """Returns the options of each source of this package that a frame reads, with names in lower case.
+
+    With Spark Connect it returns nothing, because the client cannot read the plan.
+    """
+    jdf = getattr(frame, "_jdf", None)
+    if jdf is None:
+        return []
+    leaves = _each(jdf.queryExecution().analyzed().collectLeaves())
+    return [
+        {str(name).lower(): str(value) for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
+        for leaf in leaves
+        if _kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
+    ]
+
+
 def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
     kind = _kind(plan)
     if kind == "SubqueryAlias":

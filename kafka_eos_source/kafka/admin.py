@@ -257,6 +257,15 @@ class SourceAdmin:
         """
         return GroupOffsets(self._config).fetch_named(group_id, partitions, self._patience())
 
+    def all_committed(self, group_id: str) -> dict[TopicPartition, GroupOffset]:
+        """Returns all offsets of a group that are committed at this moment; ignores open transactions.
+
+        Raises:
+            UnavailableError: if no coordinator answers in the time of one request.
+            AuthorizationError: if the principal may not describe the group.
+        """
+        return GroupOffsets(self._config).now(group_id, (), Deadline.after_seconds(_REQUEST_SECONDS))[0]
+
     def offsets_retention_ms(self) -> int:
         """Returns how long brokers keep the offsets of an unused group (``offsets.retention.minutes``), ms.
 

@@ -246,6 +246,8 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
             )
             yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
+            if token.due is not None:
+                yield "  timers due", _utc(token.due.at_ms)
         yield (
             "transaction",
             "unfinished, about to change the group's offsets" if kafka.pending else "none on this group",
@@ -262,6 +264,14 @@ def _batch(batch_id: int | None, at_seconds: float | None = None) -> str:
     return (
         f"batch {batch_id}, planned {datetime.fromtimestamp(at_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     )
+
+
+def _utc(time_ms: int) -> str:
+    """Returns a time for people; timers may have any 64-bit integer."""
+    try:
+        return f"{datetime.fromtimestamp(time_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms since 1970"
 
 
 def _partitions(partitions: Iterable[PartitionView]) -> Table:

@@ -31,6 +31,7 @@ class ReadOptions:
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
     token_renewal_interval_ms: int
+    timer_batch_interval_ms: int
     metrics_port: int | None
     metrics_host: str
     rolled_back_checkpoint: str

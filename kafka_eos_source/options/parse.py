@@ -88,6 +88,7 @@ def parse_read(
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=found["maxTriggerDelay"],
         token_renewal_interval_ms=found["token.renewal.interval.ms"],
+        timer_batch_interval_ms=found["timer.batch.interval.ms"],
         metrics_port=found["metrics.port"],
         metrics_host=found["metrics.host"],
         rolled_back_checkpoint=found["onRolledBackCheckpoint"],

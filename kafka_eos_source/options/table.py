@@ -181,6 +181,18 @@ OPTIONS: tuple[Option, ...] = (
         idle=(BATCH_READ,),
     ),
     Option(
+        "timer.batch.interval.ms",
+        (STREAM_READ,),
+        values.integer(0),
+        1000,
+        "ms",
+        "If there is nothing to read and something in the state of the query's operators is due (a timer, a "
+        "value that expires), the source starts an empty micro-batch. Two such batches begin at least this "
+        "long apart. The source needs the option `application.id`. There are none with Trigger.Once or "
+        "Trigger.AvailableNow. 0 disables them; due timers then wait for the next record or renewal.",
+        idle=(BATCH_READ,),
+    ),
+    Option(
         "metrics.port",
         (STREAM_READ,),
         values.port,

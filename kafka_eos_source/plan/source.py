@@ -3,7 +3,8 @@
 Besides batches that read records, there are two kinds of empty batches. Only a source can start them, because
 Spark starts a batch when the position of a source changes:
 
-* A *tick* renews the commit token of an idle query before Kafka deletes it (`renewal`).
+* A *tick* runs the operators of an idle query when something in their state is due (`due`), or renews the
+query's commit token before Kafka deletes it (`renewal`).
 * A *jump* moves a source whose checkpoint is an old copy to the offsets that Kafka has for the query
 (`jump`).
 """
@@ -21,6 +22,7 @@ from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicParti
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.plan import advice
+from kafka_eos_source.plan.due import due_batches
 from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
 from kafka_eos_source.plan.loss import Loss, data_loss, lost_since_planned, reconcile, recreated
@@ -56,7 +58,12 @@ class Admin(Protocol):
     def committed(
         self, group_id: str, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, GroupOffset]: ...
+    def all_committed(self, group_id: str) -> Mapping[TopicPartition, GroupOffset]: ...
     def offsets_retention_ms(self) -> int: ...
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class SourcePlan:
@@ -66,15 +73,21 @@ class SourcePlan:
         options: options of the source.
         admin: asks the brokers.
         clock: returns seconds, such as ``time.monotonic``.
+        now_ms: returns ms since the epoch.
     """
 
     def __init__(
-        self, options: ReadOptions, admin: Admin, clock: Callable[[], float] = time.monotonic
+        self,
+        options: ReadOptions,
+        admin: Admin,
+        clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = _now_ms,
     ) -> None:
         self._options = options
         self._admin = admin
         self._clock = clock
         self._renewal = Renewal(options.token_renewal_interval_ms, admin.offsets_retention_ms, clock)
+        self._due = due_batches(options, admin.all_committed, clock, now_ms)
         self._turn = 0
         self._last_batch_at: float | None = None
         self._stop_at: Offsets | None = None
@@ -162,17 +175,30 @@ class SourcePlan:
             self._renewal.batch_caused()
             return self._position(ends, _recorded_start(start, {tp: found.starts[tp] for tp in new}), topics)
         # a new partition without records is not added to the position yet, because that would start a batch
-        return start if once or self._stop_at is not None else self._tick_if_due(start)
+        if once or self._stop_at is not None:
+            return start
+        # before PySpark 4.2, the first request may be the only one of the run
+        return self._tick_if_due(start, may_be_last=first_of_run and not may_jump)
 
-    def _tick_if_due(self, start: SourcePosition) -> SourcePosition:
-        """Returns ``start``, or the position of an empty batch if it is time to renew the query's token."""
-        if not self._renewal.is_due():
+    def _tick_if_due(self, start: SourcePosition, *, may_be_last: bool) -> SourcePosition:
+        """Returns ``start``; or the position of an empty batch if something is due, the token's renewal too.
+
+        Args:
+            start: where the batch begins.
+            may_be_last: whether Spark may not ask for another batch in this run.
+        """
+        must_renew = self._renewal.is_due()
+        if self._due is not None and not may_be_last and self._due.is_due():
+            self._due.batch_caused()
+            _log.debug("the query has nothing to read; an empty micro-batch runs its operators")
+        elif must_renew:
+            _log.info(
+                "the query has nothing to read; an empty micro-batch renews its commit token "
+                "(token.renewal.interval.ms)"
+            )
+        else:
             return start
         self._renewal.batch_caused()
-        _log.info(
-            "the query has nothing to read; an empty micro-batch renews its commit token "
-            "(token.renewal.interval.ms)"
-        )
         first = _recorded_start(start, {})
         return replace(start, start=first, tick=start.tick + 1, jump=False, lossy=self._accepts_loss)
 

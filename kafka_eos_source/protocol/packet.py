@@ -90,6 +90,7 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "failure": report.failure,
         "pressure": round(report.pressure, 4),
         "counts": dict(report.counts),
+        **({} if report.due_ms is None else {"due": report.due_ms}),
         **({"measured": _rounded(report.measured)} if report.measured else {}),
     }
     yield pa.py_buffer(_head(report, number, done))
@@ -144,6 +145,10 @@ def _head(report: ShardReport, number: int, done: object) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
+def _integer_or_none(found: object) -> int | None:
+    return None if found is None else int(str(found))
+
+
 def _counts(found: object) -> dict[str, int]:
     if not isinstance(found, dict):
         raise TypeError(f"the key 'counts' has type {type(found).__name__}; expected an object")
@@ -171,7 +176,8 @@ def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] |
         batch_id=int(str(found["batch"])),
         next_offset=int(str(found["next"])),
         time_ms=int(str(found["time"])),
-        event_time_ms=None if found["event"] is None else int(str(found["event"])),
+        event_time_ms=_integer_or_none(found["event"]),
+        due_ms=_integer_or_none(found.get("due")),
         packets=int(str(found["packets"])),
         records=int(str(found["records"])),
         sequence=int(str(found["sequence"])),

@@ -13,8 +13,8 @@ of a topic. It carries what Spark would otherwise lose:
 ``topics``
     topic ids (KIP-516), which reveal that a topic was deleted and created again.
 ``tick``
-    a number that changes when the source needs a micro-batch without data, so that the query's token is
-    renewed before it expires (`plan.source`).
+    a number that changes when the source needs a micro-batch without data: for what is due in the state of
+    operators, or to renew the query's token before it expires (`plan.source`).
 ``jump``
     true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
     an old copy. Such a batch reads nothing from this source, and the sink never moves its committed offsets.
@@ -53,7 +53,7 @@ class SourcePosition:
             Spark's own source.
         cluster_id: Kafka's id of the cluster that was read; None in offsets of Spark's own source.
         topic_ids: id of each topic, as far as the brokers returned one.
-        tick: number of an empty micro-batch that only renews the token; 0 for an ordinary batch.
+        tick: number of an empty micro-batch; 0 for an ordinary batch.
         jump: whether the batch skips records that Kafka already holds, and reads none.
         lossy: whether the source continues after a loss (``failOnDataLoss=false``).
     """

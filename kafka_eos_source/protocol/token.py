@@ -58,6 +58,19 @@ class ShardProgress:
 
 
 @dataclass(frozen=True)
+class Due:
+    """When the operators of a query need a micro-batch, even if no records arrive.
+
+    Attributes:
+        at_ms: earliest processing time that a shard requested, in ms since the epoch.
+        clock_ms: processing time of the batch in that shard: what the clock of its host showed.
+    """
+
+    at_ms: int
+    clock_ms: int
+
+
+@dataclass(frozen=True)
 class PreparedSinks:
     """The sinks outside Kafka that prepared this batch, and must commit it because the token exists.
 
@@ -95,6 +108,7 @@ class Token:
         shards: on a changelog partition only: number of shards of the operator; -1 = not known, because an
             older version wrote the token. Partitions that somebody adds to the changelog do not change it.
         sinks: None if no sink outside Kafka took part.
+        due: None if no operator requested a micro-batch, or if an older version wrote the token.
         format: format of the token as it was read; tokens are always written in `FORMAT`.
     """
 
@@ -111,6 +125,7 @@ class Token:
     shard: ShardProgress | None = None
     shards: int = -1
     sinks: PreparedSinks | None = None
+    due: Due | None = None
     format: int = FORMAT
 
     def encode(self) -> str:
@@ -134,6 +149,7 @@ class Token:
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
             **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             **({} if self.shards < 0 else {"shards": self.shards}),
+            **({} if self.due is None else {"due": list(astuple(self.due))}),
         }
 
     @classmethod
@@ -177,6 +193,7 @@ class Token:
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
+                due=_due(*found["due"]) if "due" in found else None,
                 format=version,
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -287,6 +304,10 @@ def _readable_format(found: Mapping[str, object]) -> int:
     if type(version) is not int or version not in READABLE:
         raise ValueError(f"format {version!r}")
     return version
+
+
+def _due(at_ms: object, clock_ms: object) -> Due:
+    return Due(int(str(at_ms)), int(str(clock_ms)))
 
 
 def _sinks(found: list[str]) -> PreparedSinks:

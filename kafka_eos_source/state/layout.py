@@ -16,7 +16,10 @@ finds the entries that are due.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kafka_eos_source.state.model import StateAccess
 
 _LENGTH = struct.Struct(">I")
 _TIMED = struct.Struct(">BQI")
@@ -52,6 +55,13 @@ def timed(table: int, time_ms: int, group_key: bytes, rest: bytes = b"") -> byte
 def before(table: int, time_ms: int) -> bytes:
     """Returns the exclusive end of a scan over a timed table's entries earlier than ``time_ms``."""
     return struct.pack(">BQ", table, time_ms + _SIGN)
+
+
+def earliest_ms(state: StateAccess, table: int) -> int | None:
+    """Returns the time of the earliest entry of a timed table; None if the table is empty."""
+    prefix = bytes([table])
+    first = next(iter(state.range(prefix, upper_bound(prefix))), None)
+    return None if first is None else split(first[0]).time_ms
 
 
 def split(key: bytes) -> Entry:

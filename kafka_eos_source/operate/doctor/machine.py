@@ -29,6 +29,7 @@ PRIVATE_FOLDERS = (
     "kafka-eos-staging",
     "kafka-eos-state",
     "kafka-eos-batches",
+    "kafka-eos-due",
     "kafka-eos-operators",
     "kafka-eos-live",
 )

@@ -133,7 +133,9 @@ class OpenShard:
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
         measured = self._measured(uncommitted)
-        report = replace(report, pressure=pressure, counts=record.counts, measured=measured)
+        report = replace(
+            report, due_ms=self.context.due_ms, pressure=pressure, counts=record.counts, measured=measured
+        )
         return self._with_base(report), changes
 
     def may_be_in_kafka(self) -> bool:
@@ -401,7 +403,8 @@ def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
 def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int) -> ShardReport:
     """Returns the report of a shard that already holds this batch from another task attempt."""
     report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
-    return replace(report, task_attempt_id=batch.task_attempt_id, counts=batch.counts)
+    # Nobody looked for what is due, so the next batch must not wait for records.
+    return replace(report, due_ms=batch.time_ms, task_attempt_id=batch.task_attempt_id, counts=batch.counts)
 
 
 def _report(

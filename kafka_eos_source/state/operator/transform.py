@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.lineage import lineage
+from kafka_eos_source.in_read.lineage import lineage, source_options
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
     from kafka_eos_source.state.vector.windows import Duration, Window
+
+
+_log = logging.getLogger(__name__)
 
 
 def transform_with_changelog_state(
@@ -99,6 +103,8 @@ def transform_with_changelog_state(
         )
 
     run = runner(None)  # checks the arguments before `publish` writes anything
+    if time_mode == "ProcessingTime":
+        _warn_of_late_timers(frame, options)
     count = shard_count(shards)
     if initial_state is not None:
         initial = publish(
@@ -254,6 +260,20 @@ def deduplicate_with_changelog_state(
         options=options,
         packed_schema=schema if combine else None,
     )
+
+
+def _warn_of_late_timers(frame: DataFrame, options: Mapping[str, str]) -> None:
+    """Logs a warning if no source of the query can find out when the operator's timers are due."""
+    found = [source.get("application.id") for source in source_options(frame)]
+    own = parse_state(options).application_id
+    if found and (own is None or own not in found):
+        _log.warning(
+            "the source has application.id=%s, and the operator has %s. While there is nothing to read, "
+            "timers and times to live wait for the next record or renewal of the token. To avoid that, set "
+            "the same application.id on source, operator and sink.",
+            " and ".join(sorted({repr(each) for each in found})),
+            repr(own),
+        )
 
 
 def _select(frame: DataFrame, used: Sequence[str]) -> DataFrame:

@@ -97,10 +97,13 @@ class ProcessorBatch:
         self._handle.move_to(Phase.TIMER_PROCESSED)
 
     def finish(self, context: BatchContext) -> Iterator[pa.RecordBatch]:
-        """Removes expired values and counts them; yields the rest of the output."""
+        """Removes and counts expired values, requests the next batch, and yields the rest of the output."""
         removed = self._handle.sweep()
         if removed:
             context.count("expired_values", removed)
+        due_ms = self._handle.due_ms()
+        if due_ms is not None:
+            context.request_batch_at(due_ms)
         yield from self._output.take()
 
     def close(self) -> None:

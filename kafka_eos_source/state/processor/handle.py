@@ -187,6 +187,18 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
         """Removes expired values, and returns how many. Only the runner calls this."""
         return sum(variable.sweep() for variable in self._variables.values())
 
+    def due_ms(self) -> int | None:
+        """Returns the processing time at which the shard needs its next batch; None if it needs none.
+
+        Timers of event time need none, because their time does not pass while there are no records. Only the
+        runner calls this.
+        """
+        if self._time_mode != "ProcessingTime":
+            return None
+        sweeps = (variable.next_sweep_ms() for variable in self._variables.values())
+        times = (self.timers.earliest_ms(), *sweeps)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
     def _declare(
         self,
         kind: VariableKind,

@@ -64,6 +64,10 @@ class Timers:
         end = layout.before(_BY_TIME, until_ms + 1)
         return (layout.split(key) for key, _ in self._keys.state.range(bytes([_BY_TIME]), end))
 
+    def earliest_ms(self) -> int | None:
+        """Returns the time of the earliest timer of all keys; None if there is none."""
+        return layout.earliest_ms(self._keys.state, _BY_TIME)
+
 
 def _time_prefix(time_ms: int) -> bytes:
     """Returns the prefix of the timed keys with this time.

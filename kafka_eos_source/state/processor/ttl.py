@@ -20,6 +20,9 @@ from kafka_eos_source.state.model import StateAccess
 #: values stay hidden, and the next batches remove them.
 SWEEP_VALUES = 100_000
 
+#: Longest time that an idle query keeps expired values. It then runs at most one batch per minute for them.
+SWEEP_DELAY_MS = 60_000
+
 #: Size in bytes of the time of expiry at the start of a value.
 EXPIRY_BYTES = 8
 
@@ -43,6 +46,7 @@ class ExpiryIndex:
         self._index = table | layout.TIMED
         self._prefix = bytes([self._index])
         self._now_ms = now_ms
+        self._ttl_ms = ttl_ms
         self._now = layout.before(self._index, now_ms)[1:]
         self.expiry = layout.before(self._index, now_ms + ttl_ms)[1:]
         self._changes: dict[bytes, bytes | None] = {}
@@ -69,6 +73,15 @@ class ExpiryIndex:
             keys = pa.array(list(self._changes), pa.binary())
             self._state.put_many(keys, pa.array(list(self._changes.values()), pa.binary()))
             self._changes.clear()
+
+    def next_sweep_ms(self) -> int | None:
+        """Returns when a sweep is worth a batch of its own; None if the variable has no values.
+
+        Expired values only take up space, because reads hide them. So a sweep waits for a tenth of the time
+        to live, but at most `SWEEP_DELAY_MS`, and removes everything that has expired meanwhile.
+        """
+        expiry_ms = layout.earliest_ms(self._state, self._index)
+        return None if expiry_ms is None else expiry_ms + min(self._ttl_ms // 10, SWEEP_DELAY_MS)
 
     def sweep(self) -> list[layout.Entry]:
         """Removes expired values, at most `SWEEP_VALUES`, earliest expiry first.

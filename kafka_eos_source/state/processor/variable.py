@@ -58,6 +58,10 @@ class Variable:
         """Removes expired values and returns how many. Requires that all changes are flushed."""
         return 0 if self._expiries is None else len(self._expiries.sweep())
 
+    def next_sweep_ms(self) -> int | None:
+        """Returns when a batch must remove expired values; None if no value expires."""
+        return None if self._expiries is None else self._expiries.next_sweep_ms()
+
     def _section(self) -> bytes:
         section = self._keys.section
         return self._keys.current() if section is None else section

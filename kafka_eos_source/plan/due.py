@@ -1,0 +1,217 @@
+"""Decides when an idle source starts an empty micro-batch because something in the query's state is due.
+
+Operators request micro-batches at processing times (`state.model.BatchContext.request_batch_at`). Each
+transaction commits the earliest request in its token, so it survives a restart on another host. The process
+that commits also writes it to a private file on the driver's host. The source asks Kafka once in each run,
+and then looks into the file, so waiting for a timer costs no requests. If the file is lost, the next renewal
+of the token (`plan.renewal`) runs the operators, and its commit writes the file again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Due, Token, newest
+from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+
+if TYPE_CHECKING:
+    from kafka_eos_source.options.checked import ReadOptions
+
+_log = logging.getLogger(__name__)
+
+#: The longest pause between two batches for a due time that stays the same, in ms.
+LONGEST_PAUSE_MS = 60_000
+#: Files of queries that have not committed for this long are deleted.
+_KEPT_SECONDS = 7 * 24 * 3600.0
+
+
+class DueBatches:
+    """Decides when one source starts empty batches for what is due.
+
+    Two such batches are at least ``interval_ms`` apart. A due time may stay the same after its batch: the
+    clock of an executor's host is behind that of the driver's host, or the file cannot be replaced. The
+    source then waits for as long as that clock is behind, and twice as long with each try.
+
+    Args:
+        interval_ms: option ``timer.batch.interval.ms``; 0 = start no batches.
+        newest: returns what the newest transaction of the query committed; None = nothing is due.
+        clock: returns seconds, such as ``time.monotonic``.
+        now_ms: returns ms since the epoch.
+    """
+
+    def __init__(
+        self,
+        interval_ms: int,
+        newest: Callable[[], Due | None],
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._interval_ms = interval_ms
+        self._newest = newest
+        self._clock = clock
+        self._now_ms = now_ms
+        self._due: Due | None = None
+        self._due_at_ms = 0
+        self._answered: Due | None = None
+        self._answered_at = 0.0
+        self._pause_ms = 0
+
+    def is_due(self) -> bool:
+        """Returns whether the source must start an empty batch now. Call `batch_caused` if it does."""
+        due = self._newest() if self._interval_ms else None
+        now_ms = self._now_ms()
+        if due != self._due:
+            self._due = due
+            # the shard has just read its clock, so a time in the future shows that its clock is ahead
+            self._due_at_ms = 0 if due is None else due.at_ms - max(0, due.clock_ms - now_ms)
+        if due is None or now_ms < self._due_at_ms:
+            return False
+        if self._answered is None:
+            return True
+        pause_ms = self._interval_ms
+        if self._stays(due):
+            pause_ms = max(self._pause_ms, min(due.at_ms - due.clock_ms, LONGEST_PAUSE_MS))
+        return round((self._clock() - self._answered_at) * 1000) >= pause_ms
+
+    def batch_caused(self) -> None:
+        """Records that the source starts a batch for the due time now."""
+        assert self._due is not None, "`is_due` returned True"
+        doubled = min(2 * self._pause_ms, max(LONGEST_PAUSE_MS, self._interval_ms))
+        self._pause_ms = doubled if self._stays(self._due) else self._interval_ms
+        self._answered, self._answered_at = self._due, self._clock()
+
+    def _stays(self, due: Due) -> bool:
+        """Whether the last batch for a due time came too early for the shard, or its outcome is unknown."""
+        before = self._answered
+        if before is None:
+            return False
+        return due == before or (due.at_ms <= before.at_ms and due.clock_ms < due.at_ms)
+
+
+class CommittedDue:
+    """Finds out what the newest transaction of a query committed about its due times.
+
+    Args:
+        application_id: the query.
+        ask_kafka: returns the query's newest token; None if that is not known. Called once.
+    """
+
+    def __init__(self, application_id: str, ask_kafka: Callable[[], Token | None]) -> None:
+        self._application_id = application_id
+        self._ask_kafka: Callable[[], Token | None] | None = ask_kafka
+        self._text: str | None = None
+        self._due: Due | None = None
+
+    def __call__(self) -> Due | None:
+        """Returns the earliest due time and the clock of its shard; None if nothing is known to be due."""
+        text = _read(self._application_id)
+        if self._ask_kafka is not None:
+            ask, self._ask_kafka = self._ask_kafka, None
+            token = ask()
+            # the query may have run on another host since the file was written
+            self._due = _parsed(text) if token is None else token.due
+        elif text is not None and text != self._text:
+            self._due = _parsed(text)
+        self._text = text
+        return self._due
+
+
+def due_batches(
+    options: ReadOptions,
+    all_committed: Callable[[str], Mapping[TopicPartition, GroupOffset]],
+    clock: Callable[[], float],
+    now_ms: Callable[[], int],
+) -> DueBatches | None:
+    """Returns the decisions of a source with these options; None if it does not know its query.
+
+    Args:
+        options: options of the source.
+        all_committed: returns all committed offsets of a consumer group.
+        clock: returns seconds, such as ``time.monotonic``.
+        now_ms: returns ms since the epoch.
+    """
+    application_id = options.application_id
+    if application_id is None:
+        return None
+    group_id = options.group_id or application_id
+
+    def newest_token() -> Token | None:
+        try:
+            return newest(all_committed(group_id).values(), application_id)
+        except KafkaEosError as error:  # the sink raises it, if it matters there
+            _log.info(
+                "the source cannot read the query's token in consumer group %r, so it may not know what was "
+                "due when the query was started. %s",
+                group_id,
+                error.message,
+            )
+            return None
+
+    newest_due = CommittedDue(application_id, newest_token)
+    return DueBatches(options.timer_batch_interval_ms, newest_due, clock, now_ms)
+
+
+def write(application_id: str, run_id: str, token: Token) -> None:
+    """Writes what a transaction committed, for the source of the query.
+
+    Args:
+        application_id: the query.
+        run_id: Spark's id of the run.
+        token: the token of the transaction.
+    """
+    if token.due is None and _nothing_due.get(application_id) == run_id:
+        return
+    value: dict[str, Any] = {"sequence": token.sequence}
+    if token.due is not None:
+        value["due"] = [token.due.at_ms, token.due.clock_ms]
+    try:
+        _folder().write(_file(application_id), json.dumps(value))
+        if token.due is None:
+            _nothing_due[application_id] = run_id
+            _folder().remove_older(_KEPT_SECONDS)
+        else:
+            _nothing_due.pop(application_id, None)
+    except OSError as error:
+        warn_once(
+            _log,
+            f"the commit cannot write the next due time of application.id={application_id!r}: {error}. While "
+            "the query has nothing to read, its timers fire late: when its token is renewed.",
+        )
+
+
+#: Queries for which this process has written that nothing is due, each with the run in which it did.
+_nothing_due: dict[str, str] = {}
+
+
+def _read(application_id: str) -> str | None:
+    try:
+        return _folder().read(_file(application_id))
+    except (OSError, UnicodeDecodeError) as error:
+        warn_once(
+            _log,
+            f"the source cannot read the next due time of application.id={application_id!r}: {error}. While "
+            "the query has nothing to read, its timers fire late: when its token is renewed.",
+        )
+        return None
+
+
+def _parsed(text: str | None) -> Due | None:
+    """Returns the due time in the file; None if there is none. A damaged file counts as none."""
+    try:
+        at_ms, clock_ms = json.loads(text or "{}")["due"]
+        return Due(int(at_ms), int(clock_ms))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _folder() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-due")
+
+
+def _file(application_id: str) -> str:
+    return f"{application_id}.json"
