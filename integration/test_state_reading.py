@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,19 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     pages.feed(["home", "cart", "home", "żółć", "help"])
     pages.run()
     old = dict(pages.wanted)
+    kafka = pages.connection
+    early = pages.query_state(kafka=kafka)
+    assert {row["key"]["page"]: row["value"]["views"] for row in early.all()} == old
     pages.feed(["cart", "new"])
     pages.run()
+    copy = early._source._copy
+    early.refresh()
+    assert early._source._copy is copy, "it reads only what is new"
+    assert {row["key"]["page"]: row["value"]["views"] for row in early.all()} == dict(pages.wanted)
+    snapshot = early._snapshot
+    early.refresh()
+    assert early._snapshot is snapshot, "nothing was committed"
+    early.close()
 
     of_changelog = pages.frame("changelog")
     assert of_changelog.schema.simpleString() == (
@@ -226,7 +238,6 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     with pytest.raises(AnalysisException, match="no state of"):
         pages.frame("disk", **{"state.dir": pages.state_dir + "x"})
 
-    kafka = pages.connection
     for state in (pages.query_state(kafka=kafka), pages.query_state(kafka=kafka, state_dir=pages.state_dir)):
         with state:
             assert state.batch_id == 1
@@ -242,23 +253,30 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
         kafka=kafka, at_least={source: 7}
     ).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
-        pages.query_state(kafka=kafka, at_least={source: 99})
+        pages.query_state(kafka=kafka, at_least={source: 99}, timeout_ms=500)
 
 
 @pytest.mark.timeout(300)
 def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
-    """While the query runs, each answer is the state of exactly one batch, and never of an earlier one."""
+    """While the query runs, each answer is the state of exactly one batch, and never of an earlier one.
+
+    Databases and changelog are read in turn.
+    """
     pages.feed(["home"])
     query = pages.start(processingTime="0 seconds")
     try:
         seen: list[int] = []
         fed = 1
         deadline = datetime.datetime.now() + datetime.timedelta(seconds=120)
-        state: StateQuery | None = None
-        while fed < 8 and datetime.datetime.now() < deadline:
+        states: dict[str | None, StateQuery] = {}
+        for state_dir in cycle([pages.state_dir, None]):
+            if fed == 8 or datetime.datetime.now() > deadline:
+                break
             assert query.isActive, query.exception()
             try:
-                state = state or pages.query_state(kafka=pages.connection, state_dir=pages.state_dir)
+                if state_dir not in states:
+                    states[state_dir] = pages.query_state(kafka=pages.connection, state_dir=state_dir)
+                state = states[state_dir]
                 state.refresh()
             except NotUpToBoundError:
                 continue
@@ -274,8 +292,8 @@ def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
             if len(counts) == fed:
                 pages.feed(["home", *(f"p{n}" for n in range(fed))])
                 fed += 1
-        assert state is not None
-        state.close()
+        for state in states.values():
+            state.close()
         assert fed == 8
         assert seen == sorted(seen)
     finally:

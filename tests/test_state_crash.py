@@ -193,7 +193,7 @@ def test_close_releases_the_files_although_views_and_scans_are_open(
         "for number in range(1, 21):\n"
         "    store.put_all([(key(n), b'%d' % number) for n in range(100)])\n"
         "    store.commit({TP: number})\n"
-        "managers = [store.view('read_committed'), store.view('read_uncommitted')]\n"
+        "managers = [store.view(), store.view()]\n"
         "views = [manager.__enter__() for manager in managers]\n"
         "scans = [store.all(), store.reverse_range(), *(view.all() for view in views)]\n"
         "for scan in scans: next(scan)\n"

@@ -200,10 +200,9 @@ class StoreMachine(RuleBasedStateMachine):
         last = self.store.last_batch()
         assert (-1 if last is None else last.batch_id) == self.batch
         assert self.store.position().get(INPUT, -1) == self.position
-        with self.store.view("read_committed") as view:
+        with self.store.view() as view:
             assert list(view.all()) == sorted(self.committed.items())
-        with self.store.view("read_uncommitted") as view:
-            assert list(view.reverse_range()) == sorted(self.seen.items(), reverse=True)
+            assert list(view.reverse_range()) == sorted(self.committed.items(), reverse=True)
 
 
 TestStoreMachine = StoreMachine.TestCase

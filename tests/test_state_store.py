@@ -138,10 +138,10 @@ def test_put_all_stages_all_rows_or_none(store: TransactionalStateStore) -> None
         store.put(None, b"1")  # type: ignore[arg-type]
     assert store.approximate_num_uncommitted_bytes() == 0
     store.put_all([(A, b"1"), (B, b"2")])
-    with store.view("read_committed") as view:
+    with store.view() as view:
         assert list(view.all()) == []
     store.commit({TP: 2})
-    with store.view("read_committed") as view:
+    with store.view() as view:
         assert list(view.all()) == [(A, b"1"), (B, b"2")]
 
 

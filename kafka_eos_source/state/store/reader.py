@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from kafka_eos_source.state.store.folder import check_version
 from kafka_eos_source.state.store.overlay import Overlay
 from kafka_eos_source.state.store.pending import read_headers, read_rows
 from kafka_eos_source.state.store.scans import Cursor
-from kafka_eos_source.state.store.views import CommittedView, StateView, UncommittedView
+from kafka_eos_source.state.store.views import CommittedView, PromotedView, StateView
 
 
 class CommittedReader(CommittedView):
@@ -99,7 +98,7 @@ class CommittedReader(CommittedView):
             position=MappingProxyType({**self._metadata.position, **header.position}),
         )
         cursor = Cursor(self._database.cursor())
-        view = UncommittedView(metadata, cursor, overlay, lambda: None, threading.RLock())
+        view = PromotedView(metadata, cursor, overlay)
         self._promoted.append(view)
         return view
 
