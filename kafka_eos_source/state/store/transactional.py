@@ -179,7 +179,7 @@ class TransactionalStateStore(ViewedMap):
         """Discards the staged writes."""
         self._check_open()
         with self._lock:
-            self._uncommitted.clear()
+            self._uncommitted.discard()
 
     def _check_nothing_staged(self, method: str) -> None:
         self._check_open()
@@ -267,7 +267,7 @@ class TransactionalStateStore(ViewedMap):
                     remove_attempt(writes, old)
             add_attempt(writes, header, change_batches(overlay.rows))
             self._durable.write(writes)
-            self._uncommitted.clear()
+            self._uncommitted.discard()
 
     def pending(self) -> list[PendingBatch]:
         """Returns the attempts whose changes are pending, in the order of batches."""

@@ -34,10 +34,12 @@ class UncommittedWrites:
 
     Attributes:
         overlay: the writes.
+        discarded: how many transactions were discarded; an uncommitted view of such a transaction is invalid.
     """
 
     def __init__(self, store: str, max_bytes: int, hard_limit_factor: int) -> None:
         self.overlay = Overlay()
+        self.discarded = 0
         self._store = store
         self._thread = 0
         self._max_bytes = max_bytes
@@ -77,9 +79,14 @@ class UncommittedWrites:
             )
 
     def clear(self) -> None:
-        """Ends the transaction, whose writes were committed or are discarded."""
+        """Ends the transaction after its writes were committed."""
         self.overlay = Overlay()
         self._thread = 0
+
+    def discard(self) -> None:
+        """Ends the transaction without a commit, which invalidates uncommitted views of it."""
+        self.clear()
+        self.discarded += 1
 
 
 def delete_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
