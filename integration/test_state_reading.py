@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.reading import live
+from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count
 
@@ -117,6 +120,8 @@ def test_hash_and_shard_equal_those_of_spark(spark: SparkSession) -> None:
 
 SHARDS = 3
 STORE = "views"
+#: A row of a live table: page and views.
+_ROW = re.compile(r"^[+~ ]*(home|p\d+) +(\d+) ", re.MULTILINE)
 
 
 class Pages:
@@ -256,14 +261,34 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
         pages.query_state(kafka=kafka, at_least={source: 99}, timeout_ms=500)
 
 
+class Notebook:
+    """Stands in for IPython's ``display`` and its handle: keeps the text of all frames."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+
+    def __call__(self, frame: dict[str, str], **_: object) -> Notebook:
+        self.frames.append(frame["text/plain"])
+        return self
+
+    update = __call__
+
+
 @pytest.mark.timeout(300)
-def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
+def test_lookups_while_the_query_runs_show_one_batch_each(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the query runs, each answer is the state of exactly one batch, and never of an earlier one.
 
-    Databases and changelog are read in turn.
+    Databases and changelog are read in turn, and a live table reads both all the time.
     """
     pages.feed(["home"])
     query = pages.start(processingTime="0 seconds")
+    notebook = Notebook()
+    monkeypatch.setattr(live, "notebook_display", lambda: notebook)
+    where = {"kafka": pages.connection, "state_dir": pages.state_dir}
+    table = watch_state(pages.application, STORE, **where, query=query, interval=0.1)  # type: ignore[arg-type]
+    assert table is not None
     try:
         seen: list[int] = []
         fed = 1
@@ -296,8 +321,19 @@ def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
             state.close()
         assert fed == 8
         assert seen == sorted(seen)
+        assert query.isActive, query.exception()
     finally:
         query.stop()
+        table.stop()
+    shown = [
+        dict(_ROW.findall(frame)) for frame in notebook.frames if f"{pages.application} / {STORE}" in frame
+    ]
+    wholes = [{page: int(views) for page, views in rows.items()} for rows in shown if rows]
+    assert len(wholes) > 1
+    for counts in wholes:
+        assert sorted(counts.values(), reverse=True) == list(range(len(counts), 0, -1)), counts
+    sizes = [len(counts) for counts in wholes]
+    assert sizes == sorted(sizes)
 
 
 def words_of(pages: Pages, *words: object) -> list[str]:
