@@ -17,9 +17,9 @@ class StoreConfig:
     """Settings of a store; the data on disk does not depend on them.
 
     Attributes:
-        uncommitted_max_bytes: [``statestore.uncommitted.max.bytes``, KIP-892] staged bytes above which the
-            next micro-batch should be smaller; -1 = no limit. Counted in memory, as `overlay` describes.
-        hard_limit_factor: a batch that stages more than this factor times the limit fails.
+        uncommitted_max_bytes: [``statestore.uncommitted.max.bytes``, KIP-892] memory of staged writes above
+            which they go to disk; the stores of a process share it; -1 = no limit. Counted as `overlay`
+            describes.
         query_isolation: [``default.interactive.query.isolation.level``] isolation level of a view that names
             none. Kafka's default is read_uncommitted.
         lock_timeout_ms: [``state.lock.timeout.ms``] how long `open` waits while another process has the store
@@ -35,7 +35,6 @@ class StoreConfig:
     """
 
     uncommitted_max_bytes: int = 64 * _MIB
-    hard_limit_factor: int = 4
     query_isolation: Isolation = "read_committed"
     lock_timeout_ms: int = 10_000
     wal_sync: bool = False
@@ -46,7 +45,7 @@ class StoreConfig:
     def __post_init__(self) -> None:
         """Raises `InvalidOptionError` if a value is out of range."""
         _at_least("statestore.uncommitted.max.bytes", self.uncommitted_max_bytes, 1, or_unlimited=True)
-        for name in ("hard_limit_factor", "write_buffer_bytes", "max_wal_bytes", "block_cache_bytes"):
+        for name in ("write_buffer_bytes", "max_wal_bytes", "block_cache_bytes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("lock_timeout_ms", self.lock_timeout_ms, 0)
         check_isolation(self.query_isolation)

@@ -86,7 +86,8 @@ class ViewedMap(StagedMap):
             self._check_open()
             if self._uncommitted.discarded != discarded:
                 raise ViewInvalidatedError(
-                    f"the writes that a read_uncommitted view of store {self.name} showed were rolled back.",
+                    f"the writes that a read_uncommitted view of store {self.name} showed were rolled back, "
+                    "or were committed from disk.",
                     fix="open a new view.",
                 )
 

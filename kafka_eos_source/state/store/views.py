@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
+from kafka_eos_source.state.store.overlay import Missing, Overlay, merge
 from kafka_eos_source.state.store.reads import Reads
 from kafka_eos_source.state.store.records import Offsets, StoreMetadata
 from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
@@ -86,7 +86,8 @@ class UncommittedView(StateView):
     Args:
         overlay: the staged writes.
         check_valid: raises `ViewInvalidatedError` once the owner rolled back what this view showed. After a
-            commit the view stays valid, because what it showed is committed then.
+            commit the view stays valid, because what it showed is committed then; unless writes were on disk,
+            which the commit removes.
         staging: the lock that the owner holds while it changes the overlay.
     """
 
@@ -106,19 +107,15 @@ class UncommittedView(StateView):
     def get(self, key: bytes) -> bytes | None:
         self._check_valid()
         with self._staging:
-            value = self._overlay.rows.get(key, MISSING)
-            if not isinstance(value, Missing):
-                return value
-            if self._overlay.ranges.covers(key):
-                return None
-        return self._cursor.get(key)
+            value = self._overlay.get(key)
+        return self._cursor.get(key) if isinstance(value, Missing) else value
 
     def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
         self._check_valid()
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
         with self._staging:
-            staged = self._overlay.slice_for_other_thread(low, high, reverse=reverse)
+            staged = self._overlay.scan_from_other_thread(low, high, reverse=reverse)
             ranges = self._overlay.ranges
         base = self._cursor.scan(low, high, reverse=reverse)
         return self._scans.track(merge(staged, base, ranges, reverse=reverse))
