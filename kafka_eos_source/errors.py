@@ -41,7 +41,6 @@
             ├── ChangelogError      the changelog topic has wrong settings, or lost its first records
             ├── StateLostError      a batch was committed without its state changes
             ├── OffsetWentBackError a changelog offset would become smaller
-            ├── UncommittedBytesError  one micro-batch changes more state than the limit allows
             └── StatefulProcessorError  a StatefulProcessor used its handle, state or timers wrongly
 
 The classes follow KIP-1050 (one category, one action) and not Kafka's error codes. Each message starts with a
@@ -311,12 +310,6 @@ class OffsetWentBackError(StateError):
     """A changelog offset would become smaller than the stored one."""
 
     condition = "KAFKA_EOS.STATE_OFFSET"
-
-
-class UncommittedBytesError(StateError):
-    """One micro-batch changes more state than ``statestore.uncommitted.max.bytes`` allows."""
-
-    condition = "KAFKA_EOS.STATE_UNCOMMITTED_BYTES"
 
 
 class StatefulProcessorError(StateError):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
 
 #: Settings with memtables so small that RocksDB flushes and compacts all the time.
 TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
+
+#: As `TINY`, and so little memory for staged writes that most transactions go to disk.
+SPILLING = replace(TINY, uncommitted_max_bytes=6_000)
 
 Model = dict[bytes, bytes]
 

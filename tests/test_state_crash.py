@@ -42,20 +42,30 @@ CRASHES = 12 * EFFORT
 @pytest.fixture(scope="module")
 def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders as kills left them, each with the number of commits acknowledged before the kill."""
-    folder = tmp_path_factory.mktemp("crashes")
+    return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", commits=40)
+
+
+@pytest.fixture(scope="module")
+def crashes_while_spilling(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
+    """As `crashes`, for a store whose transactions are too large for its memory."""
+    return _crashes(tmp_path_factory.mktemp("crashes"), "SPILLING", commits=8)
+
+
+def _crashes(folder: Path, config: str, *, commits: int) -> list[tuple[Path, int]]:
+    """Returns copies of a store's folder, each after up to this number of further commits."""
     rng = random.Random(SEED)
     images = []
     with other_process() as other:
         other.run(
             f"work = Workload({SEED}); path = Path({str(folder)!r})\n"
-            "store = TransactionalStateStore.open(path / 'live', IDENTITY, TINY)\n"
+            f"store = TransactionalStateStore.open(path / 'live', IDENTITY, {config})\n"
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
         other.send("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
-            enough = _number(acknowledged) + rng.randrange(1, 40)
+            enough = _number(acknowledged) + rng.randrange(1, commits)
             _until(lambda enough=enough: _number(acknowledged) >= enough)  # type: ignore[misc]
             process.suspend()
             _until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -105,6 +115,14 @@ def test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_o
     for image, acknowledged in crashes:
         copy = shutil.copytree(image, tmp_path / image.name)
         assert _verify(copy) in (acknowledged, acknowledged + 1), "at most the commit in flight is more"
+
+
+def test_after_a_kill_a_store_that_spills_holds_every_acknowledged_commit(
+    crashes_while_spilling: list[tuple[Path, int]], tmp_path: Path
+) -> None:
+    test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_one(
+        crashes_while_spilling, tmp_path
+    )
 
 
 def test_a_damaged_log_yields_an_older_commit_or_an_error(

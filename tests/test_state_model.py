@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import settings
@@ -12,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, binary, record
 
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 # Few keys that are prefixes of each other or end in 0xff, so that bounds and ranges often touch them.
@@ -27,10 +33,12 @@ ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
 class StoreMachine(RuleBasedStateMachine):
     """`committed` is the state that others should see, `seen` the state that the owner should see."""
 
+    config: ClassVar[StoreConfig] = TINY
+
     @initialize()
     def start(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="state-model-"))
-        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, self.config)
         self.committed: Model = {}
         self.seen: Model = {}
         self.ever: set[bytes] = set()  # all keys that ever existed
@@ -147,6 +155,11 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.rollback()
         self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
         self.kept[task_attempt_id] = (self.batch + 1, self.batch, dict(self.seen), position)
+        state = dict(self.committed)
+        for rows in self.store.pending_changes(record(self.batch + 1, task_attempt_id)):
+            for k, v in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
+                state.pop(k, None) if v is None else state.update({k: v})
+        assert state == self.seen
         self._clear_staged()
 
     @precondition(lambda self: self.kept)
@@ -180,7 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store.close()
-        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, self.config)
         self._clear_staged()
 
     def _clear_staged(self) -> None:
@@ -209,3 +222,47 @@ TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
     max_examples=40 * EFFORT, stateful_step_count=30, deadline=None, print_blob=True
 )
+
+
+class Killed(Exception):
+    """Stands for the end of the process at a failpoint."""
+
+
+class SpillingMachine(StoreMachine):
+    """The same rules for a store that moves its staged writes to disk after a few rows, or at any time."""
+
+    config: ClassVar[StoreConfig] = replace(TINY, uncommitted_max_bytes=1_500)
+
+    @rule()
+    def spill(self) -> None:
+        self.store._spill()
+
+    @precondition(lambda self: self.kept)
+    @rule(step=st.sampled_from(["began", "slice", "written", "ended"]))
+    def promotion_is_interrupted(self, step: str) -> None:
+        """What was begun is finished when the store is opened again."""
+        self.store.rollback()
+        self._clear_staged()
+        task_attempt_id, (batch, base, state, position) = sorted(self.kept.items())[0]
+        if base != self.batch:
+            self.store.drop_pending()
+            self.kept = {}
+            return
+
+        def reach(name: str) -> None:
+            if name == f"state.apply_{step}":
+                raise Killed
+
+        # A small attempt is promoted in one write, and not killed.
+        with mock.patch.object(failpoints, "reach", reach), suppress(Killed):
+            self.store.promote(record(batch, task_attempt_id), {TP: self.offset})
+        self.reopen()
+        self.committed, self.seen, self.position, self.batch = dict(state), dict(state), position, batch
+        self.kept = {}
+        assert self.store.pending() == []
+        self.store.drop_pending()
+        assert not list((self.folder / "s").glob("spill/*"))
+
+
+TestSpillingMachine = SpillingMachine.TestCase
+TestSpillingMachine.settings = TestStoreMachine.settings

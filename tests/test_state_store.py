@@ -167,6 +167,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         store.all,
         store.approximate_num_entries,
         store.approximate_num_uncommitted_bytes,
+        store.staged_bytes,
         store.approximate_committed_size,
         lambda: store.put(A, b""),
         lambda: store.put_all([(A, b"")]),
@@ -182,6 +183,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         store.position,
         lambda: list(store.staged_changes()),
         lambda: store.persist_pending(record(0)),
+        lambda: list(store.pending_changes(record(0))),
         store.pending,
         lambda: store.promote(record(0), {TP: 1}),
         store.drop_pending,
@@ -202,7 +204,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         if not name.startswith("_")
     }
     bound = {"all", "approximate_num_entries", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
-    bound |= {"position", "pending", "drop_pending", "approximate_committed_size"}
+    bound |= {"position", "pending", "drop_pending", "approximate_committed_size", "staged_bytes"}
     static = {"open_read_only", "set_aside", "destroy"}
     assert public - harmless - static - bound <= named
 

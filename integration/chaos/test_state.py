@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from integration.chaos.stateful import STORE
+from integration.chaos.stateful import SHARDS, STORE
 from integration.chaos.stateful_case import PER_BATCH, ROWS, Case
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, end_offsets, read_back
@@ -31,6 +31,20 @@ from kafka_eos_source.state.reading import snapshot
 from kafka_eos_source.state.reading.query import StateQuery
 
 DIES_IN_BATCH = 2
+
+#: A few bytes of memory, so that the changes of each batch go to disk in several slices.
+SPILLS = {"statestore.uncommitted.max.bytes": "400"}
+#: Steps of a batch whose changes are on disk: its slices, and how the next task applies them.
+SPILL_STEPS = [
+    "state.before_spill",
+    "state.after_spill*3",
+    "state.after_seal",
+    "state.after_pending",
+    "state.apply_began",
+    "state.apply_slice",
+    "state.apply_written",
+    "state.apply_ended",
+]
 
 
 @pytest.fixture
@@ -59,6 +73,38 @@ def test_counts_stay_exact_although_the_driver_is_killed_and_state_is_deleted(
             shutil.rmtree(case.state)
     start(case.spec()).finish()
     case.check()
+
+
+@pytest.mark.fault("T160", "the driver is killed while state changes go to disk", "eight steps")
+def test_t160_a_killed_driver_neither_loses_nor_doubles_state_changes_on_disk(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    for number, step in enumerate(SPILL_STEPS):
+        case.feed(100)
+        once = tmp_path / f"once-{number}"
+        name, _, times = step.partition("*")
+        killed = driver(
+            case.spec(operator=SPILLS), f"{name}=kill*{times or 1}@{once}", module="integration.chaos.loop"
+        )
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+    driver(case.spec(operator=SPILLS), module="integration.chaos.loop").finish()
+    case.check()
+    assert len(list(case.state.rglob("spill/*"))) <= SHARDS, "only the last batch is still pending"
+
+
+@pytest.mark.fault("T161", "a large batch is recorded as applied before its rows are", "while it is applied")
+def test_t161_without_the_record_of_an_unfinished_batch_a_kill_loses_its_changes(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Proves that the test above can fail."""
+    once, start = tmp_path / "once", partial(driver, module="integration.chaos.loop")
+    mutated = case.spec(operator=SPILLS, mutations=["applying"])
+    assert start(mutated, f"state.apply_began=kill@{once}").wait() != 0
+    assert once.exists()
+    start(mutated).finish()
+    with pytest.raises(AssertionError):
+        case.check()
 
 
 @pytest.mark.fault(

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
+from kafka_eos_source.state.store.overlay import Missing, Overlay, merge
 from kafka_eos_source.state.store.reads import Reads
 from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
@@ -89,16 +89,12 @@ class PromotedView(StateView):
         self._overlay = overlay
 
     def get(self, key: bytes) -> bytes | None:
-        value = self._overlay.rows.get(key, MISSING)
-        if not isinstance(value, Missing):
-            return value
-        if self._overlay.ranges.covers(key):
-            return None
-        return self._cursor.get(key)
+        value = self._overlay.get(key)
+        return self._cursor.get(key) if isinstance(value, Missing) else value
 
     def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
-        staged = self._overlay.slice(low, high, reverse=reverse)
+        staged = self._overlay.scan(low, high, reverse=reverse)
         base = self._cursor.scan(low, high, reverse=reverse)
         return self._scans.track(merge(staged, base, self._overlay.ranges, reverse=reverse))
