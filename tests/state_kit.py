@@ -53,7 +53,7 @@ def key(number: int) -> bytes:
 class Workload:
     """Commits that a seed determines, so that any process knows what the store holds after the n-th commit.
 
-    The n-th commit sets the changelog offset, the position and the batch id to n, and the key ``last`` too.
+    The n-th commit sets the changelog offset and the batch id to n, and the key ``last`` too.
     """
 
     seed: int
@@ -102,14 +102,14 @@ class Workload:
             store.delete_range(*span)
         store.put_all(list(rows.items()))
         if kind == "promote":
-            store.persist_pending(record(number, "loser"), {INPUT: number})
+            store.persist_pending(record(number, "loser"))
             if kind == "ranges":
                 store.delete_range(*span)
             store.put_all(list(rows.items()))
-            store.persist_pending(record(number), {INPUT: number})
+            store.persist_pending(record(number))
             store.promote(record(number), {TP: number})
         else:
-            store.commit({TP: number}, position={INPUT: number}, batch=record(number))
+            store.commit({TP: number}, batch=record(number))
 
     @classmethod
     def after(cls, seed: int, done: int) -> Model:

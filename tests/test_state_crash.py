@@ -20,7 +20,6 @@ import pytest
 from state_kit import (
     EFFORT,
     IDENTITY,
-    INPUT,
     TINY,
     TP,
     OtherProcess,
@@ -101,7 +100,6 @@ def _verify(path: Path) -> int:
         assert last == (record(done) if done else None)
         assert store.get(b"\1last") == (b"%d" % done if done else None)
         assert dict(store.all()) == Workload.after(SEED, done)
-        assert store.position().get(INPUT, 0) <= done
         # The store can continue from there.
         store.put(b"\1last", b"again")
         store.persist_pending(record(done + 1, "next"))
@@ -213,7 +211,7 @@ def test_close_releases_the_files_although_views_and_scans_are_open(
         "    store.commit({TP: number})\n"
         "managers = [store.view(), store.view()]\n"
         "views = [manager.__enter__() for manager in managers]\n"
-        "scans = [store.all(), store.reverse_range(), *(view.all() for view in views)]\n"
+        "scans = [store.all(), store.range(reverse=True), *(view.all() for view in views)]\n"
         "for scan in scans: next(scan)\n"
         "store.close()"
     )
@@ -340,12 +338,12 @@ def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> Non
         said = other.run(
             "import resource\n"
             f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
-            "store.put(b'\\1a', b'1'); store.commit({TP: 1}, position={INPUT: 7})\n"
+            "store.put(b'\\1a', b'1'); store.commit({TP: 1})\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "result = []\n"
             "store.put_all([(key(n), b'x' * 500) for n in range(3000)])\n"
-            "commit = lambda: store.commit({TP: 2}, position={INPUT: 9})\n"
-            "acts = commit, lambda: store.get(b'\\1a'), store.position\n"
+            "commit = lambda: store.commit({TP: 2})\n"
+            "acts = commit, lambda: store.get(b'\\1a'), store.last_batch\n"
             "for act in acts:\n"
             "    try:\n"
             "        act(); result.append('nothing')\n"
@@ -357,7 +355,7 @@ def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> Non
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 1
         assert dict(store.all()) == {b"\1a": b"1"}
-        assert store.position() == {INPUT: 7}
+        assert store.next_offset(TP) == 1
 
 
 def test_opening_and_closing_a_store_leaks_no_resources(tmp_path: Path) -> None:

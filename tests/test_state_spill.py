@@ -84,7 +84,7 @@ def test_a_spilled_batch_is_pending_invisible_and_then_promoted(tmp_path: Path) 
             assert dict(reader.all()) == OLD
             with reader.promoted(record(2), {TP: 20}) as view:
                 assert dict(view.all()) == NEW
-                assert list(view.reverse_range()) == sorted(NEW.items(), reverse=True)
+                assert list(view.range(reverse=True)) == sorted(NEW.items(), reverse=True)
                 assert view.next_offset(TP) == 20
     with opened(path) as store:
         assert [each.record for each in store.pending()] == [record(2)]
@@ -294,7 +294,7 @@ def test_a_release_without_spills_refuses_the_header_of_a_spilled_attempt(tmp_pa
 
 
 def test_the_record_of_a_batch_being_applied_is_read_back() -> None:
-    applying = records.Applying("id", {TP: 7}, {TP: 8}, record(3))
+    applying = records.Applying("id", {TP: 7}, record(3))
     old = records.StoreMetadata(IDENTITY)
     new = records.StoreMetadata(IDENTITY, restoring=True, applying=applying)
     pairs = {**records.encode(records.StoreMetadata(), old), **records.encode(old, new)}

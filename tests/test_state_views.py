@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, binary, key, record
+from state_kit import EFFORT, IDENTITY, TINY, TP, binary, key, record
 
 from kafka_eos_source.errors import (
     NotUpToBoundError,
@@ -57,14 +57,14 @@ def test_views_show_nothing_that_is_staged(store: TransactionalStateStore) -> No
 def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(3000)]
     store.put_all([(k, b"old") for k in numbers])
-    store.commit({TP: 1}, batch=record(1), position={INPUT: 5})
+    store.commit({TP: 1}, batch=record(1))
     with store.view() as view:
         scan = view.range(numbers[10], numbers[2990])
-        back = view.reverse_range(numbers[10], numbers[2990])
+        back = view.range(numbers[10], numbers[2990], reverse=True)
         assert next(scan) == (numbers[10], b"old")
         store.delete_range(numbers[0], numbers[2000])
         store.put_all([(k, b"new") for k in numbers[1500:]])
-        store.commit({TP: 2}, batch=record(2), position={INPUT: 9})
+        store.commit({TP: 2}, batch=record(2))
         assert list(scan) == [(k, b"old") for k in numbers[11:2990]]
         assert list(back) == [(k, b"old") for k in reversed(numbers[10:2990])]
         assert rows(view) == dict.fromkeys(numbers, b"old")
@@ -73,15 +73,14 @@ def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStat
         assert view.get_many(pa.array([numbers[1], A], pa.binary())).to_pylist() == [b"old", None]
         assert [k for k, _ in view.prefix_scan(numbers[7])] == [numbers[7]]
         assert list(view.range(A, A)) == []
-        assert (view.next_offset(TP), view.committed_offset(TP), view.last_batch()) == (1, 0, record(1))
-        assert view.position() == {INPUT: 5}
+        assert (view.next_offset(TP), view.last_batch()) == (1, record(1))
     with store.view() as view:
         assert rows(view) == dict.fromkeys(numbers[1500:], b"new")
-        assert (view.next_offset(TP), view.last_batch(), view.position()) == (2, record(2), {INPUT: 9})
+        assert (view.next_offset(TP), view.last_batch()) == (2, record(2))
 
 
 def test_every_view_shows_one_commit_while_a_writer_commits(store: TransactionalStateStore) -> None:
-    """Four threads read: data, offset, position and batch of a view always belong to the same commit."""
+    """Four threads read: data, offset and batch of a view always belong to the same commit."""
     rounds = 150 * EFFORT
     done = threading.Event()
     views = [0] * 4
@@ -92,10 +91,10 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
             for number in range(1, rounds + 1):
                 store.put_all([(key(n), b"%d" % number) for n in range(50)])
                 if number % 5 == 0:
-                    store.persist_pending(record(number), {INPUT: number})
+                    store.persist_pending(record(number))
                     store.promote(record(number), {TP: number})
                 else:
-                    store.commit({TP: number}, position={INPUT: number}, batch=record(number))
+                    store.commit({TP: number}, batch=record(number))
         finally:
             done.set()
 
@@ -112,7 +111,6 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
                 last = view.last_batch()
                 if (
                     (number and found != expected)
-                    or view.position().get(INPUT, 0) != number
                     or (last.batch_id if last else 0) != number
                     or number < latest
                 ):
@@ -138,17 +136,6 @@ def test_a_commit_leaves_nothing_staged(store: TransactionalStateStore) -> None:
         assert store.approximate_num_uncommitted_bytes() == 0
         with store.view() as view:
             assert view.get(A) == b"%d" % number
-
-
-def test_the_position_of_a_pending_batch_applies_after_its_promotion(tmp_path: Path) -> None:
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.commit({TP: 0}, position={INPUT: 10})
-        store.persist_pending(record(0), {INPUT: 20})
-        assert store.position() == {INPUT: 10}
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        assert store.position() == {INPUT: 10}
-        store.promote(record(0), {TP: 1})
-        assert store.position() == {INPUT: 20}
 
 
 @pytest.mark.parametrize("how", ["rollback", "persist"])

@@ -136,7 +136,7 @@ class DurableState:
         done: bool | None,
     ) -> None:
         """Writes a chunk of the changelog; see `TransactionalStateStore.restore_chunk`."""
-        metadata = next_metadata(store, self.metadata, offsets, {}, batch)
+        metadata = next_metadata(store, self.metadata, offsets, batch)
         if len(keys) != len(values):
             raise ValueError(f"a chunk has {len(keys)} keys and {len(values)} values.")
         if done is None:

@@ -2,7 +2,7 @@
 
 They are in the column family ``pending`` of the store's database::
 
-    h <batch> <attempt>             header, JSON: batch record, base, position, deleted ranges, size
+    h <batch> <attempt>             header, JSON: batch record, base, deleted ranges, size
     b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
 
 The rows of a large attempt are in a folder of their own (`spill`), which its header names. Such a header has
@@ -33,10 +33,7 @@ from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.overlay import Overlay, Ranges
 from kafka_eos_source.state.store.records import (
     RESTORE_FIX,
-    Offsets,
     batch_fields,
-    decode_position,
-    encode_position,
     record,
 )
 from kafka_eos_source.state.store.rocksdb import WriteBatch
@@ -46,6 +43,8 @@ _FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
 _NUMBER = struct.Struct(">I")
 _HEADER = b"h"
+#: Older releases read input offsets from each header, and refuse one without them. None ever wrote any.
+_NO_POSITION = b"\x01[]".hex()
 _BLOB = b"b"
 
 
@@ -55,14 +54,12 @@ class PendingHeader:
 
     Attributes:
         batch: the attempt and the state that it was computed on.
-        position: largest input offsets that the changes reflect (KIP-796).
         ranges: key ranges that the changes delete, before any row is written.
         blobs: number of Arrow streams with rows.
         spill_id: name of the rows on disk; "" = they are in Arrow streams.
     """
 
     batch: PendingBatch
-    position: Offsets
     ranges: Ranges
     blobs: int = 0
     spill_id: str = ""
@@ -157,7 +154,7 @@ def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tup
         "record": batch_fields(batch.record),
         "base": None if batch.base is None else batch_fields(batch.base),
         "size_bytes": batch.size_bytes,
-        "position": encode_position(header.position).hex(),
+        "position": _NO_POSITION,
         "ranges": [[low.hex(), None if high is None else high.hex()] for low, high in header.ranges.spans],
         **({"spill": header.spill_id} if header.spill_id else {"blobs": header.blobs}),
     }
@@ -186,7 +183,6 @@ def decode_header(value: bytes) -> PendingHeader:
                 None if base is None else record(BatchRecord, base),
                 text["size_bytes"],
             ),
-            decode_position(bytes.fromhex(text["position"])),
             Ranges(spans),
             0 if "spill" in text else text["blobs"],
             text.get("spill", ""),

@@ -95,7 +95,6 @@ class CommittedReader(CommittedView):
             self._metadata,
             batch=record,
             offsets=MappingProxyType({**self._metadata.offsets, **changelog_offsets}),
-            position=MappingProxyType({**self._metadata.position, **header.position}),
         )
         cursor = Cursor(self._database.cursor())
         view = PromotedView(metadata, cursor, overlay)

@@ -5,7 +5,6 @@
     fmt                        version of all formats in this database (8 bytes, big endian)
     ident                      which state this is: `StoreIdentity`
     off/<topic>/<partition>    next changelog offset; the data has all records before it (8 bytes, big endian)
-    pos                        largest input offset of each partition that the data reflects (KIP-796)
     batch                      the micro-batch that wrote last: `BatchRecord`
     saved                      time of the last write, ms since the epoch (8 bytes, big endian)
     status                     "idle", or "restoring" while the data is between two batches
@@ -52,12 +51,11 @@ class Applying:
 
     Attributes:
         spill_id: name of the changes on disk.
-        offsets, position, batch: of the metadata at the end.
+        offsets, batch: of the metadata at the end.
     """
 
     spill_id: str
     offsets: Offsets
-    position: Offsets
     batch: BatchRecord | None
 
 
@@ -68,7 +66,6 @@ class StoreMetadata:
     Attributes:
         identity: which state this is; None for a new database.
         offsets: changelog offset from which to continue, by partition.
-        position: largest input offset that the data reflects, by partition.
         batch: the last micro-batch.
         saved_ms: time of the last write, ms since the epoch; 0 = never.
         restoring: a restore began and did not finish, so the data is between two batches.
@@ -77,7 +74,6 @@ class StoreMetadata:
 
     identity: StoreIdentity | None = None
     offsets: Offsets = field(default_factory=lambda: MappingProxyType({}))
-    position: Offsets = field(default_factory=lambda: MappingProxyType({}))
     batch: BatchRecord | None = None
     saved_ms: int = 0
     restoring: bool = False
@@ -95,8 +91,6 @@ def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
     for tp, offset in new.offsets.items():
         if old.offsets.get(tp) != offset:
             changes[_offset_key(tp)] = _VERSION + _NUMBER.pack(offset)
-    if new.position != old.position:
-        changes[b"pos"] = encode_position(new.position)
     if new.batch != old.batch:
         changes[b"batch"] = None if new.batch is None else _json(batch_fields(new.batch))
     if new.saved_ms != old.saved_ms:
@@ -126,7 +120,6 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
         return StoreMetadata(
             identity=record(StoreIdentity, _parsed(values[b"ident"])) if b"ident" in values else None,
             offsets=MappingProxyType(offsets),
-            position=decode_position(values[b"pos"]) if b"pos" in values else MappingProxyType({}),
             batch=record(BatchRecord, _parsed(values[b"batch"])) if b"batch" in values else None,
             saved_ms=_number(values[b"saved"]) if b"saved" in values else 0,
             restoring=b"status" in values and _parsed(values[b"status"]) == "restoring",
@@ -148,16 +141,6 @@ def check_format(found: int) -> None:
         )
 
 
-def encode_position(position: Offsets) -> bytes:
-    """Returns input offsets as bytes for `decode_position`."""
-    return _json(_listed(position))
-
-
-def decode_position(value: bytes) -> Offsets:
-    """Returns the input offsets that `encode_position` encoded."""
-    return _offsets_of(_parsed(value))
-
-
 def batch_fields(batch: BatchRecord) -> dict[str, Any]:
     """Returns the fields of a batch record as the database spells them."""
     return {_SPELLING.get(name, name): value for name, value in asdict(batch).items()}
@@ -174,7 +157,6 @@ def _applying_bytes(applying: Applying) -> bytes:
         {
             "spill": applying.spill_id,
             "offsets": _listed(applying.offsets),
-            "position": _listed(applying.position),
             "batch": None if applying.batch is None else batch_fields(applying.batch),
         }
     )
@@ -186,7 +168,6 @@ def _applying(value: bytes) -> Applying:
     return Applying(
         found["spill"],
         _offsets_of(found["offsets"]),
-        _offsets_of(found["position"]),
         None if batch is None else record(BatchRecord, batch),
     )
 

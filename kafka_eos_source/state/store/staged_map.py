@@ -105,14 +105,6 @@ class StagedMap(Reads):
             base = merge(staged, base, ranges, reverse=reverse)
         return self._scans.track(base, rest)
 
-    def approximate_num_entries(self) -> int:
-        """Returns RocksDB's estimate of the number of keys, adjusted by staged writes."""
-        self._check_open()
-        overlay = self._uncommitted.overlay
-        staged = sum(1 if value is not None else -1 for value in overlay.rows.values())
-        staged += 0 if overlay.spilled is None else overlay.spilled.rows
-        return max(0, self._durable.database.property("estimate-num-keys") + staged)
-
     def approximate_committed_size(self) -> tuple[int, int]:
         """Returns RocksDB's estimates of the number of keys, and of the bytes in files and memory."""
         self._check_open()
@@ -152,13 +144,6 @@ class StagedMap(Reads):
         for at in range(0, len(keys), _KEYS_PER_SLICE):
             part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
             self._put_lists(part[0].to_pylist(), part[1].to_pylist())
-
-    def put_if_absent(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Stages the value if the key has none, and returns the value that it had."""
-        old = self.get(key)
-        if old is None:
-            self.put(key, value)
-        return old
 
     def delete(self, key: bytes) -> None:
         """Stages the delete of a key."""

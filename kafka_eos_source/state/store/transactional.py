@@ -3,7 +3,7 @@
 ::
 
     put, delete …            commit, promote
-    ───────────▶  overlay  ─────────────────▶  data + offsets + position + batch, one WriteBatch
+    ───────────▶  overlay  ─────────────────▶  data + offsets + batch, one WriteBatch
                   (memory, spill)                 ▲
                     │                             │
                     └──▶  pending (batch, attempt) ┘   when the token says that this attempt is in Kafka
@@ -36,7 +36,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import folder
-from kafka_eos_source.state.store.commit_rules import find_promotable, merge_positions, next_metadata
+from kafka_eos_source.state.store.commit_rules import find_promotable, next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
@@ -68,11 +68,7 @@ class TransactionalStateStore(ViewedMap):
         path: the store's folder.
         identity: which state this is.
         config: settings of the store.
-        persistent, manages_offsets: as in Kafka's `StateStore`: data and changelog offsets survive a restart.
     """
-
-    persistent = True
-    manages_offsets = True
 
     def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
         identity = metadata.identity
@@ -205,7 +201,6 @@ class TransactionalStateStore(ViewedMap):
         self,
         changelog_offsets: Mapping[TopicPartition, int],
         *,
-        position: Mapping[TopicPartition, int] | None = None,
         batch: BatchRecord | None = None,
         forget_offsets: bool = False,
     ) -> None:
@@ -214,7 +209,6 @@ class TransactionalStateStore(ViewedMap):
         Args:
             changelog_offsets: the offset *after* the last changelog record of the staged writes, by
                 partition.
-            position: largest input offset that the writes reflect, by partition (KIP-796).
             batch: the micro-batch that made the writes.
             forget_offsets: remove all changelog offsets, so that the store is restored from the beginning.
 
@@ -229,7 +223,6 @@ class TransactionalStateStore(ViewedMap):
             self.name,
             self._durable.metadata,
             changelog_offsets,
-            position or {},
             batch,
             forget_offsets=forget_offsets,
         )
@@ -257,16 +250,13 @@ class TransactionalStateStore(ViewedMap):
 
     # ------------------------------------------------------------------ pending batches
 
-    def persist_pending(
-        self, record: BatchRecord, position: Mapping[TopicPartition, int] | None = None
-    ) -> None:
+    def persist_pending(self, record: BatchRecord) -> None:
         """Moves the staged writes to disk as pending changes of a task attempt.
 
         The data does not change. Pending changes of the same attempt are replaced.
 
         Args:
             record: the batch and attempt.
-            position: as in `commit`.
 
         Raises:
             StateError, StateCorruptedError: as `commit`.
@@ -276,7 +266,6 @@ class TransactionalStateStore(ViewedMap):
             overlay = self._uncommitted.overlay
             header = PendingHeader(
                 PendingBatch(record, self._durable.metadata.batch, overlay.size_bytes),
-                position or {},
                 overlay.ranges,
             )
             if overlay.spilled is not None:
@@ -315,19 +304,14 @@ class TransactionalStateStore(ViewedMap):
         """Returns the attempts whose changes are pending, in the order of batches."""
         return [header.batch for header in self._headers()]
 
-    def promote(
-        self,
-        record: BatchRecord,
-        changelog_offsets: Mapping[TopicPartition, int],
-        position: Mapping[TopicPartition, int] | None = None,
-    ) -> None:
+    def promote(self, record: BatchRecord, changelog_offsets: Mapping[TopicPartition, int]) -> None:
         """Applies the pending changes of the attempt that Kafka holds.
 
         The pending changes of all other attempts are dropped.
 
         Args:
             record: the attempt. Its event time may be later than the one that was made pending.
-            changelog_offsets, position: as in `commit`.
+            changelog_offsets: as in `commit`.
 
         Raises:
             StateMismatchError: if that attempt is not pending, or was computed on other state. Nothing was
@@ -337,8 +321,7 @@ class TransactionalStateStore(ViewedMap):
         self._check_nothing_staged("promote")
         durable, headers = self._durable, self._headers()
         header = find_promotable(self.name, headers, record, durable.metadata)
-        reflected = merge_positions(header.position, position or {})
-        metadata = next_metadata(self.name, durable.metadata, changelog_offsets, reflected, record)
+        metadata = next_metadata(self.name, durable.metadata, changelog_offsets, record)
         with self._lock:
             if header.spill_id:
                 self._begin_applying(header.spill_id, header.ranges, metadata)
@@ -378,7 +361,7 @@ class TransactionalStateStore(ViewedMap):
 
         crash before ⇒ the attempt is still pending. crash after ⇒ `open` continues with `_apply_spilled`.
         """
-        applying = Applying(spill_id, target.offsets, target.position, target.batch)
+        applying = Applying(spill_id, target.offsets, target.batch)
         self._durable.begin_applying(ranges, applying)
         failpoints.reach("state.apply_began")
 
@@ -387,7 +370,6 @@ class TransactionalStateStore(ViewedMap):
         target = replace(
             self._durable.metadata,
             offsets=applying.offsets,
-            position=applying.position,
             batch=applying.batch,
             restoring=False,
             applying=None,
