@@ -107,7 +107,7 @@ class ChangelogCopy:
             self._restore(store, cut, shard)
         self._cut, self._cut_at = cut, at
 
-    def snapshot(self, shards: Collection[int]) -> Snapshot:
+    def show(self, shards: Collection[int]) -> Snapshot:
         """Returns a snapshot of these shards as of the last cut. It stays the same while the copy goes on."""
         assert self._cut is not None
         cut = self._cut
@@ -199,7 +199,7 @@ def of_changelog(changelog: Changelog, cut: Cut, shards: Collection[int], deadli
     try:
         copy.follow(cut, shards)
         copy.check_not_compacted(cut, shards)
-        snapshot = copy.snapshot(shards)
+        snapshot = copy.show(shards)
     except BaseException:
         copy.close()
         raise
@@ -226,13 +226,13 @@ def newest_of_changelog(copy: ChangelogCopy, cut: Cut) -> tuple[Snapshot, Cut]:
         copy.follow(cut, shards)
         now = copy.cut_now()
         if now.same_state(cut):
-            return copy.snapshot(shards), cut
+            return copy.show(shards), cut
         number += 1
         can_continue = copy.can_continue(now)
         if number >= _ROUNDS or not can_continue:
             try:
                 copy.check_not_compacted(cut, shards)
-                return copy.snapshot(shards), cut
+                return copy.show(shards), cut
             except ChangelogCompactedError:
                 if number >= _MOST_ROUNDS or not can_continue:
                     raise
