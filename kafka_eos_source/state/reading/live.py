@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -89,24 +90,19 @@ def watch_state(
         variable=variable,
         timers=timers,
     )
-    try:
+    with ExitStack() as stack:
+        stack.callback(table.close)
         first, runs = table.look(is_first=True)
         display = notebook_display()
         if display is None:
             show_in_terminal(table.look, first, runs, as_text, interval)
-    except BaseException:
-        table.close()
-        raise
-    if display is None:
-        table.close()
-        return None
-    handle = display(_bundle(first), raw=True, display_id=True)
-    made = Watch(table.look, lambda found: handle.update(_bundle(found), raw=True), interval, table.close)
-    if runs:
-        made.start()
-    else:
-        table.close()
-    return made
+            return None
+        handle = display(_bundle(first), raw=True, display_id=True)
+        made = Watch(table.look, lambda found: handle.update(_bundle(found), raw=True), interval, table.close)
+        if runs:
+            stack.pop_all()  # the thread closes the table
+            made.start()
+        return made
 
 
 class LiveTable:
