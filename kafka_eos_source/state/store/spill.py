@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -163,13 +163,10 @@ class SpilledRows:
     def get_many(self, keys: list[bytes]) -> list[bytes | Missing | None]:
         """Returns the values in the order of the keys; see `get`."""
         if len(keys) >= _MANY_KEYS and self._estimate() <= _PAIRS_PER_LOOKUP * len(keys):
-            pairs = self._forwards(min(keys), max(keys) + b"\0")
-            next(pairs)
-            most = 2 * _PAIRS_PER_LOOKUP * len(keys)
-            found = dict(islice(cast("Iterator[StagedPair]", pairs), most))
-            pairs.close()
-            if len(found) < most:  # else the estimate was too low
-                return [found.get(key, MISSING) for key in keys]
+            wanted = set(keys)
+            pairs = self.scan(min(wanted), max(wanted) + b"\0", reverse=False)
+            found = {key: value for key, value in pairs if key in wanted}
+            return [found.get(key, MISSING) for key in keys]
         values = self._call(lambda: list(map(self._get, keys)))
         return [MISSING if value is None else _decoded(value) for value in values]
 

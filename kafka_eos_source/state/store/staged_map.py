@@ -25,7 +25,7 @@ from kafka_eos_source.state.store.uncommitted import (
 )
 
 #: Keys that `get_many` and `put_many` turn into Python objects at a time.
-_KEYS_PER_SLICE = 1 << 17
+_KEYS_PER_SLICE = 1 << 16
 #: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
 #: ranges, and a processor that clears the list of each group would leave one range per group.
 _SMALL_RANGE = 128
