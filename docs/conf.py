@@ -68,7 +68,11 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!kafka_eos_source\.).*"),
     # internal: base classes, and arguments that users do not make
     ("py:.*", r".*\.(Cursor|Database|Description|Scan|StoreMetadata)"),
-    ("py:.*", r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView)"),
+    (
+        "py:.*",
+        r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView|display\.Frame|state_table\.StateTable)",
+    ),
+    ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),
     ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
 ]

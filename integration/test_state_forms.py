@@ -20,7 +20,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import lineage
-from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.state import (
     CHANGELOG,
     aggregate_with_changelog_state,
@@ -267,21 +266,3 @@ def test_rows_that_passed_other_steps_are_not_aggregated_in_the_read(stage: Stag
 def sizes(query: StreamingQuery) -> list[int]:
     progress: list[Mapping[str, Any]] = [json.loads(each.json) for each in query.recentProgress]
     return [each["numInputRows"] for each in progress if each["numInputRows"]]
-
-
-def test_batches_become_smaller_after_one_that_changed_too_much_state(stage: Stage) -> None:
-    own = {f"u{row}": 1 for row in range(800)}
-    produce(stage.broker, stage.source, ["x"] * 800, keys=list(own))
-    rows = stage.rows(**{"maxOffsetsPerTrigger": "350", "application.id": stage.application})
-    options = stage.options(**{"statestore.uncommitted.max.bytes": "12000"})
-    frame = aggregate_with_changelog_state(
-        rows.groupBy("k"), {"n": count()}, options=options, shards=2, combine="after_read"
-    )
-    query = stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
-    found = sizes(query)
-    full = found.index(max(found[1:]), 1)  # the first batch with new keys only, about 170 per shard
-    assert found[full] == 350
-    assert max(found[full + 1 :]) < 200, found
-    wanted = {**stage.wanted, **own}
-    assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
-    admission.write(stage.application, None)

@@ -142,6 +142,21 @@ def test_state_stays_exact_although_a_worker_is_killed_at_every_step(
     case.check()
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.fault("T162", "a stateful task is killed while its changes go to disk", "three steps")
+def test_t162_state_on_disk_stays_exact_although_workers_are_killed_in_slices_and_in_promotion(
+    case: Case, driver: Any, tmp_path: Path
+) -> None:
+    spec = case.spec(options={"statestore.uncommitted.max.bytes": "400"})
+    steps = {"state.after_spill": 2, "state.after_seal": 1, "state.apply_slice": 1}
+    spec["restarts"] = len(steps)
+    armed = ",".join(f"{step}=kill-worker*{n}@{tmp_path}/once-{step}" for step, n in steps.items())
+    driver(spec, armed).finish()
+    reached = {path.name.removeprefix("once-") for path in tmp_path.glob("once-*")}
+    assert reached == set(steps)
+    case.check()
+
+
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S07", "an executor is killed, its disk with it", "after the changes are pending")

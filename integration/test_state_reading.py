@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.reading import live
+from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count
 
@@ -116,6 +120,8 @@ def test_hash_and_shard_equal_those_of_spark(spark: SparkSession) -> None:
 
 SHARDS = 3
 STORE = "views"
+#: A row of a live table: page and views.
+_ROW = re.compile(r"^[+~ ]*(home|p\d+) +(\d+) ", re.MULTILINE)
 
 
 class Pages:
@@ -203,8 +209,19 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     pages.feed(["home", "cart", "home", "żółć", "help"])
     pages.run()
     old = dict(pages.wanted)
+    kafka = pages.connection
+    early = pages.query_state(kafka=kafka)
+    assert {row["key"]["page"]: row["value"]["views"] for row in early.all()} == old
     pages.feed(["cart", "new"])
     pages.run()
+    copy = early._source._copy
+    early.refresh()
+    assert early._source._copy is copy, "it reads only what is new"
+    assert {row["key"]["page"]: row["value"]["views"] for row in early.all()} == dict(pages.wanted)
+    snapshot = early._snapshot
+    early.refresh()
+    assert early._snapshot is snapshot, "nothing was committed"
+    early.close()
 
     of_changelog = pages.frame("changelog")
     assert of_changelog.schema.simpleString() == (
@@ -226,7 +243,6 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     with pytest.raises(AnalysisException, match="no state of"):
         pages.frame("disk", **{"state.dir": pages.state_dir + "x"})
 
-    kafka = pages.connection
     for state in (pages.query_state(kafka=kafka), pages.query_state(kafka=kafka, state_dir=pages.state_dir)):
         with state:
             assert state.batch_id == 1
@@ -242,23 +258,50 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
         kafka=kafka, at_least={source: 7}
     ).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
-        pages.query_state(kafka=kafka, at_least={source: 99})
+        pages.query_state(kafka=kafka, at_least={source: 99}, timeout_ms=500)
+
+
+class Notebook:
+    """Stands in for IPython's ``display`` and its handle: keeps the text of all frames."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+
+    def __call__(self, frame: dict[str, str], **_: object) -> Notebook:
+        self.frames.append(frame["text/plain"])
+        return self
+
+    update = __call__
 
 
 @pytest.mark.timeout(300)
-def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
-    """While the query runs, each answer is the state of exactly one batch, and never of an earlier one."""
+def test_lookups_while_the_query_runs_show_one_batch_each(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the query runs, each answer is the state of exactly one batch, and never of an earlier one.
+
+    Databases and changelog are read in turn, and a live table reads both all the time.
+    """
     pages.feed(["home"])
     query = pages.start(processingTime="0 seconds")
+    notebook = Notebook()
+    monkeypatch.setattr(live, "notebook_display", lambda: notebook)
+    where = {"kafka": pages.connection, "state_dir": pages.state_dir}
+    table = watch_state(pages.application, STORE, **where, query=query, interval=0.1)  # type: ignore[arg-type]
+    assert table is not None
     try:
         seen: list[int] = []
         fed = 1
         deadline = datetime.datetime.now() + datetime.timedelta(seconds=120)
-        state: StateQuery | None = None
-        while fed < 8 and datetime.datetime.now() < deadline:
+        states: dict[str | None, StateQuery] = {}
+        for state_dir in cycle([pages.state_dir, None]):
+            if fed == 8 or datetime.datetime.now() > deadline:
+                break
             assert query.isActive, query.exception()
             try:
-                state = state or pages.query_state(kafka=pages.connection, state_dir=pages.state_dir)
+                if state_dir not in states:
+                    states[state_dir] = pages.query_state(kafka=pages.connection, state_dir=state_dir)
+                state = states[state_dir]
                 state.refresh()
             except NotUpToBoundError:
                 continue
@@ -274,12 +317,23 @@ def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
             if len(counts) == fed:
                 pages.feed(["home", *(f"p{n}" for n in range(fed))])
                 fed += 1
-        assert state is not None
-        state.close()
+        for state in states.values():
+            state.close()
         assert fed == 8
         assert seen == sorted(seen)
+        assert query.isActive, query.exception()
     finally:
         query.stop()
+        table.stop()
+    shown = [
+        dict(_ROW.findall(frame)) for frame in notebook.frames if f"{pages.application} / {STORE}" in frame
+    ]
+    wholes = [{page: int(views) for page, views in rows.items()} for rows in shown if rows]
+    assert len(wholes) > 1
+    for counts in wholes:
+        assert sorted(counts.values(), reverse=True) == list(range(len(counts), 0, -1)), counts
+    sizes = [len(counts) for counts in wholes]
+    assert sizes == sorted(sizes)
 
 
 def words_of(pages: Pages, *words: object) -> list[str]:

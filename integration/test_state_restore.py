@@ -23,7 +23,13 @@ from integration.support import broker as brokers
 from integration.support.kafka import Admin, end_offsets, read_back, transaction
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.errors import ChangelogError, StateMismatchError, UnavailableError
+from kafka_eos_source.errors import (
+    ChangelogCompactedError,
+    ChangelogError,
+    RetriableError,
+    StateMismatchError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
@@ -38,6 +44,8 @@ from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.layout import BATCH_KEY, keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -513,6 +521,111 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     content = shard.content()
     content.pop(b"\x01filler")
     assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key came back"
+
+
+@pytest.mark.fault(
+    "T184",
+    "the broker compacts a changelog while its state is read",
+    "after the committed offset was fetched",
+)
+def test_a_read_that_compaction_overtook_is_an_error_and_never_a_wrong_state(
+    shard: Shard, topics: Admin
+) -> None:
+    """A later batch replaces all values, and the broker removes the old ones before they are read."""
+    topics.configure(shard.topic, EAGER)
+    first, second = batch_record(0), batch_record(1)
+    shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(first))])
+    end = len(KEYS) + 1
+    reading = Changelog(shard.application_id, "s", shard.application_id, shard.kafka)
+    cut = Cut(shard.application_id, "s", shard.topic, shard.made.topic_id, 1, {0: end}, {0: first})
+
+    def read() -> dict[bytes, bytes]:
+        with of_changelog(reading, cut, [0], in_seconds()) as snapshot:
+            return dict(snapshot.shard(0).view.all())
+
+    assert read() == dict.fromkeys(KEYS, b"1")
+    shard.write([(key, b"2") for key in KEYS[1:]] + [(BATCH_KEY, encode_batch(second))])
+    compacted(shard, range(1, end))
+    with pytest.raises(ChangelogCompactedError, match=f"while offsets 0 to {end - 1} were read") as failure:
+        read()
+    assert isinstance(failure.value, RetriableError)
+    with pytest.MonkeyPatch.context() as mutation:  # without the check, the read returns a wrong state
+        mutation.setattr(ChangelogCopy, "check_not_compacted", lambda *_: None)
+        assert read() == {KEYS[0]: b"1"}
+
+
+# -- stores that are seldom written
+
+COMMIT_AND_WAIT = """
+    import sys
+    from pathlib import Path
+    import pyarrow as pa
+    from integration.test_state_restore import KEYS, Shard, batch_record
+    from kafka_eos_source.state.changelog.topic import ChangelogTopic
+    from kafka_eos_source.state.store import database
+
+    bootstrap, folder, application_id, topic_id, end, wal = sys.argv[1:]
+    if wal == "off":
+        write = database.Database.write
+
+        def write_without_log(self, batch, *, sync):
+            options = database.rocksdict.WriteOptions()
+            options.disable_wal = True
+            self._db.write(batch.raw, options)
+
+        database.Database.write = write_without_log
+    Shard.ensure = lambda self: ChangelogTopic(self.topic, topic_id, 1, 0)
+    shard = Shard(bootstrap, Path(folder), application_id)
+    store = shard.open()
+    for key in KEYS:
+        store.put(key, b"1")
+    store.commit({shard.tp: int(end)}, batch=batch_record(0))
+    print("committed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.fault(
+    "T185", "the process of a quiet store is killed, and the changelog's start moves", "after its only commit"
+)
+@pytest.mark.parametrize("wal", ["on", "off"])
+def test_a_quiet_store_that_was_killed_continues_at_its_last_commit(
+    shard: Shard, topics: Admin, tmp_path: Path, wal: str
+) -> None:
+    """KAFKA-20663: a store without a write-ahead log comes back as it was at its last flush.
+
+    If the changelog no longer reaches back to that offset, Kafka Streams restores the state from what the
+    changelog still has. With the log switched off, this store would do so too, and lose what was removed.
+    """
+    end = shard.write([(key, b"1") for key in KEYS])
+    known = [
+        shard.bootstrap,
+        str(shard.path.parent),
+        shard.application_id,
+        shard.made.topic_id,
+        str(end),
+        wal,
+    ]
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(COMMIT_AND_WAIT), *known],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"committed\n"
+    finally:
+        child.kill()
+        child.communicate()
+    remove(topics, shard.topic, end)
+    end = shard.write([(KEYS[0], b"2")])
+    found = shard.recovered(end)
+    if wal == "on":
+        assert (found.reason, found.records) == (Reason.CATCH_UP, 1), "no wipe, and no full restore"
+        assert shard.content() == {**dict.fromkeys(KEYS, b"1"), KEYS[0]: b"2"}
+    else:
+        assert found.reason is not Reason.CATCH_UP
+        assert shard.content() == {KEYS[0]: b"2"}
 
 
 # -- speed

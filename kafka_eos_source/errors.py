@@ -8,7 +8,7 @@
     │   ├── SinkRetryableError      a sink outside Kafka cannot do what was asked now
     │   ├── RegistryUnavailableError  the schema registry does not answer, which says nothing about records
     │   ├── NotUpToBoundError       the state has not reached the position that the reader asked for
-    │   └── ViewInvalidatedError    changes that a read_uncommitted view showed were rolled back
+    │   └── ChangelogCompactedError compaction removed records of a changelog before a read reached them
     ├── AbortableError              abort the transaction and begin it again with a new producer
     ├── OutcomeUnknownError         a commit was sent and not answered: read the token, which decides
     ├── RestartQueryError           this run of the query cannot continue; start the query again
@@ -41,7 +41,6 @@
             ├── ChangelogError      the changelog topic has wrong settings, or lost its first records
             ├── StateLostError      a batch was committed without its state changes
             ├── OffsetWentBackError a changelog offset would become smaller
-            ├── UncommittedBytesError  one micro-batch changes more state than the limit allows
             └── StatefulProcessorError  a StatefulProcessor used its handle, state or timers wrongly
 
 The classes follow KIP-1050 (one category, one action) and not Kafka's error codes. Each message starts with a
@@ -247,10 +246,10 @@ class NotUpToBoundError(RetriableError):
     condition = "KAFKA_EOS.STATE_NOT_UP_TO_BOUND"
 
 
-class ViewInvalidatedError(RetriableError):
-    """Changes that a read_uncommitted view showed were rolled back, or set aside until the token decides."""
+class ChangelogCompactedError(RetriableError):
+    """Compaction removed records of a changelog before a read reached them, so the result would be wrong."""
 
-    condition = "KAFKA_EOS.STATE_VIEW_INVALIDATED"
+    condition = "KAFKA_EOS.CHANGELOG_COMPACTED"
 
 
 class StateCorruptedError(RestartQueryError):
@@ -311,12 +310,6 @@ class OffsetWentBackError(StateError):
     """A changelog offset would become smaller than the stored one."""
 
     condition = "KAFKA_EOS.STATE_OFFSET"
-
-
-class UncommittedBytesError(StateError):
-    """One micro-batch changes more state than ``statestore.uncommitted.max.bytes`` allows."""
-
-    condition = "KAFKA_EOS.STATE_UNCOMMITTED_BYTES"
 
 
 class StatefulProcessorError(StateError):

@@ -114,7 +114,8 @@ class ShardReport:
             is no limit.
         counts: the counters of the shard's processor over all batches, including this one.
         measured: what the task attempt measured, for metrics only: ``keys`` and ``bytes`` (estimates of the
-            state on disk), ``uncommitted_bytes``, ``restores``, ``restored_records`` and ``restore_seconds``.
+            state on disk), ``uncommitted_bytes``, ``spilled_bytes``, ``restores``, ``restored_records`` and
+            ``restore_seconds``.
     """
 
     tp: TopicPartition

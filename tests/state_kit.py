@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
 #: Settings with memtables so small that RocksDB flushes and compacts all the time.
 TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
 
+#: As `TINY`, and so little memory for staged writes that most transactions go to disk.
+SPILLING = replace(TINY, uncommitted_max_bytes=6_000)
+
 Model = dict[bytes, bytes]
 
 
@@ -50,7 +53,7 @@ def key(number: int) -> bytes:
 class Workload:
     """Commits that a seed determines, so that any process knows what the store holds after the n-th commit.
 
-    The n-th commit sets the changelog offset, the position and the batch id to n, and the key ``last`` too.
+    The n-th commit sets the changelog offset and the batch id to n, and the key ``last`` too.
     """
 
     seed: int
@@ -99,14 +102,14 @@ class Workload:
             store.delete_range(*span)
         store.put_all(list(rows.items()))
         if kind == "promote":
-            store.persist_pending(record(number, "loser"), {INPUT: number})
+            store.persist_pending(record(number, "loser"))
             if kind == "ranges":
                 store.delete_range(*span)
             store.put_all(list(rows.items()))
-            store.persist_pending(record(number), {INPUT: number})
+            store.persist_pending(record(number))
             store.promote(record(number), {TP: number})
         else:
-            store.commit({TP: number}, position={INPUT: number}, batch=record(number))
+            store.commit({TP: number}, batch=record(number))
 
     @classmethod
     def after(cls, seed: int, done: int) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
 from kafka_eos_source.spark.task import StreamingTask
@@ -58,59 +56,49 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# -- attacks on the batch sizes that the commit advises ----------------------------------------------
+# -- attacks on files --------------------------------------------------------------------------------
+
+
+def folder() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-notes")
 
 
 @pytest.mark.parametrize("planted", ["app.json.new", "app.json"])
-def test_a_planted_link_does_not_redirect_the_advice(shared: Path, victim: Path, planted: str) -> None:
-    folder = shared / f"kafka-eos-batches-{UID}"
-    folder.mkdir(mode=0o777)
-    (folder / planted).symlink_to(victim)
-    admission.write("app", 7)
+def test_a_planted_link_does_not_redirect_a_write(shared: Path, victim: Path, planted: str) -> None:
+    path = shared / f"kafka-eos-notes-{UID}"
+    path.mkdir(mode=0o777)
+    (path / planted).symlink_to(victim)
+    folder().write("app.json", "7")
     assert victim.read_text() == "precious"
-    assert admission.read("app") == 7
+    assert folder().read("app.json") == "7"
 
 
-def test_advice_in_a_planted_file_link_is_not_read(
-    shared: Path, victim: Path, caplog: pytest.LogCaptureFixture
+def test_a_planted_file_link_is_not_read(shared: Path, victim: Path) -> None:
+    path = shared / f"kafka-eos-notes-{UID}"
+    path.mkdir(mode=0o777)
+    (path / "app.json").symlink_to(victim)
+    with pytest.raises(OSError, match="a symbolic link"):
+        folder().read("app.json")
+
+
+def test_a_folder_of_another_user_is_neither_read_nor_written(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    victim.write_text('{"records": 1}')
-    folder = shared / f"kafka-eos-batches-{UID}"
-    folder.mkdir(mode=0o777)
-    (folder / "app.json").symlink_to(victim)
-    assert admission.read("app") is None
-    assert "a symbolic link" in caplog.text
-
-
-def test_advice_in_a_folder_of_another_user_is_neither_read_nor_written(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    admission.write("app", 1)
-    theirs = shared / f"kafka-eos-batches-{UID}"
+    folder().write("app.json", "1")
+    theirs = shared / f"kafka-eos-notes-{UID}"
     monkeypatch.setattr("os.getuid", lambda: UID + 1)
-    theirs.rename(shared / f"kafka-eos-batches-{UID + 1}")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert admission.read("app") is None
-            admission.write("app", 9)
-            admission.write("app", None)
-    assert "plans batches without the advice" in caplog.text
-    assert "does not adapt the size of its batches" in caplog.text
-    assert len(caplog.records) == 2, "each loss is reported once, not once per batch"
+    theirs.rename(shared / f"kafka-eos-notes-{UID + 1}")
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: folder().read("app.json"),
+        lambda: folder().write("app.json", "9"),
+        lambda: folder().remove("app.json"),
+    )
+    for act in acts:
+        with pytest.raises(ForeignFolderError):
+            act()
     monkeypatch.setattr("os.getuid", lambda: UID)
-    (shared / f"kafka-eos-batches-{UID + 1}").rename(theirs)
-    assert admission.read("app") == 1, "the other user's file is as it was"
-
-
-@pytest.mark.parametrize("records", ["0", "-5", "true", "7.5", '"7"', "null"])
-def test_only_a_positive_number_is_advice(
-    shared: Path, caplog: pytest.LogCaptureFixture, records: str
-) -> None:
-    """A planted size of 0 is ignored; the source would otherwise plan empty batches forever."""
-    admission.write("app", 7)
-    (shared / f"kafka-eos-batches-{UID}" / "app.json").write_text(f'{{"records": {records}}}')
-    assert admission.read("app") is None
-    assert "expected a positive integer" in caplog.text
+    (shared / f"kafka-eos-notes-{UID + 1}").rename(theirs)
+    assert folder().read("app.json") == "1", "the other user's file is as it was"
 
 
 @pytest.mark.parametrize(
@@ -118,12 +106,12 @@ def test_only_a_positive_number_is_advice(
 )
 def test_an_application_id_cannot_escape_the_folder(shared: Path, application_id: str) -> None:
     before = {each for each in shared.parent.rglob("*") if shared not in each.parents}
-    admission.write(application_id, 7)
-    assert admission.read(application_id) == 7
+    folder().write(f"{application_id}.json", "7")
+    assert folder().read(f"{application_id}.json") == "7"
     assert {each for each in shared.parent.rglob("*") if shared not in each.parents} == before
-    assert len(os.listdir(shared / f"kafka-eos-batches-{UID}")) == 1
-    admission.write(application_id, None)
-    assert admission.read(application_id) is None
+    assert len(os.listdir(shared / f"kafka-eos-notes-{UID}")) == 1
+    folder().remove(f"{application_id}.json")
+    assert folder().read(f"{application_id}.json") is None
 
 
 # -- attacks on the operators' announcements ---------------------------------------------------------

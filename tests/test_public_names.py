@@ -35,6 +35,7 @@ PUBLIC = {
         "apply_with_changelog_state",
         "deduplicate_with_changelog_state",
         "transform_with_changelog_state",
+        "watch_state",
     ],
     "kafka_eos_source.state.vector": [
         "count",

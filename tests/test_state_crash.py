@@ -20,7 +20,6 @@ import pytest
 from state_kit import (
     EFFORT,
     IDENTITY,
-    INPUT,
     TINY,
     TP,
     OtherProcess,
@@ -42,20 +41,30 @@ CRASHES = 12 * EFFORT
 @pytest.fixture(scope="module")
 def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders as kills left them, each with the number of commits acknowledged before the kill."""
-    folder = tmp_path_factory.mktemp("crashes")
+    return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", commits=40)
+
+
+@pytest.fixture(scope="module")
+def crashes_while_spilling(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
+    """As `crashes`, for a store whose transactions are too large for its memory."""
+    return _crashes(tmp_path_factory.mktemp("crashes"), "SPILLING", commits=8)
+
+
+def _crashes(folder: Path, config: str, *, commits: int) -> list[tuple[Path, int]]:
+    """Returns copies of a store's folder, each after up to this number of further commits."""
     rng = random.Random(SEED)
     images = []
     with other_process() as other:
         other.run(
             f"work = Workload({SEED}); path = Path({str(folder)!r})\n"
-            "store = TransactionalStateStore.open(path / 'live', IDENTITY, TINY)\n"
+            f"store = TransactionalStateStore.open(path / 'live', IDENTITY, {config})\n"
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
         other.send("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
-            enough = _number(acknowledged) + rng.randrange(1, 40)
+            enough = _number(acknowledged) + rng.randrange(1, commits)
             _until(lambda enough=enough: _number(acknowledged) >= enough)  # type: ignore[misc]
             process.suspend()
             _until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -91,7 +100,6 @@ def _verify(path: Path) -> int:
         assert last == (record(done) if done else None)
         assert store.get(b"\1last") == (b"%d" % done if done else None)
         assert dict(store.all()) == Workload.after(SEED, done)
-        assert store.position().get(INPUT, 0) <= done
         # The store can continue from there.
         store.put(b"\1last", b"again")
         store.persist_pending(record(done + 1, "next"))
@@ -105,6 +113,14 @@ def test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_o
     for image, acknowledged in crashes:
         copy = shutil.copytree(image, tmp_path / image.name)
         assert _verify(copy) in (acknowledged, acknowledged + 1), "at most the commit in flight is more"
+
+
+def test_after_a_kill_a_store_that_spills_holds_every_acknowledged_commit(
+    crashes_while_spilling: list[tuple[Path, int]], tmp_path: Path
+) -> None:
+    test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_one(
+        crashes_while_spilling, tmp_path
+    )
 
 
 def test_a_damaged_log_yields_an_older_commit_or_an_error(
@@ -193,9 +209,9 @@ def test_close_releases_the_files_although_views_and_scans_are_open(
         "for number in range(1, 21):\n"
         "    store.put_all([(key(n), b'%d' % number) for n in range(100)])\n"
         "    store.commit({TP: number})\n"
-        "managers = [store.view('read_committed'), store.view('read_uncommitted')]\n"
+        "managers = [store.view(), store.view()]\n"
         "views = [manager.__enter__() for manager in managers]\n"
-        "scans = [store.all(), store.reverse_range(), *(view.all() for view in views)]\n"
+        "scans = [store.all(), store.range(reverse=True), *(view.all() for view in views)]\n"
         "for scan in scans: next(scan)\n"
         "store.close()"
     )
@@ -322,12 +338,12 @@ def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> Non
         said = other.run(
             "import resource\n"
             f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
-            "store.put(b'\\1a', b'1'); store.commit({TP: 1}, position={INPUT: 7})\n"
+            "store.put(b'\\1a', b'1'); store.commit({TP: 1})\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "result = []\n"
             "store.put_all([(key(n), b'x' * 500) for n in range(3000)])\n"
-            "commit = lambda: store.commit({TP: 2}, position={INPUT: 9})\n"
-            "acts = commit, lambda: store.get(b'\\1a'), store.position\n"
+            "commit = lambda: store.commit({TP: 2})\n"
+            "acts = commit, lambda: store.get(b'\\1a'), store.last_batch\n"
             "for act in acts:\n"
             "    try:\n"
             "        act(); result.append('nothing')\n"
@@ -339,7 +355,7 @@ def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> Non
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 1
         assert dict(store.all()) == {b"\1a": b"1"}
-        assert store.position() == {INPUT: 7}
+        assert store.next_offset(TP) == 1
 
 
 def test_opening_and_closing_a_store_leaks_no_resources(tmp_path: Path) -> None:

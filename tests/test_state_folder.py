@@ -150,7 +150,7 @@ def test_metadata_of_a_newer_format_is_refused(path: Path) -> None:
         open_store(path)
 
 
-@pytest.mark.parametrize("name", [b"ident", b"batch", b"pos", b"saved", b"off/t/0", b"status"])
+@pytest.mark.parametrize("name", [b"ident", b"batch", b"saved", b"off/t/0", b"status"])
 @pytest.mark.parametrize("value", [b"", b"{}", b"\x02{}", b"\x01{", b"\x01[1]", b'\x01"x"'])
 def test_unreadable_metadata_counts_as_damage(name: bytes, value: bytes) -> None:
     """Only the version byte decides how a value is decoded."""
@@ -177,7 +177,6 @@ METADATA = st.builds(
         StoreIdentity, st.text(max_size=3), st.just("s"), st.just(0), st.just(1), st.just("t")
     ),
     offsets=OFFSETS,
-    position=OFFSETS,
     batch=st.none() | BATCHES,
     saved_ms=st.integers(0, 2**63),
     restoring=st.booleans(),
@@ -199,17 +198,15 @@ def test_overwritten_metadata_has_the_last_value(steps: list[StoreMetadata]) -> 
     assert records.decode(stored.items()) == steps[-1]
 
 
-@given(
-    BATCHES, st.none() | BATCHES, OFFSETS, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary()))
-)
+@given(BATCHES, st.none() | BATCHES, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary())))
 def test_headers_of_pending_batches_survive_encoding_and_decoding(
-    batch: BatchRecord, base: BatchRecord | None, position: dict[TopicPartition, int], spans: list[Any]
+    batch: BatchRecord, base: BatchRecord | None, spans: list[Any]
 ) -> None:
-    header = pending.PendingHeader(PendingBatch(batch, base, 17), position, Ranges(tuple(spans)))
+    header = pending.PendingHeader(PendingBatch(batch, base, 17), Ranges(tuple(spans)))
     ((name, value),) = pending.encode(header, [])
     assert name.startswith(b"h")
     again = pending.decode_header(value)
-    assert (again.batch, again.position, again.ranges.spans) == (header.batch, position, tuple(spans))
+    assert (again.batch, again.ranges.spans) == (header.batch, tuple(spans))
 
 
 def test_the_spelling_of_a_batch_in_the_database_stays() -> None:
@@ -223,7 +220,7 @@ def test_the_spelling_of_a_batch_in_the_database_stays() -> None:
     pairs = [(b"batch", b"\x01" + written)]
     assert records.encode(StoreMetadata(), metadata) == dict(pairs)
     assert records.decode(pairs) == metadata
-    header = pending.PendingHeader(PendingBatch(batch, batch, 17), {}, Ranges(()))
+    header = pending.PendingHeader(PendingBatch(batch, batch, 17), Ranges(()))
     in_header = b'{"record":%b,"base":%b,"size_bytes":17,"position":"015b5d","ranges":[],"blobs":0}' % (
         written,
         written,
@@ -397,13 +394,3 @@ def test_a_damaged_store_is_set_aside_at_most_once_in_ten_minutes(path: Path) ->
     assert newer is not None
     assert newer.exists()
     assert not old.exists(), "one is kept"
-
-
-def test_a_store_has_the_properties_of_a_kafka_streams_state_store(path: Path) -> None:
-    with open_store(path) as store:
-        assert (store.name, store.partition, store.persistent, store.manages_offsets) == (
-            "counts",
-            0,
-            True,
-            True,
-        )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, binary, record
+from state_kit import EFFORT, IDENTITY, TINY, TP, Model, binary, record
 
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 # Few keys that are prefixes of each other or end in 0xff, so that bounds and ranges often touch them.
@@ -27,18 +33,19 @@ ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
 class StoreMachine(RuleBasedStateMachine):
     """`committed` is the state that others should see, `seen` the state that the owner should see."""
 
+    config: ClassVar[StoreConfig] = TINY
+
     @initialize()
     def start(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="state-model-"))
-        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, self.config)
         self.committed: Model = {}
         self.seen: Model = {}
         self.ever: set[bytes] = set()  # all keys that ever existed
         self.offset = 0
         self.batch = -1
-        self.position = -1
-        # task attempt → batch, base batch, state, position
-        self.kept: dict[str, tuple[int, int, Model, int]] = {}
+        # task attempt → batch, base batch, state
+        self.kept: dict[str, tuple[int, int, Model]] = {}
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -55,11 +62,6 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, key: bytes, value: bytes | None) -> None:
         self.store.put(key, value)
         self._write(key, value)
-
-    @rule(key=KEYS, value=st.binary(max_size=4))
-    def put_if_absent(self, key: bytes, value: bytes) -> None:
-        assert self.store.put_if_absent(key, value) == self.seen.get(key)
-        self.seen.setdefault(key, value)
 
     @rule(rows=ROWS)
     def put_many(self, rows: list[tuple[bytes, bytes | None]]) -> None:
@@ -122,13 +124,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert state == self.seen
         assert len(keys) == len(set(keys))
 
-    @rule(ahead=st.integers(0, 3), further=st.integers(0, 1))
-    def commit(self, ahead: int, further: int) -> None:
+    @rule(ahead=st.integers(0, 3))
+    def commit(self, ahead: int) -> None:
         self.offset += ahead
         self.batch += 1
-        self.position += further
-        position = {INPUT: self.position} if further else None
-        self.store.commit({TP: self.offset}, position=position, batch=record(self.batch))
+        self.store.commit({TP: self.offset}, batch=record(self.batch))
         self.committed = dict(self.seen)
 
     @rule()
@@ -136,17 +136,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.rollback()
         self._clear_staged()
 
-    @rule(task_attempt_id=st.sampled_from("ab"), further=st.integers(0, 1))
-    def persist_pending(self, task_attempt_id: str, further: int) -> None:
-        position = self.position + further
-        self.store.persist_pending(
-            record(self.batch + 1, task_attempt_id), {INPUT: position} if further else None
-        )
+    @rule(task_attempt_id=st.sampled_from("ab"))
+    def persist_pending(self, task_attempt_id: str) -> None:
+        self.store.persist_pending(record(self.batch + 1, task_attempt_id))
         if task_attempt_id in self.kept and self.kept[task_attempt_id][0] != self.batch + 1:
             self.store.drop_pending([task_attempt_id])  # drop an earlier batch, as an operator does
             self.store.rollback()
         self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
-        self.kept[task_attempt_id] = (self.batch + 1, self.batch, dict(self.seen), position)
+        self.kept[task_attempt_id] = (self.batch + 1, self.batch, dict(self.seen))
+        state = dict(self.committed)
+        for rows in self.store.pending_changes(record(self.batch + 1, task_attempt_id)):
+            for k, v in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
+                state.pop(k, None) if v is None else state.update({k: v})
+        assert state == self.seen
         self._clear_staged()
 
     @precondition(lambda self: self.kept)
@@ -154,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
     def promote(self, ahead: int) -> None:
         self.store.rollback()
         self._clear_staged()
-        task_attempt_id, (batch, base, state, position) = sorted(self.kept.items())[0]
+        task_attempt_id, (batch, base, state) = sorted(self.kept.items())[0]
         if base != self.batch:
             self.store.drop_pending()
         else:
@@ -162,7 +164,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.batch = batch
             self.store.promote(record(batch, task_attempt_id), {TP: self.offset})
             self.committed, self.seen = dict(state), dict(state)
-            self.position = position
         self.kept = {}
         assert self.store.pending() == []
 
@@ -180,7 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store.close()
-        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, self.config)
         self._clear_staged()
 
     def _clear_staged(self) -> None:
@@ -199,14 +200,56 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.next_offset(TP) == self.offset
         last = self.store.last_batch()
         assert (-1 if last is None else last.batch_id) == self.batch
-        assert self.store.position().get(INPUT, -1) == self.position
-        with self.store.view("read_committed") as view:
+        with self.store.view() as view:
             assert list(view.all()) == sorted(self.committed.items())
-        with self.store.view("read_uncommitted") as view:
-            assert list(view.reverse_range()) == sorted(self.seen.items(), reverse=True)
+            assert list(view.range(reverse=True)) == sorted(self.committed.items(), reverse=True)
 
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
     max_examples=40 * EFFORT, stateful_step_count=30, deadline=None, print_blob=True
 )
+
+
+class Killed(Exception):
+    """Stands for the end of the process at a failpoint."""
+
+
+class SpillingMachine(StoreMachine):
+    """The same rules for a store that moves its staged writes to disk after a few rows, or at any time."""
+
+    config: ClassVar[StoreConfig] = replace(TINY, uncommitted_max_bytes=1_500)
+
+    @rule()
+    def spill(self) -> None:
+        self.store._spill()
+
+    @precondition(lambda self: self.kept)
+    @rule(step=st.sampled_from(["began", "slice", "written", "ended"]))
+    def promotion_is_interrupted(self, step: str) -> None:
+        """What was begun is finished when the store is opened again."""
+        self.store.rollback()
+        self._clear_staged()
+        task_attempt_id, (batch, base, state) = sorted(self.kept.items())[0]
+        if base != self.batch:
+            self.store.drop_pending()
+            self.kept = {}
+            return
+
+        def reach(name: str) -> None:
+            if name == f"state.apply_{step}":
+                raise Killed
+
+        # A small attempt is promoted in one write, and not killed.
+        with mock.patch.object(failpoints, "reach", reach), suppress(Killed):
+            self.store.promote(record(batch, task_attempt_id), {TP: self.offset})
+        self.reopen()
+        self.committed, self.seen, self.batch = dict(state), dict(state), batch
+        self.kept = {}
+        assert self.store.pending() == []
+        self.store.drop_pending()
+        assert not list((self.folder / "s").glob("spill/*"))
+
+
+TestSpillingMachine = SpillingMachine.TestCase
+TestSpillingMachine.settings = TestStoreMachine.settings

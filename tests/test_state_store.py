@@ -56,11 +56,12 @@ def keys(pairs: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
 # ------------------------------------------------------------------ staged writes and scans
 
 
-def test_scans_contain_neither_offsets_nor_position(store: TransactionalStateStore) -> None:
+def test_scans_contain_neither_offsets_nor_pending_changes(store: TransactionalStateStore) -> None:
+    """KAFKA-20749: an outer join of Kafka Streams found staged offsets among its data."""
     store.put(A, A)
-    store.commit({TP: 7}, position={INPUT: 2})
-    store.persist_pending(record(0), {INPUT: 3})
-    for scan in (store.all(), store.range(), store.prefix_scan(b""), store.reverse_range()):
+    store.commit({TP: 7})
+    store.persist_pending(record(0))
+    for scan in (store.all(), store.range(), store.prefix_scan(b""), store.range(reverse=True)):
         assert keys(scan) == [A]
 
 
@@ -70,7 +71,7 @@ def test_staged_puts_and_deletes_hide_committed_values(store: TransactionalState
     store.delete(C)
     store.put(D, b"d")
     assert list(store.all()) == [(A, A), (B, b"new"), (D, b"d")]
-    assert list(store.reverse_range()) == [(D, b"d"), (B, b"new"), (A, A)]
+    assert list(store.range(reverse=True)) == [(D, b"d"), (B, b"new"), (A, A)]
     assert [store.get(each) for each in (A, B, C, D)] == [A, b"new", None, b"d"]
     assert store.get_many(pa.array([C, D, C, E, A], pa.binary())).to_pylist() == [None, b"d", None, None, A]
 
@@ -84,7 +85,7 @@ def test_a_put_after_a_range_delete_is_kept(path: Path, between: int) -> None:
         store.delete_range(B, E)
         store.put(C, b"again")
         assert list(store.all()) == [(A, A), (C, b"again"), (E, E), (F, F)]
-        assert list(store.reverse_range(B, F)) == [(E, E), (C, b"again")]
+        assert list(store.range(B, F, reverse=True)) == [(E, E), (C, b"again")]
         assert [store.get(each) for each in (A, B, C, D)] == [A, None, b"again", None]
         assert store.get_many(pa.array([A, B, C], pa.binary())).to_pylist() == [A, None, b"again"]
         assert bool(store._uncommitted.overlay.ranges) is bool(between)
@@ -108,7 +109,7 @@ def test_a_scan_shows_the_state_at_its_start(store: TransactionalStateStore) -> 
     many = [key(n) for n in range(300)]
     fill(store, *many[::2])
     store.put_all([(each, each) for each in many[1::2]])
-    scans = [store.all(), store.reverse_range(), store.prefix_scan(b"\1k")]
+    scans = [store.all(), store.range(reverse=True), store.prefix_scan(b"\1k")]
     first = [next(scan)[0] for scan in scans]
     store.delete_range(many[10], many[290])
     store.delete_range(many[10], many[280])
@@ -138,10 +139,10 @@ def test_put_all_stages_all_rows_or_none(store: TransactionalStateStore) -> None
         store.put(None, b"1")  # type: ignore[arg-type]
     assert store.approximate_num_uncommitted_bytes() == 0
     store.put_all([(A, b"1"), (B, b"2")])
-    with store.view("read_committed") as view:
+    with store.view() as view:
         assert list(view.all()) == []
     store.commit({TP: 2})
-    with store.view("read_committed") as view:
+    with store.view() as view:
         assert list(view.all()) == [(A, b"1"), (B, b"2")]
 
 
@@ -150,7 +151,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
     store.put(A, b"1")
     manager = store.view()
     view = manager.__enter__()
-    scans = [store.all(), store.reverse_range(A), view.all(), view.reverse_range()]
+    scans = [store.all(), store.range(A, reverse=True), view.all(), view.range(reverse=True)]
     for scan in scans:
         next(scan)
     empty = pa.array([], pa.binary())
@@ -162,26 +163,23 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         lambda: store.get(B),
         lambda: store.get_many(empty),
         lambda: store.range(),
-        lambda: store.reverse_range(),
         lambda: store.prefix_scan(A),
         store.all,
-        store.approximate_num_entries,
         store.approximate_num_uncommitted_bytes,
+        store.staged_bytes,
         store.approximate_committed_size,
         lambda: store.put(A, b""),
         lambda: store.put_all([(A, b"")]),
         lambda: store.put_many(empty, empty),
-        lambda: store.put_if_absent(A, b""),
         lambda: store.delete(A),
         lambda: store.delete_range(A, B),
         store.rollback,
         lambda: store.commit({TP: 1}),
-        lambda: store.committed_offset(TP),
         lambda: store.next_offset(TP),
         store.last_batch,
-        store.position,
         lambda: list(store.staged_changes()),
         lambda: store.persist_pending(record(0)),
+        lambda: list(store.pending_changes(record(0))),
         store.pending,
         lambda: store.promote(record(0), {TP: 1}),
         store.drop_pending,
@@ -201,8 +199,8 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         for name, member in inspect.getmembers(TransactionalStateStore, inspect.isfunction)
         if not name.startswith("_")
     }
-    bound = {"all", "approximate_num_entries", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
-    bound |= {"position", "pending", "drop_pending", "approximate_committed_size"}
+    bound = {"all", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
+    bound |= {"pending", "drop_pending", "approximate_committed_size", "staged_bytes"}
     static = {"open_read_only", "set_aside", "destroy"}
     assert public - harmless - static - bound <= named
 
@@ -211,7 +209,7 @@ def test_scans_respect_bounds_and_prefixes(store: TransactionalStateStore) -> No
     fill(store, b"\1key", b"\1key1", b"\1key2", b"\1kf", b"\xff\xff", b"\xff\xffa", b"\xff\xfe")
     store.put(b"\1key3", b"")
     assert keys(store.range(b"\1key1", b"\1key3", reverse=True)) == [b"\1key2", b"\1key1"]
-    assert keys(store.reverse_range(b"\1key1")) == [
+    assert keys(store.range(b"\1key1", reverse=True)) == [
         b"\xff\xffa",
         b"\xff\xff",
         b"\xff\xfe",
@@ -322,13 +320,11 @@ def test_each_of_several_partitions_keeps_its_newest_offset(path: Path) -> None:
         store.commit({tps[0]: 100})
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert [store.next_offset(tp) for tp in tps] == [100, 2, 3]
-        assert [store.committed_offset(tp) for tp in tps] == [99, 1, 2]
 
 
 def test_a_missing_offset_differs_from_offset_zero(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 0
-        assert store.committed_offset(TP) is None
         assert store.next_offset(INPUT) is None
         store.put(A, b"")
         store.commit({}, forget_offsets=True)
@@ -361,7 +357,7 @@ def test_a_failed_commit_closes_the_store_and_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, store: TransactionalStateStore
 ) -> None:
     store.put(A, A)
-    store.commit({TP: 1}, position={INPUT: 1})
+    store.commit({TP: 1})
     store.put(B, b"")
 
     def failing(_self: Database, _batch: WriteBatch, *, sync: bool) -> None:
@@ -370,11 +366,10 @@ def test_a_failed_commit_closes_the_store_and_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Database, "write", failing)
         with pytest.raises(StateError, match="No space"):
-            store.commit({TP: 2}, position={INPUT: 2})
+            store.commit({TP: 2})
     with pytest.raises(StoreClosedError):
-        store.position()
+        store.last_batch()
     with TransactionalStateStore.open(path, IDENTITY) as again:
-        assert again.position() == {INPUT: 1}
         assert again.next_offset(TP) == 1
         assert keys(again.all()) == [A]
 
@@ -396,23 +391,20 @@ def test_a_pending_batch_is_promoted_and_survives_a_restart(path: Path) -> None:
         store.put(B, b"2")
         store.delete(A)
         assert list(store.all()) == [(B, b"2")]
-        store.persist_pending(record(1), {INPUT: 8})
+        store.persist_pending(record(1))
         assert list(store.all()) == [(A, b"1")]
         assert store.approximate_num_uncommitted_bytes() == 0
-        assert store.position() == {}
     with TransactionalStateStore.open(path, IDENTITY) as store:
         (kept,) = store.pending()
         assert (kept.record, kept.base) == (record(1), record(0))
         assert kept.size_bytes > 0
         later = BatchRecord("query", 1, "attempt1", event_time_ms=99)
-        store.promote(later, {TP: 3}, {INPUT: 7})
+        store.promote(later, {TP: 3})
         assert store.pending() == []
-        assert store.position() == {INPUT: 8}
         assert store.next_offset(TP) == 3
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert list(store.all()) == [(B, b"2")]
         assert store.last_batch() == later
-        assert store.committed_offset(TP) == 2
 
 
 def test_of_two_task_attempts_the_named_one_is_promoted(store: TransactionalStateStore) -> None:
@@ -591,13 +583,6 @@ def test_recently_committed_rows_are_read_from_memory_with_the_right_values(
     expect(b"5", b"5", b"5")
     store.promote(record(5), {TP: 6})
     expect(None, b"6", b"5")
-
-
-def test_the_number_of_entries_counts_committed_and_staged_keys(store: TransactionalStateStore) -> None:
-    fill(store, A)
-    assert store.approximate_num_entries() == 1
-    store.put(B, b"")
-    assert store.approximate_num_entries() == 2
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=2)), max_size=40))

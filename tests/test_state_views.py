@@ -1,4 +1,4 @@
-"""Tests of isolation, views and positions: what others see of a store while its owner works."""
+"""Tests of views: what others see of a store while its owner works."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, binary, key, record
+from state_kit import EFFORT, IDENTITY, TINY, TP, binary, key, record
 
 from kafka_eos_source.errors import (
-    InvalidOptionError,
     NotUpToBoundError,
     StateCorruptedError,
     StateError,
     StateLockedError,
     StoreClosedError,
-    ViewInvalidatedError,
 )
 from kafka_eos_source.state.store import database, frozen
-from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
 
@@ -42,52 +39,32 @@ def rows(view: StateView) -> dict[bytes, bytes]:
     return dict(view.all())
 
 
-def test_staged_writes_are_visible_only_to_uncommitted_views(store: TransactionalStateStore) -> None:
+def test_views_show_nothing_that_is_staged(store: TransactionalStateStore) -> None:
     expected: dict[bytes, bytes] = {}
     for burst in range(3):
         before = dict(expected)
         for number in range(burst * 40, burst * 40 + 60):
             store.put(key(number), b"%d" % burst)
             expected[key(number)] = b"%d" % burst
-        with store.view("read_uncommitted") as dirty, store.view("read_committed") as clean:
-            assert rows(dirty) == expected
-            assert rows(clean) == before
+        with store.view() as view:
+            assert rows(view) == before
+            assert dict(store.all()) == expected
         store.commit({TP: burst})
-        with store.view() as clean:
-            assert rows(clean) == expected
-
-
-def test_an_uncommitted_view_sees_writes_that_are_staged_after_its_creation(
-    store: TransactionalStateStore,
-) -> None:
-    store.put_all([(key(n), b"0") for n in range(400)])
-    store.commit({TP: 0})
-    with store.view("read_uncommitted") as view:
-        store.put(A, b"1")
-        assert view.get(A) == b"1"
-        store.delete(A)
-        assert view.get(A) is None
-        store.delete_range(key(0), key(300))
-        store.put(key(5), b"again")
-        assert [view.get(key(n)) for n in (4, 5, 300)] == [None, b"again", b"0"]
-        assert [k for k, _ in view.range(key(0), key(302))] == [key(5), key(300), key(301)]
-        assert [k for k, _ in view.reverse_range(key(0), key(302))] == [key(301), key(300), key(5)]
-        store.commit({TP: 1})  # what the view showed is committed now
-        assert view.get(key(5)) == b"again"
-        assert len(rows(view)) == 101
+        with store.view() as view:
+            assert rows(view) == expected
 
 
 def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(3000)]
     store.put_all([(k, b"old") for k in numbers])
-    store.commit({TP: 1}, batch=record(1), position={INPUT: 5})
-    with store.view("read_committed") as view:
+    store.commit({TP: 1}, batch=record(1))
+    with store.view() as view:
         scan = view.range(numbers[10], numbers[2990])
-        back = view.reverse_range(numbers[10], numbers[2990])
+        back = view.range(numbers[10], numbers[2990], reverse=True)
         assert next(scan) == (numbers[10], b"old")
         store.delete_range(numbers[0], numbers[2000])
         store.put_all([(k, b"new") for k in numbers[1500:]])
-        store.commit({TP: 2}, batch=record(2), position={INPUT: 9})
+        store.commit({TP: 2}, batch=record(2))
         assert list(scan) == [(k, b"old") for k in numbers[11:2990]]
         assert list(back) == [(k, b"old") for k in reversed(numbers[10:2990])]
         assert rows(view) == dict.fromkeys(numbers, b"old")
@@ -96,15 +73,14 @@ def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStat
         assert view.get_many(pa.array([numbers[1], A], pa.binary())).to_pylist() == [b"old", None]
         assert [k for k, _ in view.prefix_scan(numbers[7])] == [numbers[7]]
         assert list(view.range(A, A)) == []
-        assert (view.next_offset(TP), view.committed_offset(TP), view.last_batch()) == (1, 0, record(1))
-        assert view.position() == {INPUT: 5}
-    with store.view("read_committed") as view:
+        assert (view.next_offset(TP), view.last_batch()) == (1, record(1))
+    with store.view() as view:
         assert rows(view) == dict.fromkeys(numbers[1500:], b"new")
-        assert (view.next_offset(TP), view.last_batch(), view.position()) == (2, record(2), {INPUT: 9})
+        assert (view.next_offset(TP), view.last_batch()) == (2, record(2))
 
 
 def test_every_view_shows_one_commit_while_a_writer_commits(store: TransactionalStateStore) -> None:
-    """Four threads read: data, offset, position and batch of a view always belong to the same commit."""
+    """Four threads read: data, offset and batch of a view always belong to the same commit."""
     rounds = 150 * EFFORT
     done = threading.Event()
     views = [0] * 4
@@ -115,17 +91,17 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
             for number in range(1, rounds + 1):
                 store.put_all([(key(n), b"%d" % number) for n in range(50)])
                 if number % 5 == 0:
-                    store.persist_pending(record(number), {INPUT: number})
+                    store.persist_pending(record(number))
                     store.promote(record(number), {TP: number})
                 else:
-                    store.commit({TP: number}, position={INPUT: number}, batch=record(number))
+                    store.commit({TP: number}, batch=record(number))
         finally:
             done.set()
 
     def read(me: int) -> None:
         latest = 0
         while not done.is_set():
-            with store.view("read_committed") as view:
+            with store.view() as view:
                 number = view.next_offset(TP) or 0
                 found = {
                     *(view.range(key(10), key(20), reverse=bool(me % 2))),
@@ -135,7 +111,6 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
                 last = view.last_batch()
                 if (
                     (number and found != expected)
-                    or view.position().get(INPUT, 0) != number
                     or (last.batch_id if last else 0) != number
                     or number < latest
                 ):
@@ -153,71 +128,14 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
     assert all(views)
 
 
-def test_uncommitted_views_read_while_the_owner_writes(store: TransactionalStateStore) -> None:
-    """No reader fails, and none sees half of a put."""
-    done = threading.Event()
-    wrong: list[object] = []
-
-    def read() -> None:
-        while not done.is_set():
-            with store.view("read_uncommitted") as view:
-                for k, v in view.range(key(0), key(400)):
-                    if k != v:
-                        wrong.append((k, v))
-                value = view.get(key(7))
-                if value not in (None, key(7)):
-                    wrong.append(value)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        for number in range(40 * EFFORT):
-            for n in range(number % 7, 600, 7):
-                store.put(key(n), key(n))
-            store.delete_range(key(5), key(9))
-            list(store.range(key(3), key(30)))
-            store.commit({TP: number})
-    finally:
-        done.set()
-        thread.join()
-    assert not wrong, wrong[:3]
-
-
 def test_a_commit_leaves_nothing_staged(store: TransactionalStateStore) -> None:
     for number in range(20):
         store.put(A, b"%d" % number)
         assert 0 < store.approximate_num_uncommitted_bytes() < 200
         store.commit({TP: number})
         assert store.approximate_num_uncommitted_bytes() == 0
-        with store.view("read_committed") as view:
+        with store.view() as view:
             assert view.get(A) == b"%d" % number
-
-
-def test_a_position_bound_is_compared_with_the_position_of_the_view(store: TransactionalStateStore) -> None:
-    store.commit({TP: 0}, position={INPUT: 10})
-    store.commit({TP: 0}, position={INPUT: 5})
-    with store.view("read_committed", at_least={INPUT: 10}):
-        pass
-    with pytest.raises(NotUpToBoundError, match="input-0 at 10, asked for 11"):
-        store.view("read_committed", at_least={INPUT: 11}).__enter__()
-    with pytest.raises(NotUpToBoundError, match="at nothing"):
-        store.view("read_committed", at_least={TP: 0}).__enter__()
-    store.put(A, b"1")
-    with store.view("read_uncommitted", at_least={INPUT: 10}) as view:
-        assert view.position() == {INPUT: 10}
-    with pytest.raises(NotUpToBoundError):
-        store.view("read_uncommitted", at_least={INPUT: 11}).__enter__()
-
-
-def test_the_position_of_a_pending_batch_applies_after_its_promotion(tmp_path: Path) -> None:
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.commit({TP: 0}, position={INPUT: 10})
-        store.persist_pending(record(0), {INPUT: 20})
-        assert store.position() == {INPUT: 10}
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        assert store.position() == {INPUT: 10}
-        store.promote(record(0), {TP: 1})
-        assert store.position() == {INPUT: 20}
 
 
 @pytest.mark.parametrize("how", ["rollback", "persist"])
@@ -225,14 +143,10 @@ def test_changes_that_were_rolled_back_are_not_visible(store: TransactionalState
     store.put(A, b"1")
     store.commit({TP: 0})
     store.put(B, b"2")
-    with store.view("read_uncommitted") as dirty, store.view("read_committed") as clean:
-        assert dirty.get(B) == b"2"
+    with store.view() as before:
         store.rollback() if how == "rollback" else store.persist_pending(record(0))
-        with pytest.raises(ViewInvalidatedError):
-            dirty.get(A)
-        with pytest.raises(ViewInvalidatedError):
-            dirty.all()
-        assert rows(clean) == {A: b"1"}
+        with store.view() as after:
+            assert rows(before) == rows(after) == {A: b"1"}
 
 
 def test_a_view_ends_with_its_block_and_with_the_store(store: TransactionalStateStore) -> None:
@@ -245,27 +159,11 @@ def test_a_view_ends_with_its_block_and_with_the_store(store: TransactionalState
         with pytest.raises(StoreClosedError):
             use()
     with ExitStack() as stack:
-        views = [stack.enter_context(store.view(level)) for level in ("read_committed", "read_uncommitted")]  # type: ignore[arg-type]
+        views = [stack.enter_context(store.view()) for _ in range(2)]
         store.close()
         for each in views:
             with pytest.raises(StoreClosedError):
                 each.get(A)
-
-
-def test_the_isolation_level_is_read_committed_by_default_and_configurable(tmp_path: Path) -> None:
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.put(A, b"1")
-        with store.view() as view:
-            assert view.get(A) is None
-        with pytest.raises(InvalidOptionError, match="serializable"):
-            store.view("serializable").__enter__()  # type: ignore[arg-type]
-    with pytest.raises(InvalidOptionError):
-        StoreConfig(query_isolation="none")  # type: ignore[arg-type]
-    config = StoreConfig(query_isolation="read_uncommitted")
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, config) as store:
-        store.put(A, b"1")
-        with store.view() as view:
-            assert view.get(A) == b"1"
 
 
 def test_a_reader_reports_a_missing_store_and_opens_a_closed_one(tmp_path: Path) -> None:

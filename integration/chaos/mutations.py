@@ -23,6 +23,8 @@ from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.store.durable import DurableState
+from kafka_eos_source.state.store.records import Applying
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -186,6 +188,18 @@ def _no_shard_check() -> None:
     shard._check_shards = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_unfinished_batches() -> None:
+    """Records a large batch as applied when its rows begin to be written, and not when they are."""
+
+    def begin_applying(self: DurableState, _ranges: Any, applying: Applying) -> None:
+        done = replace(
+            self.metadata, offsets=applying.offsets, position=applying.position, batch=applying.batch
+        )
+        self._write_with(self.database.new_batch(), done)
+
+    DurableState.begin_applying = begin_applying  # type: ignore[method-assign]
+
+
 def _no_old_sink_transactions() -> None:
     """Looks for sink transactions of the current form only, whatever the token's format."""
     named_by = sink_fate.named_by
@@ -244,6 +258,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
     "pending state": _any_pending_state,
+    "applying": _no_unfinished_batches,
     "old sink transactions": _no_old_sink_transactions,
 }
 

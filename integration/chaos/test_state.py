@@ -6,20 +6,45 @@ The tests run the operator in the chaos loop, without Spark.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from integration.chaos.stateful import STORE
-from integration.chaos.stateful_case import Case
+from integration.chaos.stateful import SHARDS, STORE
+from integration.chaos.stateful_case import PER_BATCH, ROWS, Case
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, read_back
-from kafka_eos_source.errors import RestartQueryError, StateLostError, TokenMissingError
+from integration.support.kafka import Admin, end_offsets, read_back
+from kafka_eos_source.errors import (
+    NotUpToBoundError,
+    RestartQueryError,
+    StateLostError,
+    TokenMissingError,
+    UnavailableError,
+)
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.reading import snapshot
+from kafka_eos_source.state.reading.query import StateQuery
 
 DIES_IN_BATCH = 2
+
+#: A few bytes of memory, so that the changes of each batch go to disk in several slices.
+SPILLS = {"statestore.uncommitted.max.bytes": "400"}
+#: Steps of a batch whose changes are on disk: its slices, and how the next task applies them.
+SPILL_STEPS = [
+    "state.before_spill",
+    "state.after_spill*3",
+    "state.after_seal",
+    "state.after_pending",
+    "state.apply_began",
+    "state.apply_slice",
+    "state.apply_written",
+    "state.apply_ended",
+]
 
 
 @pytest.fixture
@@ -48,6 +73,38 @@ def test_counts_stay_exact_although_the_driver_is_killed_and_state_is_deleted(
             shutil.rmtree(case.state)
     start(case.spec()).finish()
     case.check()
+
+
+@pytest.mark.fault("T160", "the driver is killed while state changes go to disk", "eight steps")
+def test_t160_a_killed_driver_neither_loses_nor_doubles_state_changes_on_disk(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    for number, step in enumerate(SPILL_STEPS):
+        case.feed(100)
+        once = tmp_path / f"once-{number}"
+        name, _, times = step.partition("*")
+        killed = driver(
+            case.spec(operator=SPILLS), f"{name}=kill*{times or 1}@{once}", module="integration.chaos.loop"
+        )
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+    driver(case.spec(operator=SPILLS), module="integration.chaos.loop").finish()
+    case.check()
+    assert len(list(case.state.rglob("spill/*"))) <= SHARDS, "only the last batch is still pending"
+
+
+@pytest.mark.fault("T161", "a large batch is recorded as applied before its rows are", "while it is applied")
+def test_t161_without_the_record_of_an_unfinished_batch_a_kill_loses_its_changes(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Proves that the test above can fail."""
+    once, start = tmp_path / "once", partial(driver, module="integration.chaos.loop")
+    mutated = case.spec(operator=SPILLS, mutations=["applying"])
+    assert start(mutated, f"state.apply_began=kill@{once}").wait() != 0
+    assert once.exists()
+    start(mutated).finish()
+    with pytest.raises(AssertionError):
+        case.check()
 
 
 @pytest.mark.fault(
@@ -79,3 +136,48 @@ def test_a_filter_that_drops_state_changes_fails_the_batch_before_kafka(case: Ca
     with pytest.raises(StateLostError):
         case.run(drops_state=True)
     assert read_back(case.broker, case.sink) == []
+
+
+def counts_of(query: StateQuery) -> Counter[str]:
+    """Returns the counts that a store holds, as `RunningCounts` encodes them."""
+    return Counter({key[5:].decode(): int(value) for _, (key, value) in query.raw() if key[:1] == b"\x01"})
+
+
+@pytest.mark.fault(
+    "T183",
+    "the driver is killed, and a service asks for state that includes its newest record",
+    "around Kafka's commit, before the databases have the batch",
+)
+@pytest.mark.parametrize("step", ["commit.before_commit", "commit.after_commit"])
+def test_state_that_must_include_a_record_is_never_older_although_the_driver_was_killed(
+    case: Case, driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The databases hold the last batch as pending changes only.
+
+    Before the commit, each query fails, because Kafka does not know the batch yet.
+    """
+    last_batch = ROWS // PER_BATCH - 1
+    killed = driver(case.spec(), f"{step}=kill*{last_batch + 1}", module="integration.chaos.loop")
+    assert killed.wait() == -9, killed.tail()
+    ends = end_offsets(case.broker, case.source)
+    newest = {TopicPartition(case.source, partition): end - 1 for partition, end in ends.items()}
+    kafka = {"kafka.bootstrap.servers": case.broker}
+    forms: list[dict[str, Any]] = [{"kafka": kafka}, {"kafka": kafka, "state_dir": case.state}]
+
+    def ask(form: dict[str, Any], at_least: Any) -> Counter[str]:
+        with StateQuery(case.application, STORE, **form, at_least=at_least, timeout_ms=3_000) as state:
+            assert state.batch_id == last_batch
+            return counts_of(state)
+
+    if step == "commit.before_commit":
+        for form in forms:
+            with pytest.raises((NotUpToBoundError, UnavailableError)):
+                ask(form, newest)
+        return
+    for form in forms:
+        assert ask(form, newest) == case.wanted
+        assert ask(form, last_batch) == case.wanted
+    with pytest.raises(NotUpToBoundError, match=f"reflects batch {last_batch - 1}; expected"):
+        ask({"state_dir": case.state}, last_batch)
+    monkeypatch.setattr(snapshot, "_view_at_cut", lambda reader, *_: reader)
+    assert ask(forms[1], newest) != case.wanted, "without the pending changes, the state is older"

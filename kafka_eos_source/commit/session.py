@@ -34,7 +34,7 @@ from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.plan import advice, due
+from kafka_eos_source.plan import due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
@@ -175,8 +175,6 @@ def commit_micro_batch(
         failpoints.reach("commit.before_cleanup")
         if result.token is not None:
             due.write(who.application_id, run_id, result.token)
-        if staged.shards:
-            _advise(who.application_id, request, staged)
         for old in [each for each in folder.batches() if each <= batch_id]:
             folder.remove_batch(str(old))
         tracing.finish(trace, result, staged, parts)
@@ -252,32 +250,6 @@ def _has_native_state(checkpoint: str) -> bool:
     fs, path = file_system(checkpoint)
     folder: pafs.FileInfo = fs.get_file_info(f"{path}/state")
     return bool(folder.type != pafs.FileType.NotFound)
-
-
-def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> None:
-    """Advises the source how many records to read, if the batch changed much state."""
-    pressure = max(shard.pressure for shard in staged.shards)
-    records = sum(
-        end - source.start[tp]
-        for source in request.sources
-        if source.end is not None and source.start is not None
-        for tp, end in source.end.items()
-        if tp in source.start
-    )
-    before = advice.read(application_id)
-    advised = advice.next_limit(before, records, pressure)
-    if pressure > 1:
-        _log.warning(
-            "the state changes of batch %d are %.1f times as large as statestore.uncommitted.max.bytes. If "
-            "the source has the option application.id=%r, its next batch reads only %s offsets; if not, set "
-            "maxOffsetsPerTrigger on the source.",
-            request.batch.batch_id,
-            pressure,
-            application_id,
-            advised,
-        )
-    if advised != before:
-        advice.write(application_id, advised)
 
 
 def commit_batch_write(

@@ -22,7 +22,7 @@ from kafka_eos_source.runtime import log_format
 from kafka_eos_source.stage.parts import StagedRows
 
 #: What shards measure of their state as it is; the rest is about restores.
-_PRESENT = ("keys", "bytes", "uncommitted_bytes")
+_PRESENT = ("keys", "bytes", "uncommitted_bytes", "spilled_bytes")
 
 
 def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) -> float | None:

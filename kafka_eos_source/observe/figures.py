@@ -117,7 +117,8 @@ class BatchFigures:
         pressure: uncommitted state of the fullest shard as a fraction of its limit.
         processor_counts: what stateful processors counted over all batches, such as ``late_rows``.
         state: per stateful operator, by its changelog topic, sums over its shards: ``keys`` and ``bytes``
-            (RocksDB's estimates before this batch) and ``uncommitted_bytes`` (changes of this batch).
+            (RocksDB's estimates before this batch), ``uncommitted_bytes`` (changes of this batch) and
+            ``spilled_bytes`` (those of them that went to disk).
         gauges: numbers of this batch that are not summed:
 
             ``tasks``, ``median_task_seconds``, ``longest_task_seconds``

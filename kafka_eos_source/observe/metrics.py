@@ -317,6 +317,14 @@ METRICS: tuple[Metric, ...] = (
         values.state("uncommitted_bytes"),
     ),
     Metric(
+        "kafka_eos.state.spilled.size",
+        _G,
+        "By",
+        ("operator",),
+        "State changes of the newest micro-batch that went to disk, because they did not fit into memory.",
+        values.state("spilled_bytes"),
+    ),
+    Metric(
         "kafka_eos.state.restores",
         _C,
         "{shard}",

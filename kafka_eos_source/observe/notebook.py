@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.live import Live
-
 from kafka_eos_source.observe import terminal
+from kafka_eos_source.observe.display import Watch, bundle, show_in_terminal
+from kafka_eos_source.observe.display import notebook_display as _notebook
 from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query_journal
 from kafka_eos_source.observe.panel import panel
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.progress import view_of_reports
 from kafka_eos_source.observe.view import QueryView, Status, view
-
-#: The width of a frame in the text that stands in for the panel.
-_TEXT_WIDTH = 100
 
 
 class StreamingQuery(Protocol):
@@ -40,58 +33,13 @@ class StreamingQuery(Protocol):
     def exception(self) -> Exception | None: ...
 
 
-class Watch:
-    """A panel that refreshes itself until the query ends. `watch` makes it.
-
-    Args:
-        look: returns the present view, and whether the query still runs.
-        show: replaces the panel.
-        interval_seconds: time between two refreshes.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[], tuple[QueryView, bool]],
-        show: Callable[[QueryView], None],
-        interval_seconds: float,
-    ) -> None:
-        self._look = look
-        self._show = show
-        self._interval_seconds = interval_seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._refresh, name="kafka-eos-watch", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread that refreshes the panel."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the refreshing; the panel keeps its last frame. The query goes on."""
-        self._stopped.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _ipython_display_(self) -> None:
-        """Shows nothing more when `watch` is the last expression of a cell."""
-
-    def _refresh(self) -> None:
-        while not self._stopped.wait(self._interval_seconds):
-            try:
-                found, runs = self._look()
-                self._show(found)
-            except Exception:  # noqa: BLE001 - the session has ended, and with it the query
-                return
-            if not runs:
-                return
-
-
 #: The panel of each query. There is one, because a notebook does not tell when a cell's output is replaced.
-_watches: dict[str, Watch] = {}
+_watches: dict[str, Watch[QueryView]] = {}
 #: The ``application.id`` of each query that was found on this host.
 _names: dict[str, str] = {}
 
 
-def watch(query: StreamingQuery, interval: float = 1.0) -> Watch | None:
+def watch(query: StreamingQuery, interval: float = 1.0) -> Watch[QueryView] | None:
     """Shows live what a streaming query does: rates, lag, micro-batches by step, and what it waits for.
 
     In a notebook, the cell's output becomes a panel that refreshes itself, and the notebook stays usable. A
@@ -112,7 +60,7 @@ def watch(query: StreamingQuery, interval: float = 1.0) -> Watch | None:
     first, runs = look()
     shell = _notebook()
     if shell is None:
-        _show_in_terminal(look, first, runs, interval)
+        show_in_terminal(look, first, runs, lambda found, height: terminal.frame([found], height), interval)
         return None
     former = _watches.pop(str(query.id), None)
     if former is not None:
@@ -171,39 +119,6 @@ def _first_line(failure: Exception) -> str:
     return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
 
 
-def _notebook() -> Callable[..., Any] | None:
-    """Returns IPython's ``display`` if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
-
-    return partial(display)
-
-
 def _bundle(found: QueryView) -> dict[str, str]:
     """Returns a frame as HTML, and as text for frontends that do not show HTML."""
-    text = io.StringIO()
-    # rich would print to the cell's output by itself
-    console = Console(width=_TEXT_WIDTH, color_system=None, file=text, force_jupyter=False)
-    console.print(terminal.frame([found], None))
-    return {"text/html": panel(found), "text/plain": text.getvalue()}
-
-
-def _show_in_terminal(
-    look: Callable[[], tuple[QueryView, bool]], first: QueryView, runs: bool, interval_seconds: float
-) -> None:
-    console = Console(markup=False, highlight=False)
-    found = first
-    if console.is_terminal:
-        pause = threading.Event()
-        try:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                while runs:
-                    live.update(terminal.frame([found], console.height), refresh=True)
-                    pause.wait(interval_seconds)
-                    found, runs = look()
-        except KeyboardInterrupt:
-            found, _ = look()
-    console.print(terminal.frame([found], None))
+    return bundle(panel(found), terminal.frame([found], None))

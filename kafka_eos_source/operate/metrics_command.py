@@ -32,7 +32,7 @@ _PORT = 9307
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Only queries whose application.id matches, such as 'orders-*'. May be repeated.",
+    help="Only queries whose application.id matches this shell pattern. May be repeated.",
 )
 @JSON
 def metrics(port: int, host: str, once: bool, otel: bool, patterns: tuple[str, ...], as_json: bool) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +12,7 @@ from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
 from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
+from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.cut import Cut
 
 
@@ -141,12 +140,12 @@ def verified_json(each: Verified) -> dict[str, Any]:
 
 def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints rows of a store, with a column for each field of key and value."""
-    flat = [dict(_flat(row)) for row in rows]
+    found = [flat(row) for row in rows]
     table = table_of(title)
-    names = list(dict.fromkeys(name for row in flat for name in row))
+    names = list(dict.fromkeys(name for row in found for name in row))
     for name in names:
         table.add_column(name)
-    for row in flat:
+    for row in found:
         table.add_row(*(text(row.get(name)) for name in names))
     out.print(table)
 
@@ -176,25 +175,6 @@ def show_verified(out: Console, each: Verified) -> None:
         out.print(f"  {one.kind.value}: {one.key.hex()}")
     if each.differing > len(each.differences):
         out.print(f"  … and {each.differing - len(each.differences):,} more")
-
-
-def text(value: Any) -> str:
-    """Returns a value as text for a person."""
-    if value is None:
-        return "null"
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, (datetime, date, Decimal)):
-        return str(value)
-    return value if isinstance(value, str) else json.dumps(value, default=text, ensure_ascii=False)
-
-
-def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    for name, value in row.items():
-        if name in ("key", "value") and isinstance(value, Mapping):
-            yield from value.items()
-        else:
-            yield name, value
 
 
 def _columns(table: Any, left: Sequence[str], right: Sequence[str]) -> None:

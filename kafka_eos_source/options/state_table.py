@@ -23,9 +23,9 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.minus_one_or_positive,
         64 << 20,
         "bytes",
-        "How many bytes of state one shard may change in one micro-batch. The changes stay in memory until "
-        "the commit. A larger change logs a warning. A change of more than four times the value fails the "
-        "query, with an error that names a batch size that fits. -1 removes the limit (KIP-892).",
+        "How much memory the uncommitted state changes of a process may take; its shards share it. Changes "
+        "beyond it go to disk, under `state.dir`, until the micro-batch commits. -1 keeps all changes in "
+        "memory (KIP-892).",
     ),
     Option(
         "state.changelog.replication.factor",

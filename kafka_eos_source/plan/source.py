@@ -21,7 +21,6 @@ from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
-from kafka_eos_source.plan import advice
 from kafka_eos_source.plan.due import due_batches
 from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
@@ -371,18 +370,10 @@ class SourcePlan:
             )
             return dict(starts)
         self._last_batch_at = self._clock()
-        limits = [
-            each for each in (options.max_offsets_per_trigger, self._advised_limit()) if each is not None
-        ]
-        if not limits:
+        if options.max_offsets_per_trigger is None:
             return dict(ends)
         self._turn += 1
-        return rate_limit(starts, ends, min(limits), self._turn)
-
-    def _advised_limit(self) -> int | None:
-        """Returns how many records fit the memory limit of the query's state; None if there is no advice."""
-        application_id = self._options.application_id
-        return None if application_id is None else advice.read(application_id)
+        return rate_limit(starts, ends, options.max_offsets_per_trigger, self._turn)
 
     @property
     def _accepts_loss(self) -> bool:

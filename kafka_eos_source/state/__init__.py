@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         deduplicate_with_changelog_state,
         transform_with_changelog_state,
     )
+    from kafka_eos_source.state.reading.live import watch_state
     from kafka_eos_source.state.reading.query import StateQuery
     from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -27,6 +28,7 @@ __all__ = [
     "apply_with_changelog_state",
     "deduplicate_with_changelog_state",
     "transform_with_changelog_state",
+    "watch_state",
 ]
 
 _MODULES = {
@@ -37,6 +39,7 @@ _MODULES = {
     "apply_with_changelog_state": "kafka_eos_source.state.operator.transform",
     "deduplicate_with_changelog_state": "kafka_eos_source.state.operator.transform",
     "transform_with_changelog_state": "kafka_eos_source.state.operator.transform",
+    "watch_state": "kafka_eos_source.state.reading.live",
 }
 
 

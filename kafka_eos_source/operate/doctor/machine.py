@@ -28,7 +28,6 @@ FORMATS = ("kafka-eos", "kafka-eos-state")
 PRIVATE_FOLDERS = (
     "kafka-eos-staging",
     "kafka-eos-state",
-    "kafka-eos-batches",
     "kafka-eos-due",
     "kafka-eos-operators",
     "kafka-eos-live",

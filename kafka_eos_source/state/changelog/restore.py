@@ -162,9 +162,11 @@ def restore(
         return plan
     if plan.reason is Reason.EMPTY and log_start > 0:
         _log.warning(
-            "changelog %s begins at offset %d; earlier records were removed and are not restored",
+            "changelog %s begins at offset %d: the records at offsets 0 to %d were deleted, and the state "
+            "lacks the keys that no later record wrote",
             tp,
             log_start,
+            log_start - 1,
         )
     return _Run(store, tp, plan, source, deadline, progress).run()
 

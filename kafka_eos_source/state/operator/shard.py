@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,14 +111,15 @@ class OpenShard:
         self.store = store
         self.context = _context(task, last)
 
-    def persist_pending(self) -> tuple[ShardReport, list[pa.RecordBatch]]:
+    def persist_pending(self) -> tuple[ShardReport, Iterable[pa.RecordBatch]]:
         """Writes the changes to disk as pending; only then may they leave the task.
 
         Returns:
-            The report on the shard, and the changes.
+            The report on the shard, and the changes. Read the changes while the shard is open: large ones are
+            read from disk.
         """
-        changes = list(self.store.staged_changes())
-        pressure, uncommitted = self._pressure(), self.store.approximate_num_uncommitted_bytes()
+        size_bytes, spilled_bytes = self.store.staged_bytes()
+        changes = () if spilled_bytes else list(self.store.staged_changes())
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
@@ -132,11 +133,15 @@ class OpenShard:
         self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
-        measured = self._measured(uncommitted)
+        measured = self._measured(size_bytes, spilled_bytes)
         report = replace(
-            report, due_ms=self.context.due_ms, pressure=pressure, counts=record.counts, measured=measured
+            report,
+            due_ms=self.context.due_ms,
+            pressure=self._pressure(size_bytes),
+            counts=record.counts,
+            measured=measured,
         )
-        return self._with_base(report), changes
+        return self._with_base(report), self.store.pending_changes(record) if spilled_bytes else changes
 
     def may_be_in_kafka(self) -> bool:
         """Whether Kafka may already hold the batch, so that the state may already contain it."""
@@ -164,13 +169,15 @@ class OpenShard:
             accepts_gap=self._task.options.missing_state == "changelog",
         )
 
-    def _pressure(self) -> float:
+    def _pressure(self, size_bytes: int) -> float:
         limit = self._task.options.uncommitted_max_bytes
-        return 0.0 if limit < 0 else self.store.approximate_num_uncommitted_bytes() / limit
+        return 0.0 if limit < 0 else size_bytes / limit
 
-    def _measured(self, uncommitted_bytes: int) -> dict[str, float]:
+    def _measured(self, uncommitted_bytes: int, spilled_bytes: int) -> dict[str, float]:
         keys, size = self.store.approximate_committed_size()
         measured: dict[str, float] = {"keys": keys, "bytes": size, "uncommitted_bytes": uncommitted_bytes}
+        if spilled_bytes:
+            measured["spilled_bytes"] = spilled_bytes
         restored = self._restored
         if restored.records or restored.wiped is not None:
             measured["restores"] = 1

@@ -90,7 +90,7 @@ class Operator:
             else:
                 failpoints.reach("state.after_process")
                 report, changes = shard.persist_pending()
-        yield from self._packets(packets_before, report, changes)
+            yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
 
     def _packets(

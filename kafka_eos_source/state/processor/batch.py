@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -77,13 +77,18 @@ class ProcessorBatch:
                 for one in states:
                     handle(groups.keys[start + i], one, self._clock.values)
 
-    def handle_rows(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Calls ``handleInputRows`` for each key; yields the output."""
-        for groups, start, end in self._windows(table):
-            rows = self._columns.values(groups, start, end)
-            calls = zip(groups.keys[start:end], self._keys.sections, rows, strict=True)
-            while self._handle_until_full(calls):
-                yield from self._output.take()
+    def handle_rows(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Calls ``handleInputRows`` for each key; yields the output.
+
+        Args:
+            tables: the rows; all rows of a key are in one table.
+        """
+        for table in tables:
+            for groups, start, end in self._windows(table):
+                rows = self._columns.values(groups, start, end)
+                calls = zip(groups.keys[start:end], self._keys.sections, rows, strict=True)
+                while self._handle_until_full(calls):
+                    yield from self._output.take()
         self._handle.flush()
         self._handle.move_to(Phase.DATA_PROCESSED)
 

@@ -1,6 +1,7 @@
 """Groups the rows of a shard by key, and converts them to what a processor takes: rows or pandas frames.
 
-Grouping holds all rows of the shard in memory twice: in order of arrival and in order of their keys.
+Grouping holds the rows in memory twice: in order of arrival and in order of their keys. `rows_by_key` divides
+those of a large micro-batch first.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from kafka_eos_source.state.processor.output import Output
 from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.processor.rows import KeyColumns, RowStyle
 from kafka_eos_source.state.processor.window import KeyWindow
+from kafka_eos_source.state.rows_by_key import RowsByKey
 
 #: Yields the rows of the initial state that belong to this shard, with the grouping columns by name.
 InitialState = Callable[[BatchContext], Iterator[pa.RecordBatch]]
@@ -125,7 +126,9 @@ class StatefulProcessorRunner:
             batch.open(state, Registry(self._key_schema, self.time_mode))
             if context.first and self._initial is not None:
                 batch.handle_initial(list(self._initial(context)))
-            yield from batch.handle_rows(self._gather(batches, context, clock))
+            with RowsByKey([field.name for field in self._key]) as rows:
+                self._gather(batches, rows, context, clock)
+                yield from batch.handle_rows(pa.Table.from_batches(part) for part in rows.parts())
             yield from batch.handle_timers()
             yield from batch.finish(context)
         finally:
@@ -178,13 +181,19 @@ class StatefulProcessorRunner:
         declared = Registry(self._key_schema, self.time_mode)
         return registry.reconcile(None, declared, handle.declarations, frozenset())[0]
 
-    def _gather(self, batches: Iterator[pa.RecordBatch], context: BatchContext, clock: Clock) -> pa.Table:
-        """Returns all rows of the shard that are not late; counts the late ones."""
-        parts = [batch for batch in batches if batch.num_rows]
-        table = pa.Table.from_batches(parts) if parts else self._input.empty_table()
-        if self._event_time is None or not parts:
-            return table
-        on_time, context.seen_event_time_ms = drop_late(table, self._event_time, clock.late_ms)
-        if on_time.num_rows < table.num_rows:
-            context.count("late_rows", table.num_rows - on_time.num_rows)
-        return on_time
+    def _gather(
+        self, batches: Iterator[pa.RecordBatch], rows: RowsByKey, context: BatchContext, clock: Clock
+    ) -> None:
+        """Adds all rows of the shard that are not late to ``rows``; counts the late ones."""
+        latest_ms: list[int] = []
+        for batch in batches:
+            on_time = pa.Table.from_batches([batch])
+            if self._event_time is not None and batch.num_rows:
+                on_time, latest = drop_late(on_time, self._event_time, clock.late_ms)
+                latest_ms += [] if latest is None else [latest]
+            if on_time.num_rows < batch.num_rows:
+                context.count("late_rows", batch.num_rows - on_time.num_rows)
+            for part in on_time.to_batches():
+                rows.add(part)
+        if latest_ms:
+            context.seen_event_time_ms = max(latest_ms)

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kafka_eos_source.errors import ChangelogError, NotUpToBoundError
+from kafka_eos_source.errors import ChangelogError, NotUpToBoundError, UnavailableError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
@@ -23,6 +24,9 @@ from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 
 #: What the state must reflect (KIP-796): a batch id, or for each input partition the offset of a record.
 Bound = int | Mapping[TopicPartition, int]
+
+#: Pause between two reads while the state is behind a bound: the first, and the longest after doubling.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.25
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,31 @@ class Cut:
         if isinstance(at_least, int):
             check_batch(self.batch_id, at_least)
             return
-        behind = {tp: at for tp, at in (at_least or {}).items() if self.inputs.get(tp, 0) <= at}
+        behind = {tp: at for tp, at in sorted((at_least or {}).items()) if self.inputs.get(tp, 0) <= at}
         if behind:
             text = ", ".join(
-                f"{tp} up to offset {self.inputs.get(tp, 0)} (exclusive), but not offset {at}"
-                for tp, at in sorted(behind.items())
+                f"{tp} up to offset {self.inputs[tp]} (exclusive), but not offset {at}"
+                if tp in self.inputs
+                else f"no offset of {tp}, expected offset {at}"
+                for tp, at in behind.items()
             )
-            raise NotUpToBoundError(f"the state reflects {text}.", fix="read again after the next batch.")
+            unknown = [str(tp) for tp in behind if tp not in self.inputs]
+            fix = "read again after the next batch."
+            if unknown:
+                fix += (
+                    f" If this stays so, correct {', '.join(unknown)}: the query commits offsets of the "
+                    "Kafka sources that it reads on its sink's cluster."
+                )
+            raise NotUpToBoundError(f"the state reflects {text}.", fix=fix)
+
+    def same_state(self, other: Cut) -> bool:
+        """Returns whether nothing was committed to the store between this cut and another one."""
+        return (self.topic_id, self.shards, self.ends, self.batches) == (
+            other.topic_id,
+            other.shards,
+            other.ends,
+            other.batches,
+        )
 
 
 @dataclass(frozen=True)
@@ -115,9 +137,41 @@ class Changelog:
             AuthorizationError: if the principal may not describe the topic or the group.
             OperatorError: if a token is damaged or was written by a newer version.
         """
-        topic = self.topic
         with TopicAdmin(self.kafka) as admin:
-            shape = admin.shape(topic, deadline)
+            return self._cut(admin, deadline, at_least)
+
+    def cut_at_least(self, at_least: Bound, deadline: Deadline) -> Cut:
+        """Reads the committed offsets of all shards, once the state reflects a batch or input offsets.
+
+        Args:
+            at_least: what the state must reflect.
+            deadline: limit for the query to commit it, and for the brokers to answer.
+
+        Raises:
+            NotUpToBoundError: if the state does not reflect it at the deadline.
+            KafkaEosError: as `cut`.
+        """
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        behind: NotUpToBoundError | None = None
+        with TopicAdmin(self.kafka) as admin:
+            while True:
+                try:
+                    cut = self._cut(admin, deadline, at_least)
+                    cut.check(at_least)
+                    return cut
+                except NotUpToBoundError as error:
+                    behind = error
+                except UnavailableError as error:  # the deadline passed during the request
+                    if behind is None:
+                        raise
+                    raise behind from error
+                if pauses.expired:
+                    raise behind
+                pauses.wait()
+
+    def _cut(self, admin: TopicAdmin, deadline: Deadline, at_least: Bound | None) -> Cut:
+        topic = self.topic
+        shape = admin.shape(topic, deadline)
         if shape is None:
             raise ChangelogError(
                 f"changelog topic {topic!r} does not exist.",

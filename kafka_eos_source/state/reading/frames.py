@@ -24,7 +24,8 @@ from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import StoreFolder, one_store
 from kafka_eos_source.state.reading.options import StateReadOptions
 from kafka_eos_source.state.reading.query import with_partition, with_partition_id
-from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
+from kafka_eos_source.state.reading.restored import of_changelog
+from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
 from kafka_eos_source.state.store.views import StateView
 
 #: Columns of a read with ``raw``, without the shard.
@@ -93,7 +94,7 @@ def read(options: StateReadOptions, part: Part, schema: pa.Schema) -> Iterator[p
 
     Raises:
         InvalidSchemaError: if the store now has other columns.
-        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` describe.
+        KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` describe.
     """
     deadline = Deadline.after_ms(options.timeout_ms)
     with _snapshot(options, part, deadline) as snapshot:

@@ -10,28 +10,25 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from heapq import merge
+from itertools import groupby, islice
+from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
-from kafka_eos_source.kafka.config import check_consumer
-from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.reading.cut import Bound, Changelog, Cut, check_batch
+from kafka_eos_source.state.reading.cut import Bound
 from kafka_eos_source.state.reading.decode import Choice, Decoder
 from kafka_eos_source.state.reading.decoders import decoder
-from kafka_eos_source.state.reading.local import one_store
-from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
+from kafka_eos_source.state.reading.source import SnapshotSource
 from kafka_eos_source.state.store.overlay import Pair
 from kafka_eos_source.state.store.views import StateView
-
-_PREFIX = "kafka."
 
 
 class StateQuery:
@@ -50,12 +47,16 @@ class StateQuery:
         state_dir: the operator's option ``state.dir``, on this machine.
         kafka: the operator's Kafka options, such as ``kafka.bootstrap.servers`` and ``kafka.group.id``.
         at_least: what the state must reflect (KIP-796): a batch id, or for each input partition the offset of
-            a record. Offsets require ``kafka``, because the databases do not record input offsets.
-        timeout_ms: limit for the brokers to answer, and for a task to bring a database to the newest batch.
+            a record. The constructor waits for it. Offsets require ``kafka``, because they commit with the
+            state in one Kafka transaction, and the databases do not record them.
+        timeout_ms: limit for the query to reach ``at_least``; afterwards, for the brokers to answer and for a
+            task to bring a database to the newest batch.
 
     Raises:
-        NotUpToBoundError: if the state does not reflect ``at_least`` yet, or a database is behind Kafka. Try
-            again later.
+        NotUpToBoundError: if the state does not reflect ``at_least`` in time, or a database is behind Kafka.
+            Try again later.
+        ChangelogCompactedError: if the broker compacted the changelog during the read, so that the result
+            would be wrong. Try again.
         StateError: if this machine has no such store, or a shard of it is on another machine.
         ChangelogError: if the changelog does not exist.
         InvalidOptionError: if neither ``state_dir`` nor ``kafka`` is set, a name is missing, or ``at_least``
@@ -78,12 +79,9 @@ class StateQuery:
         at_least: Bound | None = None,
         timeout_ms: int = 30_000,
     ) -> None:
-        self._names = application_id, store
-        self._state_dir = state_dir
-        self._kafka = kafka
-        self._timeout_ms = timeout_ms
+        self._source = SnapshotSource(application_id, store, state_dir, kafka, timeout_ms)
         self._decoders: dict[Choice, Decoder] = {}
-        self._snapshot = self._take_snapshot(at_least)
+        self._snapshot = self._source.newest(at_least)
 
     @property
     def application_id(self) -> str:
@@ -125,7 +123,8 @@ class StateQuery:
     def refresh(self, at_least: Bound | None = None) -> None:
         """Moves to the newest committed batch. Open iterators fail after that.
 
-        If it raises, the query stays at its present batch.
+        With ``kafka``, nothing happens if no batch was committed since. Without ``state_dir``, only the
+        records that are new in the changelog are read. If it raises, the query stays at its present batch.
 
         Args:
             at_least: as in the constructor.
@@ -133,13 +132,16 @@ class StateQuery:
         Raises:
             KafkaEosError: as the constructor.
         """
-        newer = self._take_snapshot(at_least)
-        self._snapshot.close()
-        self._snapshot = newer
+        newer = self._source.newest(at_least, self._snapshot)
+        if newer is not self._snapshot:
+            self._decoders.clear()
+            self._snapshot.close()
+            self._snapshot = newer
 
     def close(self) -> None:
         """Closes the databases, and deletes temporary files. May be called repeatedly."""
         self._snapshot.close()
+        self._source.close()
 
     def __enter__(self) -> StateQuery:
         return self
@@ -273,6 +275,36 @@ class StateQuery:
         for number, view in self._views():
             yield from _dicts(table.batches(view.range(*table.span)), number)
 
+    def head(
+        self, rows: int = 20, variable: str | None = None, *, timers: bool = False
+    ) -> list[dict[str, Any]]:
+        """Returns a few rows of all shards: the newest windows, else the first keys in the store's order.
+
+        It reads only these rows, whatever the size of the store.
+
+        Args:
+            rows: the most rows to return.
+            variable, timers: as in `all`.
+
+        Raises:
+            InvalidOptionError: if there is no such variable.
+            StateError: if a shard is not on this machine.
+        """
+        table = self._decoder(Choice(variable, timers))
+        if table is None:
+            return []
+        newest_first = table.by_time and not timers
+        scans = [
+            _numbered(view.range(*table.span, reverse=newest_first), number) for number, view in self._views()
+        ]
+        found: list[dict[str, Any]] = []
+        for number, run in groupby(merge(*scans, reverse=newest_first), key=itemgetter(2)):
+            while len(found) < rows and (chunk := list(islice(run, rows))):
+                found += _dicts(table.batches((key, value) for key, value, _ in chunk), number)
+            if len(found) >= rows:
+                break
+        return found[:rows]
+
     def to_arrow(
         self, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> pa.Table:
@@ -319,75 +351,6 @@ class StateQuery:
     def _store_key(self, table: Decoder, key: Any) -> bytes:
         return layout.keyed(table.table, table.group_key(table.key_columns(key)))
 
-    def _take_snapshot(self, at_least: Bound | None) -> Snapshot:
-        self._check_bound(at_least)
-        self._decoders.clear()
-        deadline = Deadline.after_ms(self._timeout_ms)
-        if self._state_dir is not None:
-            return self._snapshot_of_databases(deadline, at_least)
-        changelog = self._changelog(*self._names)
-        if changelog is None:
-            raise InvalidOptionError(
-                "neither state_dir nor kafka is set.",
-                fix="pass the operator's state.dir, its kafka.* options, or both.",
-            )
-        cut = changelog.cut(deadline, at_least)
-        cut.check(at_least)
-        return of_changelog(changelog, cut, range(cut.shards), deadline)
-
-    def _check_bound(self, at_least: Bound | None) -> None:
-        """Raises unless this query can compare the bound with the state."""
-        if at_least is None or (isinstance(at_least, int) and not isinstance(at_least, bool)):
-            return
-        if not isinstance(at_least, Mapping) or not all(
-            isinstance(tp, TopicPartition) and isinstance(at, int) for tp, at in at_least.items()
-        ):
-            raise InvalidOptionError(
-                f"at_least is {at_least!r}; expected a batch id, or offsets by TopicPartition.",
-                fix="pass a batch id such as 17, or {TopicPartition('topic', 0): 1234}.",
-            )
-        if self._kafka is None:
-            raise InvalidOptionError(
-                f"at_least has the offsets {dict(at_least)!r}, but 'kafka' is not set; the databases in "
-                "state_dir do not record which input offsets they reflect.",
-                fix="pass kafka as well, whose committed offsets are compared; or pass a batch id.",
-            )
-
-    def _snapshot_of_databases(self, deadline: Deadline, at_least: Bound | None) -> Snapshot:
-        assert self._state_dir is not None
-        application_id, store, databases = one_store(self._state_dir, *self._names)
-        changelog = self._changelog(application_id, store)
-        if changelog is not None:
-
-            def read_cut(remaining: Deadline) -> Cut:
-                cut = changelog.cut(remaining, at_least)
-                cut.check(at_least)
-                return cut
-
-            return of_folders(databases, read_cut, deadline)
-        snapshot = of_folders(databases, None, deadline)
-        try:
-            for state in snapshot.states.values():
-                if isinstance(at_least, int):
-                    check_batch(None if state.batch is None else state.batch.batch_id, at_least)
-        except NotUpToBoundError:
-            snapshot.close()
-            raise
-        return snapshot
-
-    def _changelog(self, application_id: str | None, store: str | None) -> Changelog | None:
-        if self._kafka is None:
-            return None
-        if application_id is None or store is None:
-            raise InvalidOptionError(
-                f"application_id is {application_id!r} and store is {store!r}; a read of the changelog needs "
-                "both.",
-                fix="pass both, with the values that the query has.",
-            )
-        properties = {key.lower().removeprefix(_PREFIX): str(value) for key, value in self._kafka.items()}
-        group_id = properties.pop("group.id", application_id)
-        return Changelog(application_id, store, group_id, check_consumer(properties))
-
 
 def with_partition_id(schema: pa.Schema) -> pa.Schema:
     """Appends the column of the shard's number to the columns of a decoder."""
@@ -398,6 +361,11 @@ def with_partition(batch: pa.RecordBatch, shard: int) -> pa.RecordBatch:
     """Appends the shard's number to its rows."""
     number = pa.repeat(pa.scalar(shard, pa.int32()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*batch.columns, number], schema=with_partition_id(batch.schema))
+
+
+def _numbered(pairs: Iterator[Pair], shard: int) -> Iterator[tuple[bytes, bytes, int]]:
+    for key, value in pairs:
+        yield key, value, shard
 
 
 def _dicts(batches: Iterator[pa.RecordBatch], shard: int) -> Iterator[dict[str, Any]]:

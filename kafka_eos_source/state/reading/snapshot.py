@@ -1,4 +1,6 @@
-"""Snapshots: all shards of a store at one moment, from the databases on this machine or from the changelog.
+"""Snapshots: all shards of a store at one moment, from the databases on this machine.
+
+`restored` takes snapshots of a changelog.
 
 A database may be one batch behind Kafka, because a committed batch stays *pending* until the shard's next
 task promotes it. If the reader also has access to Kafka, it applies the pending batch that the commit token
@@ -16,15 +18,12 @@ batch, nor the same one in all shards.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_eos_source.errors import (
-    ChangelogError,
     NotUpToBoundError,
     RetriableError,
     StateCorruptedError,
@@ -32,15 +31,11 @@ from kafka_eos_source.errors import (
     StateFormatError,
     StateMismatchError,
 )
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.restore import restore
-from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
-from kafka_eos_source.state.reading.cut import Changelog, Cut, newest_batch
+from kafka_eos_source.state.reading.cut import Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -119,6 +114,10 @@ class Snapshot:
                 fix="read on the machine that has them; or read the changelog, by setting "
                 "kafka.bootstrap.servers and no state.dir.",
             )
+
+    def also_close(self, close: Callable[[], object]) -> None:
+        """Lets `close` call this function too."""
+        self._resources.callback(close)
 
     def close(self) -> None:
         """Closes the databases, and deletes temporary files. May be called repeatedly."""
@@ -257,61 +256,6 @@ def _readers_of_changelog(readers: Mapping[int, CommittedReader], cut: Cut) -> d
             "changelog.",
         )
     return matching
-
-
-def of_changelog(changelog: Changelog, cut: Cut, shards: Collection[int], deadline: Deadline) -> Snapshot:
-    """Takes a snapshot by restoring shards from the changelog to a temporary folder.
-
-    Closing the snapshot deletes the folder. The disk must have room for the state; memory use is that of one
-    store, whatever the size of the state.
-
-    The snapshot can miss a key that changes after the cut if the broker closes and compacts the log segment
-    before this function has read it, because compaction removes the older value. The query must write a whole
-    segment (``segment.bytes``, 1 GiB by default) during the read for that.
-
-    Args:
-        changelog: the changelog.
-        cut: how far it is committed.
-        shards: numbers of the shards to restore.
-        deadline: its remaining time limits each wait for the brokers, and not the whole restore.
-
-    Raises:
-        ChangelogError, UnavailableError, AuthorizationError: as `restore` describes.
-        StateError: if the disk is full or fails.
-    """
-    with ExitStack() as stack:
-        scratch = Path(tempfile.mkdtemp(prefix="kafka-eos-state-read-"))
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        states: dict[int, ShardState] = {}
-        for shard in sorted(shards):
-            identity = cut.identity(shard)
-            store = stack.enter_context(TransactionalStateStore.open(scratch / str(shard), identity))
-            _restore_to(store, changelog, cut, shard, deadline)
-            view = stack.enter_context(store.view("read_committed"))
-            states[shard] = ShardState(shard, view, cut.batches[shard])
-        return Snapshot(cut.identity(0), states, stack.pop_all())
-
-
-def _restore_to(
-    store: TransactionalStateStore, changelog: Changelog, cut: Cut, shard: int, deadline: Deadline
-) -> None:
-    """Restores an open store from the changelog up to the cut.
-
-    Raises:
-        ChangelogError: if the store's present state cannot be continued, or the changelog lost records.
-        UnavailableError, AuthorizationError: as `restore` describes.
-    """
-    tp, end = cut.tp(shard), cut.ends[shard]
-    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-        outcome = restore(store, tp, end, ChangelogReader(consumer, tp), deadline=deadline)
-    if isinstance(outcome, WipeNeeded):
-        raise ChangelogError(
-            f"cannot restore the store {store.path} to offset {end} of {tp}: {outcome.why}.",
-            fix="delete the folder, and restore it again.",
-        )
-    batch = cut.batches[shard]
-    if batch is not None:
-        store.commit({tp: end}, batch=batch)
 
 
 def _batch_name(batch: BatchRecord | None) -> str:

@@ -13,14 +13,13 @@ from kafka_eos_source.errors import OffsetWentBackError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store.pending import PendingHeader
-from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+from kafka_eos_source.state.store.records import StoreMetadata
 
 
 def next_metadata(
     store: str,
     current: StoreMetadata,
     offsets: Mapping[TopicPartition, int],
-    position: Offsets,
     batch: BatchRecord | None,
     *,
     forget_offsets: bool = False,
@@ -30,7 +29,7 @@ def next_metadata(
     Args:
         store: its name, for error messages.
         current: the metadata before the commit.
-        offsets, position, batch, forget_offsets: as in `TransactionalStateStore.commit`.
+        offsets, batch, forget_offsets: as in `TransactionalStateStore.commit`.
 
     Raises:
         ValueError: if there is no offset, or an offset is None or negative.
@@ -53,7 +52,6 @@ def next_metadata(
     return replace(
         current,
         offsets=MappingProxyType({} if forget_offsets else {**current.offsets, **offsets}),
-        position=merge_positions(current.position, position),
         batch=batch or current.batch,
     )
 
@@ -89,11 +87,6 @@ def same_batch(one: BatchRecord | None, other: BatchRecord | None) -> bool:
         return one is other
     mine, theirs = ((each.query_id, each.batch_id, each.task_attempt_id) for each in (one, other))
     return mine == theirs
-
-
-def merge_positions(one: Offsets, other: Offsets) -> Offsets:
-    """Returns the larger offset of each partition."""
-    return MappingProxyType({**one, **{tp: max(at, one.get(tp, at)) for tp, at in other.items()}})
 
 
 def _name(record: BatchRecord | None) -> str:

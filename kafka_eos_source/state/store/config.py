@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from kafka_eos_source.errors import InvalidOptionError
-
-Isolation = Literal["read_committed", "read_uncommitted"]
 
 _MIB = 1 << 20
 
@@ -17,11 +14,9 @@ class StoreConfig:
     """Settings of a store; the data on disk does not depend on them.
 
     Attributes:
-        uncommitted_max_bytes: [``statestore.uncommitted.max.bytes``, KIP-892] staged bytes above which the
-            next micro-batch should be smaller; -1 = no limit. Counted in memory, as `overlay` describes.
-        hard_limit_factor: a batch that stages more than this factor times the limit fails.
-        query_isolation: [``default.interactive.query.isolation.level``] isolation level of a view that names
-            none. Kafka's default is read_uncommitted.
+        uncommitted_max_bytes: [``statestore.uncommitted.max.bytes``, KIP-892] memory of staged writes above
+            which they go to disk; the stores of a process share it; -1 = no limit. Counted as `overlay`
+            describes.
         lock_timeout_ms: [``state.lock.timeout.ms``] how long `open` waits while another process has the store
             open.
         wal_sync: [``state.wal.sync``] wait until each commit is on disk. Without it a process that is killed
@@ -35,8 +30,6 @@ class StoreConfig:
     """
 
     uncommitted_max_bytes: int = 64 * _MIB
-    hard_limit_factor: int = 4
-    query_isolation: Isolation = "read_committed"
     lock_timeout_ms: int = 10_000
     wal_sync: bool = False
     write_buffer_bytes: int = 8 * _MIB
@@ -46,19 +39,9 @@ class StoreConfig:
     def __post_init__(self) -> None:
         """Raises `InvalidOptionError` if a value is out of range."""
         _at_least("statestore.uncommitted.max.bytes", self.uncommitted_max_bytes, 1, or_unlimited=True)
-        for name in ("hard_limit_factor", "write_buffer_bytes", "max_wal_bytes", "block_cache_bytes"):
+        for name in ("write_buffer_bytes", "max_wal_bytes", "block_cache_bytes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("lock_timeout_ms", self.lock_timeout_ms, 0)
-        check_isolation(self.query_isolation)
-
-
-def check_isolation(level: str) -> None:
-    """Raises `InvalidOptionError` unless the isolation level exists."""
-    if level not in get_args(Isolation):
-        raise InvalidOptionError(
-            f"the isolation level is {level!r}; expected one of {', '.join(map(repr, get_args(Isolation)))}.",
-            fix="use one of these levels.",
-        )
 
 
 def _at_least(name: str, value: int, least: int, *, or_unlimited: bool = False) -> None:

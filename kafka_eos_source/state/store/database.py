@@ -28,7 +28,7 @@ import shutil
 import tempfile
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,7 +42,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.frozen import current_manifest, freeze
-from kafka_eos_source.state.store.overlay import Pair
+from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
@@ -284,19 +284,39 @@ class Database:
             scratch: path of the file, which does not exist yet.
             config: of the store.
         """
+        slices = range(0, len(keys), _ROWS_PER_SLICE)
+        parts = (slice(first, first + _ROWS_PER_SLICE) for first in slices)
+        self._ingest(((keys[part].to_pylist(), values[part].to_pylist()) for part in parts), scratch, config)
+
+    def ingest_rows(self, rows: list[StagedPair], scratch: Path, config: StoreConfig) -> None:
+        """Adds rows like `ingest`.
+
+        Args:
+            rows: in key order, without repetition; a value of None deletes the key.
+            scratch: path of the file; one that a dead process left is replaced.
+            config: of the store.
+        """
+        scratch.unlink(missing_ok=True)
+        self._ingest([([key for key, _ in rows], [value for _, value in rows])], scratch, config)
+
+    def _ingest(
+        self,
+        parts: Iterable[tuple[list[bytes], list[bytes | None]]],
+        scratch: Path,
+        config: StoreConfig,
+    ) -> None:
+        """Writes keys and values to a sorted file, and moves the file into the data family."""
         writer = rocksdict.SstFileWriter(family_options(config))
         self._call(writer.open, str(scratch))
-        for first in range(0, len(keys), _ROWS_PER_SLICE):
-            part = slice(first, first + _ROWS_PER_SLICE)
-            rows = keys[part].to_pylist(), values[part].to_pylist()
-            if not values[part].null_count:
-                deque(map(writer.__setitem__, *rows), 0)
+        for keys, values in parts:
+            if None not in values:
+                self._call(_write_all, writer, keys, values)
                 continue
-            for key, value in zip(*rows, strict=True):
+            for key, value in zip(keys, values, strict=True):
                 if value is None:
-                    writer.__delitem__(key)
+                    self._call(writer.__delitem__, key)
                 else:
-                    writer[key] = value
+                    self._call(writer.__setitem__, key, value)
         self._call(writer.finish)
         options = rocksdict.IngestExternalFileOptions()
         options.set_move_files(True)
@@ -378,6 +398,10 @@ def _check_not_forked() -> None:
 
 
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
+
+
+def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> None:
+    deque(map(writer.__setitem__, keys, values), 0)
 
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:

@@ -14,19 +14,22 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.commit_rules import next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.records import StoreMetadata
+from kafka_eos_source.state.store.overlay import Ranges, StagedPair, slices
+from kafka_eos_source.state.store.records import Applying, StoreMetadata
 from kafka_eos_source.state.store.rocksdb import WriteBatch
 
 #: The rows of the last commit stay in memory for reading up to this size.
 _RECENT_BYTES = 64 << 20
 #: A restored chunk of at least this many rows is written as a sorted file, which is faster than a batch.
 _INGEST_ROWS = 20_000
+#: Rows and bytes of a large batch in one sorted file. They exist as Python objects at the same time.
+_APPLY_ROWS, _APPLY_BYTES = 250_000, 16 << 20
 
 
 class DurableState:
@@ -86,13 +89,42 @@ class DurableState:
         Raises:
             StateError, StateCorruptedError: if the write fails.
         """
+        self._delete_ranges(writes, ranges)
+        writes.put_rows(rows)
+        self._write_with(writes, metadata)
+        self.recent = rows if size_bytes <= _RECENT_BYTES else {}
+
+    def begin_applying(self, ranges: Ranges, applying: Applying) -> None:
+        """Records that a large batch is being written, and deletes its ranges, in one write.
+
+        The write is synced: files of rows, which are, must not survive a power failure without it.
+        """
+        writes = self.database.new_batch()
+        self._delete_ranges(writes, ranges)
+        self.recent = {}
+        self._write_with(writes, replace(self.metadata, restoring=True, applying=applying), sync=True)
+
+    def apply_sorted(self, rows: Iterator[StagedPair]) -> None:
+        """Writes rows in key order to the data, as sorted files of some MB each.
+
+        Raises:
+            StateError, StateCorruptedError: if a write fails.
+        """
+        file = self._path / "apply.sst"
+        with self._failures_reported():
+            for some in slices(rows, _APPLY_ROWS, _APPLY_BYTES):
+                self.database.ingest_rows(some, file, self._config)
+                failpoints.reach("state.apply_slice")
+
+    def end_applying(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
+        """Writes the metadata after a large batch, with ``writes``."""
+        self._write_with(writes, replace(metadata, restoring=False, applying=None))
+
+    def _delete_ranges(self, writes: WriteBatch, ranges: Ranges) -> None:
         for low, high in ranges.spans:
             end = self.database.key_after_last() if high is None else high
             if low < end:
                 writes.delete_range("data", low, end)
-        writes.put_rows(rows)
-        self._write_with(writes, metadata)
-        self.recent = rows if size_bytes <= _RECENT_BYTES else {}
 
     def restore(
         self,
@@ -104,7 +136,7 @@ class DurableState:
         done: bool | None,
     ) -> None:
         """Writes a chunk of the changelog; see `TransactionalStateStore.restore_chunk`."""
-        metadata = next_metadata(store, self.metadata, offsets, {}, batch)
+        metadata = next_metadata(store, self.metadata, offsets, batch)
         if len(keys) != len(values):
             raise ValueError(f"a chunk has {len(keys)} keys and {len(values)} values.")
         if done is None:
@@ -121,22 +153,26 @@ class DurableState:
                 self.database.ingest(*ordered, self._path / "restore.sst", self._config)
         self._write_with(writes, replace(metadata, restoring=not done))
 
-    def write(self, writes: WriteBatch) -> None:
+    def write(self, writes: WriteBatch, *, sync: bool = False) -> None:
         """Writes changes that leave data and metadata as they are, such as pending changes.
+
+        Args:
+            writes: the changes.
+            sync: wait until they are on disk, whatever the configuration says.
 
         Raises:
             StateError, StateCorruptedError: if the write fails.
         """
         with self._failures_reported():
-            self.database.write(writes, sync=self._config.wal_sync)
+            self.database.write(writes, sync=sync or self._config.wal_sync)
 
-    def _write_with(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
+    def _write_with(self, writes: WriteBatch, metadata: StoreMetadata, *, sync: bool = False) -> None:
         """Writes changes and new metadata together; the metadata counts once that succeeded."""
         batch_ms = metadata.batch.time_ms if metadata.batch else 0
         now_ms = int(time.time() * 1000)
         metadata = replace(metadata, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
         writes.change("offsets", records.encode(self.metadata, metadata))
-        self.write(writes)
+        self.write(writes, sync=sync)
         self.metadata = metadata
 
     @contextmanager

@@ -9,20 +9,29 @@ its payload, and an overwrite counts what it adds.
 
 *Ranges*: deleting a range drops the keys that were staged in it and hides the keys of the database. Keys that
 are staged afterwards are visible again.
+
+*Spills*: writes that no longer fit into memory are on disk (`spill`), between the dict and the ranges. A read
+asks the dict, the spilled rows, the ranges and the database, in this order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, repeat
+from typing import Protocol
 
 from kafka_eos_source.state.store.sorted_keys import SortedKeys
 
 #: Memory of a staged entry besides its payload: the headers of two objects and a slot of a dict.
 ENTRY_BYTES = 120
 
+#: Rows that `slices` takes at a time.
+_ROWS_PER_STEP = 256
+
 Pair = tuple[bytes, bytes]
+#: A staged write; None deletes the key.
+StagedPair = tuple[bytes, bytes | None]
 
 
 class Missing:
@@ -30,6 +39,23 @@ class Missing:
 
 
 MISSING = Missing()
+
+
+class Spilled(Protocol):
+    """Staged writes that are on disk; `spill.SpilledRows` implements it."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that were written; a key may have several."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the rows took, as this module counts it."""
+
+    def get(self, key: bytes) -> bytes | Missing | None: ...
+    def get_many(self, keys: list[bytes]) -> list[bytes | Missing | None]: ...
+    def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]: ...
+    def delete_range(self, low: bytes, high: bytes | None) -> None: ...
 
 
 class Ranges:
@@ -72,22 +98,44 @@ class Ranges:
 class Overlay:
     """Staged writes of one transaction.
 
-    Only the owner writes; other threads may read `rows` and `ranges`.
+    Only one thread may use it.
 
     Attributes:
-        rows: the last staged value of each key; None = deleted.
-        ranges: deleted ranges, which apply before `rows`.
+        rows: the last staged value of each key in memory; None = deleted.
+        spilled: writes on disk, which `rows` replace; None = all writes are in memory.
+        ranges: deleted ranges, which apply before `spilled` and `rows`.
         bytes: memory that the writes take, as the module describes.
     """
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes | None] = {}
+        self.spilled: Spilled | None = None
         self.ranges = Ranges()
         self.bytes = 0
         self._sorted = SortedKeys()
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is staged."""
+        return not (self.rows or self.ranges or self.spilled)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that all writes take or took, those on disk included."""
+        return self.bytes + (0 if self.spilled is None else self.spilled.size_bytes)
+
+    def forget_rows(self) -> None:
+        """Frees the memory of `rows`, which `spilled` contains now."""
+        self.rows, self.bytes, self._sorted = {}, 0, SortedKeys()
+
+    def get(self, key: bytes) -> bytes | Missing | None:
+        """Returns the staged value of a key; None if it is deleted, `MISSING` if nothing is staged for it."""
+        value = self.rows.get(key, MISSING)
+        if not isinstance(value, Missing):
+            return value
+        if self.spilled is not None and not isinstance(value := self.spilled.get(key), Missing):
+            return value
+        return None if self.ranges and self.ranges.covers(key) else MISSING
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stages one write; a value of None deletes."""
@@ -119,41 +167,32 @@ class Overlay:
     def delete_range(self, low: bytes, high: bytes | None) -> None:
         """Stages the delete of all keys of the range, staged ones and those of the database."""
         self.drop(low, high)
+        if self.spilled is not None:
+            self.spilled.delete_range(low, high)
         self.ranges = self.ranges.plus(low, high)
 
     def drop(self, low: bytes, high: bytes | None) -> None:
-        """Drops the writes that are staged in the range."""
+        """Drops the writes in memory that are staged in the range."""
         for key in self._sorted.between(low, high):
             value = self.rows.pop(key, MISSING)
             if not isinstance(value, Missing):
                 self.bytes -= ENTRY_BYTES + 2 * len(key) + 2 * len(value or b"")
 
-    def slice(
-        self, low: bytes | None, high: bytes | None, *, reverse: bool
-    ) -> list[tuple[bytes, bytes | None]]:
-        """Returns a copy of the staged writes between the bounds, in key order, deletes included.
-
-        Only for the owner's thread.
-        """
+    def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterable[StagedPair]:
+        """Returns the staged writes between the bounds as they are now, in key order, deletes included."""
         keys = self._sorted.between(low, high)
         if reverse:
             keys.reverse()
         rows = self.rows
-        return [(key, rows[key]) for key in keys if key in rows]
+        return self._over_spilled([(key, rows[key]) for key in keys if key in rows], low, high, reverse)
 
-    def slice_for_other_thread(
-        self, low: bytes | None, high: bytes | None, *, reverse: bool
-    ) -> list[tuple[bytes, bytes | None]]:
-        """Returns the result of `slice`, without the sorted keys, which only the owner's thread may use."""
-        taken = list(self.rows.items())  # one step of the interpreter, so no write happens in between
-        return sorted(
-            (
-                (key, value)
-                for key, value in taken
-                if (low is None or low <= key) and (high is None or key < high)
-            ),
-            reverse=reverse,
-        )
+    def _over_spilled(
+        self, staged: list[StagedPair], low: bytes | None, high: bytes | None, reverse: bool
+    ) -> Iterable[StagedPair]:
+        """Returns writes in memory, merged with those on disk."""
+        if self.spilled is None:
+            return staged
+        return overlaid(staged, self.spilled.scan(low, high, reverse=reverse), reverse=reverse)
 
     def get_many(
         self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
@@ -166,15 +205,81 @@ class Overlay:
             keys: may repeat.
             recent: values of the database that are in memory already.
         """
+        if self.spilled is not None:
+            return self._get_many_with(self.spilled, keys, recent)
         if not self.ranges:
             unstaged = map(recent.get, keys, repeat(MISSING))
             return list(map(self.rows.get, keys, unstaged)) if self.rows else list(unstaged)
         rows, covers = self.rows, self.ranges.covers
         return [rows.get(key, None if covers(key) else recent.get(key, MISSING)) for key in keys]
 
+    def _get_many_with(
+        self, spilled: Spilled, keys: list[bytes], recent: Mapping[bytes, bytes | None]
+    ) -> list[bytes | Missing | None]:
+        values: list[bytes | Missing | None] = list(map(self.rows.get, keys, repeat(MISSING)))
+        unstaged = [at for at, value in enumerate(values) if value is MISSING]
+        covers = self.ranges.covers if self.ranges else None
+        for at, value in zip(unstaged, spilled.get_many([keys[at] for at in unstaged]), strict=True):
+            if value is MISSING:
+                key = keys[at]
+                value = None if covers is not None and covers(key) else recent.get(key, MISSING)
+            values[at] = value
+        return values
+
+
+def overlaid(
+    upper: Iterable[StagedPair], lower: Iterator[StagedPair], *, reverse: bool = False
+) -> Iterator[StagedPair]:
+    """Yields the writes of two layers in the order of the scan; of equal keys, that of ``upper``."""
+    rows = iter(upper)
+    top = next(rows, None)
+    for pair in lower:
+        key = pair[0]
+        while top is not None and (top[0] > key if reverse else top[0] < key):
+            yield top
+            top = next(rows, None)
+        if top is None:
+            yield pair
+            break
+        if top[0] == key:
+            yield top
+            top = next(rows, None)
+        else:
+            yield pair
+    yield from lower
+    if top is not None:
+        yield top
+        yield from rows
+
+
+def slices(rows: Iterable[StagedPair], most_rows: int, most_bytes: int) -> Iterator[list[StagedPair]]:
+    """Cuts rows into lists of about this number of rows and bytes, so that few are in memory at a time."""
+    rest = iter(rows)
+    taken: list[StagedPair] = []
+    size = 0
+    while some := list(islice(rest, _ROWS_PER_STEP)):
+        taken += some
+        size += sum(len(key) + len(value or b"") for key, value in some)
+        if len(taken) >= most_rows or size >= most_bytes:
+            yield taken
+            taken, size = [], 0
+    if taken:
+        yield taken
+
+
+def unstaged_keys(base: Iterator[Pair], staged: Iterable[StagedPair]) -> Iterator[bytes]:
+    """Yields the keys of ``base`` for which nothing is staged; both are in key order."""
+    rows = iter(staged)
+    top = next(rows, None)
+    for key, _ in base:
+        while top is not None and top[0] < key:
+            top = next(rows, None)
+        if top is None or top[0] != key:
+            yield key
+
 
 def merge(
-    staged: list[tuple[bytes, bytes | None]], base: Iterator[Pair], ranges: Ranges, *, reverse: bool = False
+    staged: Iterable[StagedPair], base: Iterator[Pair], ranges: Ranges, *, reverse: bool = False
 ) -> Iterator[Pair]:
     """Yields the pairs that the owner sees: a staged write replaces the pair of the database.
 

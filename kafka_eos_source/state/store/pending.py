@@ -2,8 +2,12 @@
 
 They are in the column family ``pending`` of the store's database::
 
-    h <batch> <attempt>             header, JSON: batch record, base, position, deleted ranges, size
+    h <batch> <attempt>             header, JSON: batch record, base, deleted ranges, size
     b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
+
+The rows of a large attempt are in a folder of their own (`spill`), which its header names. Such a header has
+no number of Arrow streams: a release before spills cannot decode it, and restores the store instead of losing
+the rows.
 
 ``batch`` is the batch id in 8 bytes, big endian, with the sign bit flipped; ``attempt`` is text. When the
 store is next opened, the token says whether the changes are applied or dropped.
@@ -13,8 +17,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,22 +28,23 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError
 from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.overlay import Ranges
+from kafka_eos_source.state.store.overlay import Overlay, Ranges
 from kafka_eos_source.state.store.records import (
     RESTORE_FIX,
-    Offsets,
     batch_fields,
-    decode_position,
-    encode_position,
     record,
 )
 from kafka_eos_source.state.store.rocksdb import WriteBatch
+from kafka_eos_source.state.store.spill import SpilledRows
 
 _FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
 _NUMBER = struct.Struct(">I")
 _HEADER = b"h"
+#: Older releases read input offsets from each header, and refuse one without them. None ever wrote any.
+_NO_POSITION = b"\x01[]".hex()
 _BLOB = b"b"
 
 
@@ -47,15 +54,15 @@ class PendingHeader:
 
     Attributes:
         batch: the attempt and the state that it was computed on.
-        position: largest input offsets that the changes reflect (KIP-796).
         ranges: key ranges that the changes delete, before any row is written.
         blobs: number of Arrow streams with rows.
+        spill_id: name of the rows on disk; "" = they are in Arrow streams.
     """
 
     batch: PendingBatch
-    position: Offsets
     ranges: Ranges
     blobs: int = 0
+    spill_id: str = ""
 
     @property
     def id(self) -> bytes:
@@ -90,6 +97,41 @@ def read_rows(database: Database, header: PendingHeader) -> dict[bytes, bytes | 
     return rows
 
 
+@contextmanager
+def read_overlay(
+    database: Database,
+    header: PendingHeader,
+    store: Path,
+    config: StoreConfig,
+    log_folder: Path | None = None,
+) -> Iterator[Overlay]:
+    """Gives the changes of an attempt as they were staged.
+
+    Args:
+        database: database of the store.
+        header: the attempt.
+        store: folder of the store.
+        config: of the store.
+        log_folder: folder for RocksDB's own log files, for a reader of another process.
+
+    Raises:
+        StateCorruptedError: if rows are missing or cannot be decoded.
+    """
+    overlay = Overlay()
+    overlay.ranges = header.ranges
+    if not header.spill_id:
+        rows = read_rows(database, header)
+        overlay.put_many(list(rows), list(rows.values()))
+        yield overlay
+        return
+    spilled = SpilledRows.open(store, header.spill_id, config, log_folder)
+    try:
+        overlay.spilled = spilled
+        yield overlay
+    finally:
+        spilled.close()
+
+
 def add_attempt(writes: WriteBatch, header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> None:
     """Adds an attempt and its rows to a write."""
     for key, value in encode(header, changes):
@@ -112,9 +154,9 @@ def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tup
         "record": batch_fields(batch.record),
         "base": None if batch.base is None else batch_fields(batch.base),
         "size_bytes": batch.size_bytes,
-        "position": encode_position(header.position).hex(),
+        "position": _NO_POSITION,
         "ranges": [[low.hex(), None if high is None else high.hex()] for low, high in header.ranges.spans],
-        "blobs": header.blobs,
+        **({"spill": header.spill_id} if header.spill_id else {"blobs": header.blobs}),
     }
     return [
         (_HEADER + header.id, json.dumps(text).encode()),
@@ -141,9 +183,9 @@ def decode_header(value: bytes) -> PendingHeader:
                 None if base is None else record(BatchRecord, base),
                 text["size_bytes"],
             ),
-            decode_position(bytes.fromhex(text["position"])),
             Ranges(spans),
-            text["blobs"],
+            0 if "spill" in text else text["blobs"],
+            text.get("spill", ""),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise StateCorruptedError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +19,13 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import records
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.folder import check_version
-from kafka_eos_source.state.store.overlay import Overlay
-from kafka_eos_source.state.store.pending import read_headers, read_rows
+from kafka_eos_source.state.store.pending import read_headers, read_overlay
 from kafka_eos_source.state.store.scans import Cursor
-from kafka_eos_source.state.store.views import CommittedView, StateView, UncommittedView
+from kafka_eos_source.state.store.spill import is_removed
+from kafka_eos_source.state.store.views import CommittedView, PromotedView, StateView
 
 
 class CommittedReader(CommittedView):
@@ -82,35 +83,34 @@ class CommittedReader(CommittedView):
         """
         wanted, headers = record.task_attempt_id, read_headers(self._database)
         header = next((each for each in headers if each.batch.record.task_attempt_id == wanted), None)
-        if header is None:
+        if header is None or is_removed(self.path, header.spill_id):
             raise StateMismatchError(
                 f"the store {self.path} has no pending changes of batch {record.batch_id}, attempt {wanted}.",
                 fix="read again: its owner may have promoted them meanwhile.",
             )
-        overlay = Overlay()
-        for low, high in header.ranges.spans:
-            overlay.delete_range(low, high)
-        rows = read_rows(self._database, header)
-        overlay.put_many(list(rows), list(rows.values()))
+        overlay = self._resources.enter_context(
+            read_overlay(self._database, header, self.path, StoreConfig(), self._logs)
+        )
         metadata = replace(
             self._metadata,
             batch=record,
             offsets=MappingProxyType({**self._metadata.offsets, **changelog_offsets}),
-            position=MappingProxyType({**self._metadata.position, **header.position}),
         )
         cursor = Cursor(self._database.cursor())
-        view = UncommittedView(metadata, cursor, overlay, lambda: None, threading.RLock())
+        view = PromotedView(metadata, cursor, overlay)
         self._promoted.append(view)
         return view
 
     def _release(self) -> None:
         for view in self._promoted:
             view.close()
+        self._resources.close()
         super().close()
         self._database.close()
 
     def _open(self) -> None:
         self._promoted: list[StateView] = []
+        self._resources = ExitStack()
         self._database = Database.open_read_only(self.path / "db", self._logs)
         try:
             metadata = records.decode(self._database.scan(family="offsets"))
@@ -125,6 +125,11 @@ def _checked_identity(path: Path, metadata: records.StoreMetadata) -> StoreIdent
     if metadata.identity is None:
         raise StateCorruptedError(
             f"the store {path} does not record which state it holds.", fix=records.RESTORE_FIX
+        )
+    if metadata.applying is not None:
+        raise NotUpToBoundError(
+            f"the owner of the store {path} is applying the changes of a large batch.",
+            fix="ask again when it has finished.",
         )
     if metadata.restoring:
         raise NotUpToBoundError(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.scans import Scan
 
 
@@ -24,10 +24,6 @@ class Reads(ABC):
             reverse: from the last to the first pair.
         """
 
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """Returns the pairs of `range`, from the last to the first."""
-        return self.range(low, high, reverse=True)
-
     def prefix_scan(self, prefix: bytes) -> Scan:
         """Returns the pairs whose key begins with ``prefix``, in key order."""
         return self.range(prefix, upper_bound(prefix))
@@ -40,11 +36,6 @@ class Reads(ABC):
     def _committed(self) -> StoreMetadata:
         """Returns the metadata of the last commit."""
 
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record in the committed data; None if it has no record."""
-        end = self._committed().offsets.get(tp)
-        return end - 1 if end else None
-
     def next_offset(self, tp: TopicPartition) -> int | None:
         """Returns the changelog offset from which to continue; None if it is not recorded."""
         return self._committed().offsets.get(tp)
@@ -52,7 +43,3 @@ class Reads(ABC):
     def last_batch(self) -> BatchRecord | None:
         """Returns the micro-batch whose state the committed data is."""
         return self._committed().batch
-
-    def position(self) -> Offsets:
-        """Returns the largest input offset of each partition that the committed data reflects (KIP-796)."""
-        return self._committed().position

@@ -5,10 +5,10 @@
     fmt                        version of all formats in this database (8 bytes, big endian)
     ident                      which state this is: `StoreIdentity`
     off/<topic>/<partition>    next changelog offset; the data has all records before it (8 bytes, big endian)
-    pos                        largest input offset of each partition that the data reflects (KIP-796)
     batch                      the micro-batch that wrote last: `BatchRecord`
     saved                      time of the last write, ms since the epoch (8 bytes, big endian)
     status                     "idle", or "restoring" while the data is between two batches
+    apply                      the large batch that is being written to the data: `Applying`
 
 Each value starts with one byte for the version of its encoding. JSON follows unless stated otherwise.
 """
@@ -43,24 +43,41 @@ _Record = TypeVar("_Record", BatchRecord, StoreIdentity)
 
 
 @dataclass(frozen=True)
+class Applying:
+    """A committed batch whose changes are too large for one write, and are being written to the data.
+
+    While it lasts, `StoreMetadata.restoring` is set, because the data is between two batches. Opening the
+    store continues, so the record has everything that the end writes.
+
+    Attributes:
+        spill_id: name of the changes on disk.
+        offsets, batch: of the metadata at the end.
+    """
+
+    spill_id: str
+    offsets: Offsets
+    batch: BatchRecord | None
+
+
+@dataclass(frozen=True)
 class StoreMetadata:
     """What a database records about its data.
 
     Attributes:
         identity: which state this is; None for a new database.
         offsets: changelog offset from which to continue, by partition.
-        position: largest input offset that the data reflects, by partition.
         batch: the last micro-batch.
         saved_ms: time of the last write, ms since the epoch; 0 = never.
         restoring: a restore began and did not finish, so the data is between two batches.
+        applying: a large batch is being written to the data; None = no.
     """
 
     identity: StoreIdentity | None = None
     offsets: Offsets = field(default_factory=lambda: MappingProxyType({}))
-    position: Offsets = field(default_factory=lambda: MappingProxyType({}))
     batch: BatchRecord | None = None
     saved_ms: int = 0
     restoring: bool = False
+    applying: Applying | None = None
 
 
 def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
@@ -74,14 +91,14 @@ def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
     for tp, offset in new.offsets.items():
         if old.offsets.get(tp) != offset:
             changes[_offset_key(tp)] = _VERSION + _NUMBER.pack(offset)
-    if new.position != old.position:
-        changes[b"pos"] = encode_position(new.position)
     if new.batch != old.batch:
         changes[b"batch"] = None if new.batch is None else _json(batch_fields(new.batch))
     if new.saved_ms != old.saved_ms:
         changes[b"saved"] = _VERSION + _NUMBER.pack(new.saved_ms)
     if new.restoring != old.restoring:
         changes[b"status"] = _json("restoring" if new.restoring else "idle")
+    if new.applying != old.applying:
+        changes[b"apply"] = None if new.applying is None else _applying_bytes(new.applying)
     return changes
 
 
@@ -103,10 +120,10 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
         return StoreMetadata(
             identity=record(StoreIdentity, _parsed(values[b"ident"])) if b"ident" in values else None,
             offsets=MappingProxyType(offsets),
-            position=decode_position(values[b"pos"]) if b"pos" in values else MappingProxyType({}),
             batch=record(BatchRecord, _parsed(values[b"batch"])) if b"batch" in values else None,
             saved_ms=_number(values[b"saved"]) if b"saved" in values else 0,
             restoring=b"status" in values and _parsed(values[b"status"]) == "restoring",
+            applying=_applying(values[b"apply"]) if b"apply" in values else None,
         )
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise StateCorruptedError(
@@ -124,16 +141,6 @@ def check_format(found: int) -> None:
         )
 
 
-def encode_position(position: Offsets) -> bytes:
-    """Returns input offsets as bytes for `decode_position`."""
-    return _json(sorted([tp.topic, tp.partition, offset] for tp, offset in position.items()))
-
-
-def decode_position(value: bytes) -> Offsets:
-    """Returns the input offsets that `encode_position` encoded."""
-    return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in _parsed(value)})
-
-
 def batch_fields(batch: BatchRecord) -> dict[str, Any]:
     """Returns the fields of a batch record as the database spells them."""
     return {_SPELLING.get(name, name): value for name, value in asdict(batch).items()}
@@ -143,6 +150,34 @@ def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Returns a record from its fields; ignores fields that a newer release added."""
     spelled = {f.name: _SPELLING.get(f.name, f.name) for f in fields(cls)}
     return cls(**{name: values[key] for name, key in spelled.items() if key in values})
+
+
+def _applying_bytes(applying: Applying) -> bytes:
+    return _json(
+        {
+            "spill": applying.spill_id,
+            "offsets": _listed(applying.offsets),
+            "batch": None if applying.batch is None else batch_fields(applying.batch),
+        }
+    )
+
+
+def _applying(value: bytes) -> Applying:
+    found = _parsed(value)
+    batch = found["batch"]
+    return Applying(
+        found["spill"],
+        _offsets_of(found["offsets"]),
+        None if batch is None else record(BatchRecord, batch),
+    )
+
+
+def _listed(offsets: Offsets) -> list[list[Any]]:
+    return sorted([tp.topic, tp.partition, offset] for tp, offset in offsets.items())
+
+
+def _offsets_of(listed: list[tuple[str, int, int]]) -> Offsets:
+    return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in listed})
 
 
 def _offset_key(tp: TopicPartition) -> bytes:

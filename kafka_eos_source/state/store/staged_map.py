@@ -12,13 +12,20 @@ import pyarrow as pa
 from kafka_eos_source.errors import StoreClosedError
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
+from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge, unstaged_keys
 from kafka_eos_source.state.store.reads import Reads
 from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.rocksdb import translate
 from kafka_eos_source.state.store.scans import Scan, Scans
-from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches, delete_batches
+from kafka_eos_source.state.store.uncommitted import (
+    UncommittedWrites,
+    change_batches,
+    changes_of_pairs,
+    delete_batches,
+)
 
+#: Keys that `get_many` and `put_many` turn into Python objects at a time.
+_KEYS_PER_SLICE = 1 << 16
 #: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
 #: ranges, and a processor that clears the list of each group would leave one range per group.
 _SMALL_RANGE = 128
@@ -60,12 +67,9 @@ class StagedMap(Reads):
 
     def get(self, key: bytes) -> bytes | None:
         """Returns the value of a key, or None."""
-        overlay = self._uncommitted.overlay
-        value = overlay.rows.get(key, MISSING)
+        value = self._uncommitted.overlay.get(key)
         if not isinstance(value, Missing):
             return value
-        if overlay.ranges and overlay.ranges.covers(key):
-            return None
         value = self._durable.recent.get(key, MISSING)
         if not isinstance(value, Missing):
             return value
@@ -77,6 +81,9 @@ class StagedMap(Reads):
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Returns the value of each key, null for a missing key. Keys may repeat."""
         self._check_open()
+        if len(keys) > _KEYS_PER_SLICE:
+            parts = range(0, len(keys), _KEYS_PER_SLICE)
+            return pa.concat_arrays([self.get_many(keys.slice(at, _KEYS_PER_SLICE)) for at in parts])
         wanted: list[bytes] = keys.to_pylist()
         values = self._uncommitted.overlay.get_many(wanted, self._durable.recent)
         if MISSING in values:
@@ -90,19 +97,13 @@ class StagedMap(Reads):
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
         with self._lock:
-            staged = self._uncommitted.overlay.slice(low, high, reverse=reverse)
+            staged = self._uncommitted.overlay.scan(low, high, reverse=reverse)
             first, rest = self._durable.database.begin_scan(low, high, reverse=reverse)
             ranges = self._uncommitted.overlay.ranges
         base = chain(first, rest) if rest else iter(first)
         if staged or ranges:
             base = merge(staged, base, ranges, reverse=reverse)
         return self._scans.track(base, rest)
-
-    def approximate_num_entries(self) -> int:
-        """Returns RocksDB's estimate of the number of keys, adjusted by staged writes."""
-        self._check_open()
-        staged = sum(1 if value is not None else -1 for value in self._uncommitted.overlay.rows.values())
-        return max(0, self._durable.database.property("estimate-num-keys") + staged)
 
     def approximate_committed_size(self) -> tuple[int, int]:
         """Returns RocksDB's estimates of the number of keys, and of the bytes in files and memory."""
@@ -115,15 +116,17 @@ class StagedMap(Reads):
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stages a write; a value of None deletes.
 
+        Beyond ``statestore.uncommitted.max.bytes``, the staged writes go to disk.
+
         Raises:
-            UncommittedBytesError: if the batch stages more than the hard limit of
-                ``statestore.uncommitted.max.bytes``.
+            StateError: if they have to go to disk, and it is full or fails.
         """
         if key is None:
             raise ValueError("the key is None.")
         self._claim()
         self._uncommitted.overlay.put(key, value)
-        self._uncommitted.check_size()
+        if self._uncommitted.exceeds_share():
+            self._spill()
 
     def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Stages all pairs, or none if a key is None."""
@@ -135,14 +138,12 @@ class StagedMap(Reads):
         """Stages many writes; a null value deletes. The last value of a repeated key counts."""
         if keys.null_count:
             raise ValueError(f"{keys.null_count} keys are null; nothing was staged.")
-        self._put_lists(keys.to_pylist(), values.to_pylist())
-
-    def put_if_absent(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Stages the value if the key has none, and returns the value that it had."""
-        old = self.get(key)
-        if old is None:
-            self.put(key, value)
-        return old
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values; nothing was staged.")
+        self._claim()
+        for at in range(0, len(keys), _KEYS_PER_SLICE):
+            part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
+            self._put_lists(part[0].to_pylist(), part[1].to_pylist())
 
     def delete(self, key: bytes) -> None:
         """Stages the delete of a key."""
@@ -155,20 +156,30 @@ class StagedMap(Reads):
             raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
         if high is not None and low >= high:
             return
-        committed = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
         overlay = self._uncommitted.overlay
+        known = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
+        if overlay.spilled is not None:
+            on_disk = overlay.spilled.scan(low, high, reverse=False)
+            known += [key for key, _ in islice(on_disk, _SMALL_RANGE + 1)]
         with self._lock:
-            if len(committed) > _SMALL_RANGE:
+            if len(known) > _SMALL_RANGE:
                 overlay.delete_range(low, high)
             else:
                 overlay.drop(low, high)
-                overlay.put_many(committed, [None] * len(committed))
-        self._uncommitted.check_size()
+                overlay.put_many(known, [None] * len(known))
+        if self._uncommitted.exceeds_share():
+            self._spill()
 
     def approximate_num_uncommitted_bytes(self) -> int:
-        """Returns the memory of staged writes, in bytes as `overlay` counts them."""
+        """Returns the memory of staged writes, in bytes as `overlay` counts them, without those on disk."""
         self._check_open()
         return self._uncommitted.overlay.bytes
+
+    def staged_bytes(self) -> tuple[int, int]:
+        """Returns the size of all staged writes, and of those on disk, in bytes as `overlay` counts them."""
+        self._check_open()
+        overlay = self._uncommitted.overlay
+        return overlay.size_bytes, overlay.size_bytes - overlay.bytes
 
     def staged_changes(self) -> Iterator[pa.RecordBatch]:
         """Yields the staged writes as changelog records.
@@ -177,17 +188,29 @@ class StagedMap(Reads):
         a delete of each key in it. A batch has a few MB.
         """
         self._check_open()
-        overlay = self._uncommitted.overlay
+        return self._changes(self._uncommitted.overlay)
+
+    def _changes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields staged or pending writes as `staged_changes` does."""
         for low, high in overlay.ranges.spans:
             first, rest = self._durable.database.begin_scan(low, high)
             base = self._scans.track(chain(first, rest or ()), rest)
-            yield from delete_batches(key for key, _ in base if key not in overlay.rows)
-        yield from change_batches(overlay.rows)
+            yield from delete_batches(unstaged_keys(base, overlay.scan(low, high, reverse=False)))
+        if overlay.spilled is None:
+            yield from change_batches(overlay.rows)
+        else:
+            yield from changes_of_pairs(overlay.scan(None, None, reverse=False))
 
     def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
         self._claim()
         self._uncommitted.overlay.put_many(keys, values)
-        self._uncommitted.check_size()
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def _spill(self) -> None:
+        """Moves the staged writes to disk; readers of other threads see them there."""
+        with self._lock:
+            self._uncommitted.spill()
 
     def _claim(self) -> None:
         """Makes the thread of the first staged write the only writer until commit or rollback."""

@@ -3,15 +3,19 @@
 ::
 
     put, delete …            commit, promote
-    ───────────▶  overlay  ─────────────────▶  data + offsets + position + batch, one WriteBatch
-                    │                             ▲
+    ───────────▶  overlay  ─────────────────▶  data + offsets + batch, one WriteBatch
+                  (memory, spill)                 ▲
+                    │                             │
                     └──▶  pending (batch, attempt) ┘   when the token says that this attempt is in Kafka
 
 One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
 Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
 special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
-of the owner, `viewed_map` gives views to other threads, `uncommitted` is the half in memory, `durable` the
-half on disk.
+of the owner, `viewed_map` gives views to other threads, `uncommitted` is the staged half, `durable` the
+committed half.
+
+Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
+to the data in steps that end after a crash before anybody reads.
 
 The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoint``; see `folder`.
 """
@@ -19,7 +23,8 @@ The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,22 +33,26 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import folder
-from kafka_eos_source.state.store.commit_rules import find_promotable, merge_positions, next_metadata
+from kafka_eos_source.state.store.commit_rules import find_promotable, next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.files import write_checkpoint
+from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.pending import (
     PendingHeader,
     add_attempt,
     read_headers,
+    read_overlay,
     read_rows,
     remove_attempt,
 )
 from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import StoreMetadata
+from kafka_eos_source.state.store.records import Applying, StoreMetadata
+from kafka_eos_source.state.store.spill import SpilledRows, remove_spills
 from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
 from kafka_eos_source.state.store.viewed_map import ViewedMap
 
@@ -59,11 +68,7 @@ class TransactionalStateStore(ViewedMap):
         path: the store's folder.
         identity: which state this is.
         config: settings of the store.
-        persistent, manages_offsets: as in Kafka's `StateStore`: data and changelog offsets survive a restart.
     """
-
-    persistent = True
-    manages_offsets = True
 
     def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
         identity = metadata.identity
@@ -72,7 +77,7 @@ class TransactionalStateStore(ViewedMap):
             path,
             identity,
             config,
-            UncommittedWrites(identity.store, config.uncommitted_max_bytes, config.hard_limit_factor),
+            UncommittedWrites(identity.store, path, config),
             DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
         )
 
@@ -100,7 +105,10 @@ class TransactionalStateStore(ViewedMap):
         config = config or StoreConfig()
         where = Path(path)
         database, metadata = folder.open_store(where, identity, config)
-        return cls(where, database, metadata, config)
+        store = cls(where, database, metadata, config)
+        if metadata.applying is not None:
+            store._finish_applying(metadata.applying)
+        return store
 
     @staticmethod
     def open_read_only(path: str | os.PathLike[str]) -> CommittedReader:
@@ -179,11 +187,11 @@ class TransactionalStateStore(ViewedMap):
         """Discards the staged writes."""
         self._check_open()
         with self._lock:
-            self._uncommitted.discard()
+            self._uncommitted.clear()
 
     def _check_nothing_staged(self, method: str) -> None:
         self._check_open()
-        if not self._uncommitted.empty:
+        if not self._uncommitted.overlay.empty:
             raise StateError(
                 f"{method}() of store {self.name} was called while writes are staged.",
                 fix=f"commit or roll back first; call {method}() before the writes of a batch.",
@@ -193,7 +201,6 @@ class TransactionalStateStore(ViewedMap):
         self,
         changelog_offsets: Mapping[TopicPartition, int],
         *,
-        position: Mapping[TopicPartition, int] | None = None,
         batch: BatchRecord | None = None,
         forget_offsets: bool = False,
     ) -> None:
@@ -202,7 +209,6 @@ class TransactionalStateStore(ViewedMap):
         Args:
             changelog_offsets: the offset *after* the last changelog record of the staged writes, by
                 partition.
-            position: largest input offset that the writes reflect, by partition (KIP-796).
             batch: the micro-batch that made the writes.
             forget_offsets: remove all changelog offsets, so that the store is restored from the beginning.
 
@@ -217,15 +223,20 @@ class TransactionalStateStore(ViewedMap):
             self.name,
             self._durable.metadata,
             changelog_offsets,
-            position or {},
             batch,
             forget_offsets=forget_offsets,
         )
         with self._lock:
             writes, overlay = self._durable.database.new_batch(), self._uncommitted.overlay
             metadata = replace(metadata, restoring=False)
-            self._durable.apply(writes, overlay.rows, overlay.ranges, overlay.bytes, metadata)
-            self._uncommitted.clear()
+            if overlay.spilled is None:
+                self._durable.apply(writes, overlay.rows, overlay.ranges, overlay.bytes, metadata)
+                self._uncommitted.clear()
+            else:
+                spill_id = self._uncommitted.seal()
+                self._begin_applying(spill_id, overlay.ranges, metadata)
+                self._uncommitted.hand_over()
+                self._apply_spilled(spill_id, metadata, ())
 
     @property
     def last_commit_ms(self) -> int:
@@ -239,16 +250,13 @@ class TransactionalStateStore(ViewedMap):
 
     # ------------------------------------------------------------------ pending batches
 
-    def persist_pending(
-        self, record: BatchRecord, position: Mapping[TopicPartition, int] | None = None
-    ) -> None:
+    def persist_pending(self, record: BatchRecord) -> None:
         """Moves the staged writes to disk as pending changes of a task attempt.
 
         The data does not change. Pending changes of the same attempt are replaced.
 
         Args:
             record: the batch and attempt.
-            position: as in `commit`.
 
         Raises:
             StateError, StateCorruptedError: as `commit`.
@@ -257,35 +265,53 @@ class TransactionalStateStore(ViewedMap):
         with self._lock:
             overlay = self._uncommitted.overlay
             header = PendingHeader(
-                PendingBatch(record, self._durable.metadata.batch, overlay.bytes),
-                position or {},
+                PendingBatch(record, self._durable.metadata.batch, overlay.size_bytes),
                 overlay.ranges,
             )
-            writes = self._durable.database.new_batch()
+            if overlay.spilled is not None:
+                header = replace(header, spill_id=self._uncommitted.seal())
+                failpoints.reach("state.after_seal")
+            writes, others = self._durable.database.new_batch(), []
             for old in self._headers():
                 if old.id == header.id:
                     remove_attempt(writes, old)
-            add_attempt(writes, header, change_batches(overlay.rows))
+                else:
+                    others.append(old)
+            add_attempt(writes, header, () if header.spill_id else change_batches(overlay.rows))
             self._durable.write(writes)
-            self._uncommitted.discard()
+            if header.spill_id:
+                self._uncommitted.hand_over()
+            else:
+                self._uncommitted.clear()
+            self._remove_spills([*others, header])
+
+    def pending_changes(self, record: BatchRecord) -> Iterator[pa.RecordBatch]:
+        """Yields the changes of a pending attempt as `staged_changes` did, from disk.
+
+        Only a few MB of them are in memory at a time.
+
+        Args:
+            record: the attempt; it was computed on the committed state.
+
+        Raises:
+            StateMismatchError: if that attempt is not pending, or was computed on other state.
+        """
+        header = find_promotable(self.name, self._headers(), record, self._durable.metadata)
+        with read_overlay(self._durable.database, header, self.path, self.config) as overlay:
+            yield from self._changes(overlay)
 
     def pending(self) -> list[PendingBatch]:
         """Returns the attempts whose changes are pending, in the order of batches."""
         return [header.batch for header in self._headers()]
 
-    def promote(
-        self,
-        record: BatchRecord,
-        changelog_offsets: Mapping[TopicPartition, int],
-        position: Mapping[TopicPartition, int] | None = None,
-    ) -> None:
+    def promote(self, record: BatchRecord, changelog_offsets: Mapping[TopicPartition, int]) -> None:
         """Applies the pending changes of the attempt that Kafka holds.
 
         The pending changes of all other attempts are dropped.
 
         Args:
             record: the attempt. Its event time may be later than the one that was made pending.
-            changelog_offsets, position: as in `commit`.
+            changelog_offsets: as in `commit`.
 
         Raises:
             StateMismatchError: if that attempt is not pending, or was computed on other state. Nothing was
@@ -295,28 +321,79 @@ class TransactionalStateStore(ViewedMap):
         self._check_nothing_staged("promote")
         durable, headers = self._durable, self._headers()
         header = find_promotable(self.name, headers, record, durable.metadata)
-        reflected = merge_positions(header.position, position or {})
-        metadata = next_metadata(self.name, durable.metadata, changelog_offsets, reflected, record)
+        metadata = next_metadata(self.name, durable.metadata, changelog_offsets, record)
         with self._lock:
+            if header.spill_id:
+                self._begin_applying(header.spill_id, header.ranges, metadata)
+                self._apply_spilled(header.spill_id, metadata, headers)
+                return
             writes, rows = durable.database.new_batch(), read_rows(durable.database, header)
             for any_header in headers:
                 remove_attempt(writes, any_header)
             durable.apply(writes, rows, header.ranges, header.batch.size_bytes, metadata)
+            self._remove_spills(())
 
     def drop_pending(self, except_attempts: Sequence[str] = ()) -> None:
-        """Drops the pending changes of all attempts except those named."""
-        headers = [h for h in self._headers() if h.batch.record.task_attempt_id not in except_attempts]
-        if not headers:
-            return
+        """Drops the pending changes of all attempts except those named, and what dead attempts spilled."""
+        headers = self._headers()
+        kept = [each for each in headers if each.batch.record.task_attempt_id in except_attempts]
         with self._lock:
-            writes = self._durable.database.new_batch()
-            for header in headers:
-                remove_attempt(writes, header)
-            self._durable.write(writes)
+            if len(kept) < len(headers):
+                writes = self._durable.database.new_batch()
+                for header in headers:
+                    if header not in kept:
+                        remove_attempt(writes, header)
+                self._durable.write(writes)
+            self._remove_spills(kept)
 
     def _headers(self) -> list[PendingHeader]:
         self._check_open()
         return read_headers(self._durable.database)
+
+    def _remove_spills(self, kept: Iterable[PendingHeader]) -> None:
+        """Removes spilled rows that neither these attempts nor the running transaction own."""
+        remove_spills(self.path, keep={self._uncommitted.spill_id, *(each.spill_id for each in kept)})
+
+    # ------------------------------------------------------------------ large batches
+
+    def _begin_applying(self, spill_id: str, ranges: Ranges, target: StoreMetadata) -> None:
+        """Records durably that spilled rows are being written to the data; deletes the ranges.
+
+        crash before ⇒ the attempt is still pending. crash after ⇒ `open` continues with `_apply_spilled`.
+        """
+        applying = Applying(spill_id, target.offsets, target.batch)
+        self._durable.begin_applying(ranges, applying)
+        failpoints.reach("state.apply_began")
+
+    def _finish_applying(self, applying: Applying) -> None:
+        """Finishes what another process began, before anybody reads."""
+        target = replace(
+            self._durable.metadata,
+            offsets=applying.offsets,
+            batch=applying.batch,
+            restoring=False,
+            applying=None,
+        )
+        self._apply_spilled(applying.spill_id, target, self._headers())
+
+    def _apply_spilled(self, spill_id: str, target: StoreMetadata, headers: Iterable[PendingHeader]) -> None:
+        """Writes spilled rows to the data, then the metadata, and removes all pending attempts.
+
+        crash in between ⇒ `open` calls this again; writing the same rows twice changes nothing.
+        """
+        try:
+            with closing(SpilledRows.open(self.path, spill_id, self.config)) as spilled:
+                self._durable.apply_sorted(spilled.scan(None, None, reverse=False))
+            failpoints.reach("state.apply_written")
+            writes = self._durable.database.new_batch()
+            for header in headers:
+                remove_attempt(writes, header)
+            self._durable.end_applying(writes, target)
+        except BaseException:
+            self._shut_down()  # the data is between two batches, so nobody may read it
+            raise
+        failpoints.reach("state.apply_ended")
+        self._remove_spills(self._headers())
 
     # ------------------------------------------------------------------ restore
 

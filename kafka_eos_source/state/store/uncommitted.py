@@ -1,21 +1,25 @@
-"""The uncommitted half of a store: staged writes, their thread, and their limit.
+"""The uncommitted half of a store: staged writes, their thread, their limit, and their form as changes.
 
 Kafka Streams commits early when its buffer is full (KIP-892). A micro-batch cannot: Spark records its offsets
-before it runs, and it is one transaction. So over the limit the driver makes the *next* batch smaller, and
-over a multiple of the limit the batch fails with an error that says how much smaller it must be.
+before it runs, and it is one transaction. So writes beyond the limit go to disk (`spill`), and the size of a
+batch is limited by the disk alone. The stores of a process share the limit.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
+from weakref import WeakSet
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateError, UncommittedBytesError
-from kafka_eos_source.state.store.overlay import Overlay
+from kafka_eos_source.errors import StateError
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.overlay import Overlay, StagedPair, slices
+from kafka_eos_source.state.store.spill import SpilledRows
 
 #: Schema of changes: of a changelog's records, and of pending changes. A null value deletes the key.
 CHANGES = pa.schema([("key", pa.binary()), ("value", pa.binary())])
@@ -24,30 +28,53 @@ CHANGES = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _CHANGE_ROWS, _CHANGE_BYTES = 65_536, 4 << 20
 
 
+class _Sharing:
+    """The stores of this process that have staged writes; each may stage an equal share of the limit."""
+
+    def __init__(self) -> None:
+        self.stores = 1
+        self._writing: WeakSet[UncommittedWrites] = WeakSet()
+        self._lock = threading.Lock()
+
+    def join(self, writes: UncommittedWrites) -> None:
+        with self._lock:
+            self._writing.add(writes)
+            self.stores = len(self._writing)
+
+    def leave(self, writes: UncommittedWrites) -> None:
+        with self._lock:
+            self._writing.discard(writes)
+            self.stores = max(1, len(self._writing))
+
+
+_sharing = _Sharing()
+
+
 class UncommittedWrites:
     """Staged writes of the current transaction, which one thread stages.
 
     Args:
         store: its name, for error messages.
-        max_bytes: ``statestore.uncommitted.max.bytes``; -1 = no limit.
-        hard_limit_factor: staging more than this factor times ``max_bytes`` is an error.
+        path: the store's folder, for writes that go to disk.
+        config: of the store.
 
     Attributes:
         overlay: the writes.
-        discarded: how many transactions were discarded; an uncommitted view of such a transaction is invalid.
     """
 
-    def __init__(self, store: str, max_bytes: int, hard_limit_factor: int) -> None:
+    def __init__(self, store: str, path: Path, config: StoreConfig) -> None:
         self.overlay = Overlay()
-        self.discarded = 0
         self._store = store
+        self._path = path
+        self._config = config
+        self._max_bytes = config.uncommitted_max_bytes
+        self._spilled: SpilledRows | None = None
         self._thread = 0
-        self._max_bytes = max_bytes
-        self._hard_limit = None if max_bytes == -1 else max_bytes * hard_limit_factor
 
     @property
-    def empty(self) -> bool:
-        return not (self.overlay.rows or self.overlay.ranges)
+    def spill_id(self) -> str:
+        """Name of the writes on disk; "" if all writes are in memory."""
+        return "" if self._spilled is None else self._spilled.id
 
     def owned_by_this_thread(self) -> bool:
         """Returns whether this thread staged the first write of the transaction."""
@@ -65,28 +92,58 @@ class UncommittedWrites:
                 fix="write from one thread; other threads read through view().",
             )
         self._thread = threading.get_ident()
+        _sharing.join(self)
 
-    def check_size(self) -> None:
-        """Raises `UncommittedBytesError` if more is staged than the hard limit."""
-        if self._hard_limit is not None and self.overlay.bytes > self._hard_limit:
-            factor = max(2, math.ceil(self.overlay.bytes / self._max_bytes))
-            raise UncommittedBytesError(
-                f"store {self._store} has staged {self.overlay.bytes} bytes in one micro-batch; "
-                f"statestore.uncommitted.max.bytes is {self._max_bytes}, and a batch fails above "
-                f"{self._hard_limit}.",
-                fix=f"make micro-batches at least {factor} times smaller (maxOffsetsPerTrigger), or raise "
-                "statestore.uncommitted.max.bytes.",
-            )
+    def exceeds_share(self) -> bool:
+        """Returns whether the writes in memory exceed this store's share of the limit."""
+        return self.overlay.bytes * _sharing.stores > self._max_bytes != -1
+
+    def spill(self) -> None:
+        """Moves the writes in memory to disk, where only this transaction reads them.
+
+        Raises:
+            StateError: if the disk is full or fails. The writes stay in memory then.
+        """
+        overlay = self.overlay
+        if not overlay.rows:
+            return
+        if self._spilled is None:
+            self._spilled = SpilledRows.create(self._path, self._config)
+        failpoints.reach("state.before_spill")
+        self._spilled.add(overlay.rows, overlay.bytes)
+        failpoints.reach("state.after_spill")
+        overlay.spilled = self._spilled
+        overlay.forget_rows()
+
+    def seal(self) -> str:
+        """Moves all writes to disk and makes them durable. Returns the name of the writes on disk.
+
+        The caller writes this name into the store's database, and then calls `hand_over`.
+        """
+        self.spill()
+        assert self._spilled is not None
+        self._spilled.seal()
+        return self._spilled.id
+
+    def hand_over(self) -> None:
+        """Ends the transaction, but keeps its writes on disk, because the database names them now."""
+        self._spilled = None
+        self.clear()
 
     def clear(self) -> None:
-        """Ends the transaction after its writes were committed."""
+        """Ends the transaction, whose writes were committed or are discarded."""
         self.overlay = Overlay()
         self._thread = 0
+        _sharing.leave(self)
+        spilled, self._spilled = self._spilled, None
+        if spilled is not None:
+            spilled.remove()
 
-    def discard(self) -> None:
-        """Ends the transaction without a commit, which invalidates uncommitted views of it."""
-        self.clear()
-        self.discarded += 1
+
+def changes_of_pairs(pairs: Iterable[StagedPair]) -> Iterator[pa.RecordBatch]:
+    """Yields writes as batches of `CHANGES` of a few MB each, without holding more than one batch of them."""
+    for some in slices(pairs, _CHANGE_ROWS, _CHANGE_BYTES):
+        yield from change_batches(dict(some))
 
 
 def delete_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:

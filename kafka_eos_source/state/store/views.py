@@ -1,25 +1,21 @@
-"""Views: reading a store from outside its owner, as of one moment (KIP-892, KIP-796).
+"""Views: reading a store from outside its owner, as of one moment (KIP-892).
 
-*read_committed*: the data of the last commit before the view was created, as long as the view is open.
-*read_uncommitted*: that data, overlaid by what the owner has staged at the time of each call, which may be
-rolled back later.
+All views show committed data. KIP-892's *read_uncommitted* has no counterpart: what is staged lives in the
+memory of a task, which ends with its micro-batch, and no other code runs in that process for users.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import NotUpToBoundError
-from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
+from kafka_eos_source.state.store.overlay import Missing, Overlay, merge
 from kafka_eos_source.state.store.reads import Reads
-from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
 
 _View = TypeVar("_View", bound="StateView")
@@ -43,7 +39,6 @@ class StateView(Reads):
 
         Raises:
             StoreClosedError: if the view or its store is closed.
-            ViewInvalidatedError: if the owner rolled back what an uncommitted view showed.
         """
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
@@ -80,66 +75,26 @@ class CommittedView(StateView):
         return self._scans.track(self._cursor.scan(low, high, reverse=reverse))
 
 
-class UncommittedView(StateView):
-    """The data of one commit, overlaid by what the owner has staged now.
+class PromotedView(StateView):
+    """The data of one commit, overlaid by the changes of an attempt that the commit token names.
+
+    Only one thread may read it.
 
     Args:
-        overlay: the staged writes.
-        check_valid: raises `ViewInvalidatedError` once the owner rolled back what this view showed. After a
-            commit the view stays valid, because what it showed is committed then.
-        staging: the lock that the owner holds while it changes the overlay.
+        overlay: the changes.
     """
 
-    def __init__(
-        self,
-        metadata: StoreMetadata,
-        cursor: Cursor,
-        overlay: Overlay,
-        check_valid: Callable[[], None],
-        staging: threading.RLock,
-    ) -> None:
+    def __init__(self, metadata: StoreMetadata, cursor: Cursor, overlay: Overlay) -> None:
         super().__init__(metadata, cursor)
         self._overlay = overlay
-        self._check_valid = check_valid
-        self._staging = staging
 
     def get(self, key: bytes) -> bytes | None:
-        self._check_valid()
-        with self._staging:
-            value = self._overlay.rows.get(key, MISSING)
-            if not isinstance(value, Missing):
-                return value
-            if self._overlay.ranges.covers(key):
-                return None
-        return self._cursor.get(key)
+        value = self._overlay.get(key)
+        return self._cursor.get(key) if isinstance(value, Missing) else value
 
     def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        self._check_valid()
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
-        with self._staging:
-            staged = self._overlay.slice_for_other_thread(low, high, reverse=reverse)
-            ranges = self._overlay.ranges
+        staged = self._overlay.scan(low, high, reverse=reverse)
         base = self._cursor.scan(low, high, reverse=reverse)
-        return self._scans.track(merge(staged, base, ranges, reverse=reverse))
-
-
-def check_bound(position: Offsets, at_least: Mapping[TopicPartition, int] | None) -> None:
-    """Checks that state reflects the input up to the offsets that a reader asks for (KIP-796).
-
-    Args:
-        position: largest input offset that the state reflects, by partition.
-        at_least: input offset that it must reflect, by partition; None = no bound.
-
-    Raises:
-        NotUpToBoundError: if it does not reflect the offset of some partition yet.
-    """
-    behind = {tp: at for tp, at in (at_least or {}).items() if position.get(tp, -1) < at}
-    if behind:
-        text = ", ".join(
-            f"{tp} at {position.get(tp, 'nothing')}, asked for {at}" for tp, at in behind.items()
-        )
-        raise NotUpToBoundError(
-            f"the state does not reflect the requested input yet: {text}.",
-            fix="ask again after the next batch.",
-        )
+        return self._scans.track(merge(staged, base, self._overlay.ranges, reverse=reverse))

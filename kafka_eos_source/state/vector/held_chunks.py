@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.state.rows_by_key import temporary_files
 
 
 class HeldChunks:
@@ -48,7 +48,7 @@ class HeldChunks:
         if self._first is None:
             self._first = rows
             return
-        with _named_folder():
+        with temporary_files():
             if self._writer is None:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
                 self._writer = pa.ipc.new_stream(self._file, self._schema)
@@ -66,27 +66,14 @@ class HeldChunks:
         if self._writer is None or self._file is None:
             return
         first, self._first = self._first.num_rows, None  # frees the memory
-        with _named_folder():
+        with temporary_files():
             self._writer.close()
             self._file.seek(0)
             reader = pa.ipc.open_stream(self._file)
         while True:
-            with _named_folder():
+            with temporary_files():
                 rows = next(reader, None)
             if rows is None:
                 return
             yield rows, first
             first += rows.num_rows
-
-
-@contextmanager
-def _named_folder() -> Iterator[None]:
-    """Lets errors of the temporary file name its folder."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"the temporary folder {tempfile.gettempdir()!r} cannot hold the rows of a micro-batch: {error}.",
-            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, "
-            "or set maxOffsetsPerTrigger on the source; then restart the query.",
-        ) from error

@@ -16,13 +16,21 @@ CHUNK_BYTES = 64 << 20
 OUTPUT_ROWS = 1 << 16
 
 
-def chunks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the columns of ``schema`` in batches of about `CHUNK_ROWS` rows; never an empty batch.
+def chunks(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_rows: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields the columns of ``schema`` in batches of about ``most_rows`` rows; never an empty batch.
+
+    Args:
+        batches: the rows.
+        schema: the columns.
+        most_rows: None for `CHUNK_ROWS`.
 
     Raises:
         InvalidSchemaError: if a column is missing, or a value cannot be cast to the column's type.
     """
     waiting: list[pa.RecordBatch] = []
+    most_rows = most_rows or CHUNK_ROWS
     count = size = 0
     for batch in batches:
         if not batch.num_rows:
@@ -31,7 +39,7 @@ def chunks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
         waiting.append(batch)
         count += batch.num_rows
         size += batch.nbytes
-        if count >= CHUNK_ROWS or size >= CHUNK_BYTES:
+        if count >= most_rows or size >= CHUNK_BYTES:
             yield concat_batches(waiting)
             waiting, count, size = [], 0, 0
     if waiting:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.state.encoding.describe import Description, describe, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.rows_by_key import RowsByKey
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
@@ -25,6 +26,9 @@ EMIT = ("on_update", "on_close")
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
+
+#: The same for rows that meet the state, which takes memory of the same process; fewer cost no more time.
+KEYED_ROWS = 1 << 17
 
 
 class AggregateProcessor:
@@ -127,6 +131,9 @@ class AggregateProcessor:
         """
         describe(state, self.description)
         grouping = self._grouping
+        if isinstance(grouping, Running):
+            yield from self._process_by_key(batches, state, context)
+            return
         if grouping.merges:
             parts = list(self._parts(batches, merged=False))
         else:
@@ -135,29 +142,51 @@ class AggregateProcessor:
         for columns in grouping.update(partial, state, context):
             yield from output_batches(grouping.output, columns)
 
-    def _reduced(self, parts: Iterable[pa.RecordBatch], *, bounded: bool) -> Iterator[pa.RecordBatch]:
+    def _process_by_key(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Does what `process` does for some keys after the other, so that memory is bounded.
+
+        Windows and sessions cannot be divided: which of them close depends on the event times of all keys.
+        """
+        grouping = self._grouping
+        with RowsByKey(self._keys.names) as rows:
+            parts = self._parts(batches, most_rows=KEYED_ROWS)
+            for partial in self._reduced(parts, bounded=True, most_rows=KEYED_ROWS):
+                rows.add(partial)
+            for part in rows.parts():
+                merged = part[0] if len(part) == 1 else grouping.merge_partials(concat_batches(part))
+                for columns in grouping.update(merged, state, context):
+                    yield from output_batches(grouping.output, columns)
+
+    def _reduced(
+        self, parts: Iterable[pa.RecordBatch], *, bounded: bool, most_rows: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Merges partial rows, so that each yielded batch has each group once.
 
         It yields one batch; or several if ``bounded`` is set and there are more groups than memory allows.
         """
         grouping = self._grouping
         waiting: list[pa.RecordBatch] = []
-        count, limit = 0, PARTIAL_ROWS
+        most_rows = most_rows or PARTIAL_ROWS
+        count, limit = 0, most_rows
         for part in parts:
             waiting.append(part)
             count += part.num_rows
             if count >= limit and len(waiting) > 1:
                 waiting = [grouping.merge_partials(concat_batches(waiting))]
                 count = waiting[0].num_rows
-                if bounded and count >= PARTIAL_ROWS // 2:
+                if bounded and count >= most_rows // 2:
                     yield waiting.pop()
                     count = 0
                 # If nearly all groups are distinct, merging saves nothing, so wait for twice as many rows.
-                limit = max(PARTIAL_ROWS, 2 * count)
+                limit = max(most_rows, 2 * count)
         if waiting:
             yield waiting[0] if len(waiting) == 1 else grouping.merge_partials(concat_batches(waiting))
 
-    def _parts(self, batches: Iterable[pa.RecordBatch], *, merged: bool = True) -> Iterator[pa.RecordBatch]:
+    def _parts(
+        self, batches: Iterable[pa.RecordBatch], *, merged: bool = True, most_rows: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the input as partial rows, computing them if the input consists of plain rows.
 
         If ``merged`` is set, each yielded batch has each group once.
@@ -168,10 +197,10 @@ class AggregateProcessor:
         if first is None:
             return
         if first.schema.names == grouping.partial.names:
-            partial = chunks(chain([first], rest), grouping.partial)
+            partial = chunks(chain([first], rest), grouping.partial, most_rows)
             yield from map(grouping.merge_partials, partial) if merged else partial
         else:
-            yield from map(grouping.reduce_rows, chunks(chain([first], rest), self._read))
+            yield from map(grouping.reduce_rows, chunks(chain([first], rest), self._read, most_rows))
 
     @cached_property
     def _read(self) -> pa.Schema:

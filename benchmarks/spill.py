@@ -1,0 +1,144 @@
+"""Measures a first batch of new keys in a task of a stateful operator: time, and peak of its memory.
+
+It needs neither Spark nor a broker, and counts CPU seconds. A process does what the task of one shard does,
+from the rows that arrive to the packets that leave, and then promotes the batch as the next task does::
+
+    python -m benchmarks.spill --keys 12500000          # one of four shards of 50 million keys
+    python -m benchmarks.spill --keys 2000000 --limit-mib 16 --operator dedup
+
+The table has one line for each part of the task; ``peak`` is the largest resident memory of the process so
+far, of which ``began at`` is what Python and its libraries take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_ROWS_PER_BATCH = 100_000
+_MIB = 1 << 20
+
+
+def _peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _batches(keys: int, schema: Any) -> Iterator[Any]:
+    """Yields rows with distinct keys in no particular order: id (int64) and amount (int64)."""
+    import numpy as np
+    import pyarrow as pa
+
+    for start in range(0, keys, _ROWS_PER_BATCH):
+        number = np.arange(start, min(start + _ROWS_PER_BATCH, keys), dtype=np.int64)
+        scattered = (number * np.int64(0x9E3779B97F4A7C15 - (1 << 64))).view(np.int64)
+        names = pa.array(scattered).cast(pa.string())
+        yield pa.record_batch([names, pa.array(number)], schema=schema)
+
+
+def _processor(operator: str, schema: Any) -> Any:
+    import pyarrow as pa
+
+    from kafka_eos_source.state.vector import count, sum_
+    from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+    from kafka_eos_source.state.vector.function import FunctionProcessor
+    from kafka_eos_source.state.vector.processor import AggregateProcessor
+
+    if operator == "count":
+        return AggregateProcessor(schema, ["id"], {"rows": count(), "total": sum_("amount")})
+    if operator == "dedup":
+        return DeduplicateProcessor(schema, ["id"])
+
+    def number(batch: Any) -> Any:
+        return None, pa.StructArray.from_arrays([pa.array([1] * len(batch.keys))], names=["n"])
+
+    return FunctionProcessor(schema, ["id"], number, output=schema, state=pa.schema([("n", pa.int64())]))
+
+
+def _run(keys: int, limit_mib: int, operator: str, folder: str) -> list[dict[str, Any]]:
+    """Runs the task in this process; returns seconds and peak memory of each of its parts."""
+    import pyarrow as pa
+
+    from kafka_eos_source.model import TopicPartition
+    from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
+    from kafka_eos_source.state.store.config import StoreConfig
+    from kafka_eos_source.state.store.handle import StateHandle
+    from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+    tp = TopicPartition("bench-changelog", 0)
+    schema = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+    processor = _processor(operator, schema)
+    identity = StoreIdentity("bench", "counts", 0, 1, tp.topic, schema=processor.schema)
+    record = BatchRecord("query", 0, "attempt")
+    limit = limit_mib * _MIB if limit_mib > 0 else -1
+    parts: list[dict[str, Any]] = [{"part": "began at", "seconds": 0.0, "peak_mib": _peak_mib()}]
+    clock = time.process_time()
+
+    def done(part: str, **more: Any) -> None:
+        nonlocal clock
+        parts.append(
+            {"part": part, "seconds": round(time.process_time() - clock, 1), "peak_mib": _peak_mib(), **more}
+        )
+        clock = time.process_time()
+
+    with TransactionalStateStore.open(Path(folder, "s"), identity, StoreConfig(limit)) as store:
+        context = BatchContext(0, 0, 1, True, 0)
+        emitted = 0
+        for rows in processor.process(_batches(keys, schema), StateHandle(store), context):
+            emitted += rows.num_rows
+        done("process", rows=emitted)
+        spilled = store.staged_bytes()[1]
+        changes = 0
+        if spilled:
+            store.persist_pending(record)
+            done("make pending")
+            for each in store.pending_changes(record):
+                changes += each.num_rows
+            done("read changes", rows=changes)
+        else:
+            held = list(store.staged_changes())
+            changes = sum(each.num_rows for each in held)
+            done("read changes", rows=changes)
+            store.persist_pending(record)
+            done("make pending")
+    with TransactionalStateStore.open(Path(folder, "s"), identity, StoreConfig(limit)) as store:
+        clock = time.process_time()
+        store.promote(record, {tp: 1})
+        done("promote", spilled_mib=spilled // _MIB)
+    assert changes >= keys
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--keys", type=int, default=12_500_000)
+    parser.add_argument("--limit-mib", type=int, default=64, help="-1 = no limit: everything in memory")
+    parser.add_argument("--operator", choices=["function", "count", "dedup"], default="count")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        found = _run(arguments.keys, arguments.limit_mib, arguments.operator, arguments.child)
+        print(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory(prefix="spill-") as folder:
+        said = subprocess.run(
+            [sys.executable, "-m", "benchmarks.spill", *sys.argv[1:], "--child", folder],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+    print(f"{arguments.operator}, {arguments.keys:,} new keys, limit {arguments.limit_mib} MiB")
+    print(f"{'part':<14}{'CPU s':>8}{'peak MiB':>10}")
+    for each in json.loads(said):
+        print(f"{each['part']:<14}{each['seconds']:>8}{each['peak_mib']:>10}  {each.get('rows', '')}")
+
+
+if __name__ == "__main__":
+    main()

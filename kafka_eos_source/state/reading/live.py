@@ -1,0 +1,200 @@
+"""``watch_state(…)``: a table in a notebook or a terminal that shows live what a store contains."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    InvalidOptionError,
+    InvalidSchemaError,
+    KafkaEosError,
+    StateMismatchError,
+)
+from kafka_eos_source.observe.display import Watch, bundle, notebook_display, show_in_terminal
+from kafka_eos_source.observe.state_table import Mark, StateTable, as_html, as_text
+from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.reading.as_text import flat, text
+from kafka_eos_source.state.reading.query import StateQuery
+
+#: Columns that do not identify a row.
+_VALUES = frozenset({"value", "user_map_value", "list_element"})
+#: Errors of the caller, which waiting does not mend.
+_PERMANENT = (InvalidOptionError, InvalidSchemaError, AuthorizationError, StateMismatchError)
+
+
+class StreamingQuery(Protocol):
+    """The member of PySpark's ``StreamingQuery`` that is used here."""
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802
+
+
+def watch_state(
+    application_id: str | None = None,
+    store: str | None = None,
+    *,
+    state_dir: str | os.PathLike[str] | None = None,
+    kafka: Mapping[str, str] | None = None,
+    variable: str | None = None,
+    timers: bool = False,
+    rows: int = 20,
+    interval: float = 1.0,
+    query: StreamingQuery | None = None,
+    timeout_ms: int = 10_000,
+) -> Watch[StateTable] | None:
+    """Shows live what a store contains, also while its query runs: a table that refreshes itself.
+
+    In a notebook, the cell's output becomes the table, and the notebook stays usable. In a terminal, the call
+    shows a screen until ``query`` ends or Ctrl-C is pressed. The query is not affected, because the reads
+    take no locks. A sign before a row says that the newest batch added it to the table (``+``) or changed it
+    (``~``). If the state cannot be read for a while, such as before the first batch, the table says why and
+    keeps the last rows.
+
+    The arguments that `StateQuery` has too mean the same there.
+
+    Args:
+        application_id, store, state_dir, kafka: which store to read, and where.
+        variable: name of the state variable; None = the only one.
+        timers: show the registered timers instead of a variable.
+        rows: the most rows to show: those of `StateQuery.head`.
+        interval: time between two refreshes, in seconds.
+        query: what ``start()`` returned; the table stops refreshing when it ends. None = until `Watch.stop`
+            or Ctrl-C.
+        timeout_ms: limit of one read.
+
+    Returns:
+        In a notebook, an object whose ``stop()`` ends the refreshing; in a terminal, None.
+
+    Raises:
+        InvalidOptionError, AuthorizationError, StateMismatchError: as `StateQuery`.
+    """
+    if rows < 1 or interval <= 0:
+        raise InvalidOptionError(
+            f"rows is {rows} and interval is {interval}; expected at least one row and more than 0 seconds."
+        )
+    open_query = partial(
+        StateQuery, application_id, store, state_dir=state_dir, kafka=kafka, timeout_ms=timeout_ms
+    )
+    table = LiveTable(
+        open_query,
+        lambda: query is None or query.isActive,
+        title=" / ".join(each for each in (application_id, store) if each) or str(state_dir),
+        rows=rows,
+        variable=variable,
+        timers=timers,
+    )
+    with ExitStack() as stack:
+        stack.callback(table.close)
+        first, runs = table.look(is_first=True)
+        display = notebook_display()
+        if display is None:
+            show_in_terminal(table.look, first, runs, as_text, interval)
+            return None
+        handle = display(_bundle(first), raw=True, display_id=True)
+        made = Watch(table.look, lambda found: handle.update(_bundle(found), raw=True), interval, table.close)
+        if runs:
+            stack.pop_all()  # the thread closes the table
+            made.start()
+        return made
+
+
+class LiveTable:
+    """Looks at a store again and again, and marks the rows that change from batch to batch.
+
+    Args:
+        open_query: opens the store, which may not exist yet.
+        runs: whether the query still runs.
+        title: names the store until it is open.
+        rows, variable, timers: as in `watch_state`.
+    """
+
+    def __init__(
+        self,
+        open_query: Callable[[], StateQuery],
+        runs: Callable[[], bool],
+        *,
+        title: str,
+        rows: int,
+        variable: str | None = None,
+        timers: bool = False,
+    ) -> None:
+        self._open_query = open_query
+        self._runs = runs
+        self._rows = rows
+        self._variable = variable
+        self._timers = timers
+        self._query: StateQuery | None = None
+        self._batches: Mapping[int, BatchRecord | None] | None = None
+        #: The rows of the batch before, by what identifies them.
+        self._before: dict[tuple[str, int], str] | None = None
+        self._table = StateTable(title, "no batch yet")
+
+    def look(self, *, is_first: bool = False) -> tuple[StateTable, bool]:
+        """Returns the table as it is now, and whether the query runs.
+
+        Args:
+            is_first: raise errors of the caller, instead of showing them in the table.
+        """
+        runs = self._runs()  # before the read, so that the last table has the last batch
+        try:
+            if self._query is None:
+                self._query = self._open_query()
+            else:
+                self._query.refresh()
+            if self._batches != self._query.batches:
+                self._table = self._read(self._query)
+                self._batches = self._query.batches
+            problem = ""
+        except KafkaEosError as error:
+            if is_first and isinstance(error, _PERMANENT):
+                raise
+            problem = f"Cannot read the state now: {error.message}"
+        self._table = replace(self._table, problem=problem)
+        return self._table, runs
+
+    def close(self) -> None:
+        """Closes the store. May be called again."""
+        if self._query is not None:
+            self._query.close()
+
+    def _read(self, query: StateQuery) -> StateTable:
+        found = query.head(self._rows + 1, self._variable, timers=self._timers)
+        is_all = len(found) <= self._rows
+        found = found[: self._rows]
+        now: dict[tuple[str, int], str] = {}
+        seen: Counter[str] = Counter()
+        marks = []
+        for row in found:
+            name = text({column: each for column, each in row.items() if column not in _VALUES})
+            key = name, seen[name]  # the elements of a list have the same key
+            seen[name] += 1
+            now[key] = text(row)
+            if self._before is None:
+                marks.append(Mark.NONE)
+            elif key not in self._before:
+                marks.append(Mark.NEW)
+            else:
+                marks.append(Mark.NONE if self._before[key] == now[key] else Mark.CHANGED)
+        self._before = now
+        flattened = [flat(row) for row in found]
+        columns = list(dict.fromkeys(name for row in flattened for name in row))
+        batch = "no batch yet" if query.batch_id is None else f"batch {query.batch_id}"
+        amount = f"{len(found)} rows" if is_all else f"the first {len(found)} rows"
+        return StateTable(
+            f"{query.application_id} / {query.store}",
+            f"{batch}, {query.shards} shards, {amount}",
+            columns,
+            [[text(row[name]) if name in row else "" for name in columns] for row in flattened],
+            marks,
+        )
+
+
+def _bundle(table: StateTable) -> dict[str, str]:
+    return bundle(as_html(table), as_text(table))
