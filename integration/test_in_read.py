@@ -213,6 +213,7 @@ def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_w
         (frame, {"topic": pipeline.odd}, "INVALID_OPTION.*'topic' is"),
         (frame, {"processing.guarantee": "at_least_once"}, "INVALID_OPTION.*'processing.guarantee' is"),
         (frame.selectExpr("*", "1 AS one"), {}, "INVALID_SCHEMA.*in addition to"),
+        (frame.selectExpr("CAST(__kafka_eos_staged AS STRING) AS value"), {}, "INVALID_SCHEMA.*with a cast"),
     ]
     for changed, options, said in changes:
         with pytest.raises(PySparkException, match=said):

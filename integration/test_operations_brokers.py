@@ -27,7 +27,8 @@ from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, VARIABLE
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE, VARIABLE
 
 TRANSACTION_VERSION = "transaction.version"
 
@@ -135,9 +136,16 @@ def test_t54_without_the_token_check_a_batch_is_doubled_when_the_transaction_ver
     assert doubled == {each: 50 if each == ("commit.after_commit", "is killed") else 0 for each in found}
 
 
+def lowered_within_transactions(
+    kafka: EmbeddedKafka, folder: Path, start: Callable[..., Driver]
+) -> dict[tuple[str, str], Outcome]:
+    set_transaction_version(Scenario(kafka.bootstrap_servers, folder, start), 2)
+    return change_within_transactions(kafka, folder, start, lambda each: set_transaction_version(each, 0))
+
+
 @pytest.mark.long
 @pytest.mark.fault(
-    "T143", "transaction.version is lowered from 2 to 0", "in a transaction; a driver is killed"
+    "T143", "transaction.version is lowered from 2 to 0; librdkafka", "in a transaction; a driver is killed"
 )
 def test_t143_the_transaction_version_is_lowered_within_open_transactions(
     old_protocol: EmbeddedKafka,
@@ -145,12 +153,27 @@ def test_t143_the_transaction_version_is_lowered_within_open_transactions(
     driver: Callable[..., Driver],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With librdkafka: at level 0, brokers cannot write what they know of an open transaction of level 2."""
     monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
-    set_transaction_version(Scenario(old_protocol.bootstrap_servers, tmp_path, driver), 2)
-    found = change_within_transactions(
-        old_protocol, tmp_path, driver, lambda scenario: set_transaction_version(scenario, 0)
-    )
+    found = lowered_within_transactions(old_protocol, tmp_path, driver)
+    assert all(each.exactly_once for each in found.values()), found
+
+
+@pytest.mark.long
+@pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+@pytest.mark.fault(
+    "T187",
+    "transaction.version is lowered from 2 to 0; native client",
+    "in a transaction; a driver is killed",
+)
+def test_t187_the_transaction_version_is_lowered_within_open_transactions_of_version_2(
+    old_protocol: EmbeddedKafka,
+    tmp_path: Path,
+    driver: Callable[..., Driver],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At level 0, brokers cannot write what they know of these transactional ids."""
+    monkeypatch.setenv(VARIABLE, NATIVE)
+    found = lowered_within_transactions(old_protocol, tmp_path, driver)
     assert all(each.exactly_once for each in found.values()), found
 
 

@@ -251,6 +251,7 @@ class ModelProducer:
         self._process = process
         self._id = transactional_id
         self._epoch: int | None = None
+        self._asked_ids: tuple[list[str], Mapping[str, str]] = [], {}
         self.enqueued = 0
 
     @property
@@ -273,8 +274,15 @@ class ModelProducer:
         self._process.reach("cluster")
         return CLUSTER_ID, {name: len(topic.logs) for name, topic in self._cluster.topics.items()}
 
+    def ask_topic_ids(self, topics: Collection[str]) -> None:
+        self._asked_ids = sorted(topics), self._ids(topics)
+
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         self._process.reach("topic_ids")
+        (asked, found), self._asked_ids = self._asked_ids, ([], {})
+        return found if asked == sorted(topics) else self._ids(topics)
+
+    def _ids(self, topics: Collection[str]) -> Mapping[str, str]:
         known = self._cluster.topics
         found = {name: known[name].topic_id for name in topics if name in known}
         if self._id in self._cluster.open:

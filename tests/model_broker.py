@@ -109,6 +109,7 @@ class ModelProducer:
     def __init__(self, broker: ModelBroker) -> None:
         self.broker = broker
         self.epoch: int | None = None
+        self._asked_ids: dict[str, str] = {}
         self.enqueued = 0
         self.closed = False
 
@@ -133,8 +134,15 @@ class ModelProducer:
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
         return CLUSTER_ID, dict(self.broker.topics)
 
+    def ask_topic_ids(self, topics: Collection[str]) -> None:
+        self._asked_ids = self._ids(topics)
+
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         self._reach("topic_ids")
+        asked, self._asked_ids = self._asked_ids, {}
+        return asked if asked.keys() == set(topics) else self._ids(topics)
+
+    def _ids(self, topics: Collection[str]) -> dict[str, str]:
         return {topic: self.broker.ids.get(topic, f"id-{topic}") for topic in topics}
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:

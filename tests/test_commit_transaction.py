@@ -198,11 +198,11 @@ def test_a_deadline_after_an_unanswered_commit_raises_outcome_unknown() -> None:
         commit(broker, ProducerSession(), 0, seconds=0)
 
 
-@pytest.mark.parametrize(("token_topic", "transactions"), [(None, 1), (TOKENS, 2)])
+@pytest.mark.parametrize("token_topic", [None, TOKENS])
 def test_no_old_offset_is_committed_for_a_topic_recreated_while_rows_are_sent(
-    token_topic: str | None, transactions: int
+    token_topic: str | None,
 ) -> None:
-    """A record for the token topic already contains the offsets, so the transaction begins again."""
+    """The ids are known after the offsets were sent, so the transaction begins again without them."""
 
     class Recreating(ModelBroker):
         def reach(self, call: str, *, after: bool) -> None:
@@ -222,7 +222,7 @@ def test_no_old_offset_is_committed_for_a_topic_recreated_while_rows_are_sent(
         Deadline.after_seconds(30),
         sleep=no_sleep,
     )
-    assert machine.run() == Result(Step.COMMITTED, transactions)
+    assert machine.run() == Result(Step.COMMITTED, transactions=2)
     assert broker.log == rows(0)
     assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
     assert all(IN not in record.ends for record in broker.records.values())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import direct, session
-from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, writer
+from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_runs, writer
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -54,6 +56,7 @@ class Query:
     """A streaming query that is at one batch: its checkpoint, and the task that runs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
         self.checkpoint = folder / "checkpoint"
         self.task = StreamingTask("query", "0", "run")
         self.sink = {
@@ -538,6 +541,38 @@ def test_a_staged_frame_that_a_step_changed_is_refused(
     schema = change(staged_frame_schema(ROWS, options).fields[0])
     with pytest.raises(InvalidSchemaError, match=said):
         writer.stream_writer(options, schema)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_frame_that_was_computed_from_reports_is_refused(
+    query: Query, guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expressions drop the metadata of a column, so only the run tells the sink about them."""
+    monkeypatch.setattr(staged_runs, "_PATIENCE_SECONDS", 0.0)
+    cast = StructType([StructField("value", StringType())])
+    options = parse_write({**query.sink, "processing.guarantee": guarantee}, streaming=True)
+    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
+    writer.stream_writer(options, cast)
+    plan.tasks(START.to_dict(), END.to_dict(), RANGES)
+    with pytest.raises(InvalidSchemaError, match=r"write= of map_in_read.*computed other columns"):
+        writer.stream_writer(options, cast)
+    other = replace(options, checkpoint_location=f"{query.checkpoint}-2")
+    writer.stream_writer(other, cast)
+
+
+def test_a_query_that_was_restarted_without_write_waits_for_the_end_of_the_run_before(query: Query) -> None:
+    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
+    plan.tasks(START.to_dict(), END.to_dict(), RANGES)
+    ends = threading.Timer(0.2, plan.close)
+    ends.start()
+    writer.stream_writer(parse_write(query.sink, streaming=True), ROWS)
+    ends.join()
+
+
+def test_a_staged_frame_is_written_while_its_run_lives(query: Query) -> None:
+    plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
+    plan.tasks(START.to_dict(), END.to_dict(), RANGES)
+    assert query.writer()._sink.in_read
 
 
 def test_a_batch_write_of_a_staged_frame_is_refused(query: Query) -> None:

@@ -228,6 +228,28 @@ def test_a_named_pipe_is_ignored_without_blocking(shared: Path) -> None:
         folder.read("file")
 
 
+def test_a_held_file_is_held_until_the_last_process_closes_it(shared: Path) -> None:
+    folder = PrivateFolder.of_user("kafka-eos-held")
+    assert not folder.is_held("a"), "there is no folder"
+    first, second = folder.hold("a"), folder.hold("a")
+    assert folder.is_held("a")
+    assert not folder.is_held("b")
+    first.close()
+    assert folder.is_held("a")
+    second.close()
+    assert not folder.is_held("a")
+
+
+def test_a_file_of_another_user_is_not_held(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = PrivateFolder.of_user("kafka-eos-held")
+    folder.hold("a").close()
+    monkeypatch.setattr(os, "getuid", lambda: UID + 1)
+    foreign = PrivateFolder((f"kafka-eos-held-{UID}",))
+    for each in (foreign.hold, foreign.is_held):
+        with pytest.raises(ForeignFolderError):
+            each("a")
+
+
 def test_reading_a_missing_folder_returns_nothing_and_creates_nothing(shared: Path) -> None:
     folder = PrivateFolder.of_user("name").folder("inner")
     assert folder.read("file") is None

@@ -498,3 +498,29 @@ def test_the_queue_bounds_its_memory(cluster: WireCluster, monkeypatch: pytest.M
     assert client.enqueued == 50 * ROWS
     client.abort(soon())
     client.close()
+
+
+def test_an_answer_does_not_cost_a_look_at_every_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1,000 partitions and many answers, such looks would be most of the client's work."""
+    partitions = 300
+    looks = Counter[str]()
+    is_due = queue._Partition.is_due.fget
+    assert is_due is not None
+
+    def counted(state: queue._Partition) -> bool:
+        looks["is_due"] += 1
+        return bool(is_due(state))
+
+    monkeypatch.setattr(queue._Partition, "is_due", property(counted))
+    monkeypatch.setattr(queue, "_ENOUGH_BYTES", 2000)  # so that there are many requests
+    with WireCluster({TOPIC: partitions}) as cluster:
+        client = producer(cluster)
+        client.init(soon())
+        client.begin()
+        numbers = pa.array([number % partitions for number in range(10 * partitions)], pa.int32())
+        values = pa.array([b"x" * 100] * len(numbers), pa.binary())
+        client.send(pa.record_batch({"value": values, "partition": numbers}), TOPIC, soon(60))
+        client.flush(soon(60))
+        client.close()
+        requests = cluster.received["Produce"]
+    assert looks["is_due"] < 5 * len(numbers) < requests * partitions

@@ -1,9 +1,10 @@
 """A cluster that speaks Kafka's protocol on real sockets, and misbehaves as a test asks it to.
 
 It models what transactions rely on: sequence numbers by producer and partition with the last five batches,
-epochs, the coordinator's view of a transaction, offsets that become visible with it, and levels 1 and 2 of
-``transaction.version``. Where brokers differ, it does the worst that any of them may do: a log that does not
-know a producer accepts any sequence number.
+epochs, the coordinator's view of a transaction, offsets that become visible with it, and levels 0 to 2 of
+``transaction.version``. At level 0, the coordinator cannot write that a transaction has version 2. Where
+brokers differ, it does the worst that any of them may do: a log that does not know a producer accepts any
+sequence number.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -61,6 +63,7 @@ _REQUESTS: dict[int, tuple[Any, Any, int]] = {
         (ProduceRequest, ProduceResponse, 12),
         (TxnOffsetCommitRequest, TxnOffsetCommitResponse, 5),
         (EndTxnRequest, EndTxnResponse, 5),
+        (DescribeTransactionsRequest, DescribeTransactionsResponse, 0),
     )
 }
 
@@ -140,6 +143,7 @@ class WireCluster:
         epoch: of the only transactional id.
         received: number of requests by kind.
         most_open: most requests of one connection that had no answer.
+        is_stuck: whether the coordinator failed to write its state.
     """
 
     def __init__(self, topics: dict[str, int], *, brokers: int = 1, version: int = 2) -> None:
@@ -149,6 +153,8 @@ class WireCluster:
         self.producer_id, self.epoch = 1000, -1
         self.received: dict[str, int] = defaultdict(int)
         self.session_ms = 0
+        self.is_stuck = False
+        self._stated_version = 0
         self._topics = topics
         self._logs: dict[Partition, _Log] = defaultdict(_Log)
         self._last_epoch: tuple[int, int] = (-1, -1)
@@ -375,6 +381,30 @@ class WireCluster:
     def _refusal(self, node: int, group: int, refusal: int) -> int:
         return refusal or (0 if node == self._node_of(group) else NOT_COORDINATOR)
 
+    def _state(self, version: int) -> int:
+        """Writes the coordinator's state of a transaction of this version; returns an error code."""
+        if self.is_stuck:
+            return CONCURRENT
+        self.is_stuck = version >= 2 and self.version == 0
+        self._stated_version = version
+        return UNSUPPORTED_VERSION if self.is_stuck else OK
+
+    def _on_DescribeTransactions(  # noqa: N802
+        self, node: int, request: Any, version: int, refusal: int
+    ) -> dict[str, Any]:
+        found = DescribeTransactionsResponse.TransactionState(
+            error_code=self._refusal(node, 1, refusal) or (105 if self.epoch < 0 else 0),
+            transactional_id=request.transactional_ids[0],
+            transaction_state="Ongoing" if self._is_open else "CompleteCommit",
+            transaction_timeout_ms=1,
+            transaction_start_time_ms=1,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            topics=[],
+            version=version,
+        )
+        return {"throttle_time_ms": 0, "transaction_states": [found]}
+
     def _on_InitProducerId(  # noqa: N802
         self, node: int, request: Any, _: int, refusal: int
     ) -> dict[str, Any]:
@@ -382,6 +412,8 @@ class WireCluster:
         asked, now = (request.producer_id, request.producer_epoch), (self.producer_id, self.epoch)
         if not code and asked[0] != -1 and asked not in (now, self._last_epoch):
             code = FENCED
+        if not code:  # the end of an open transaction has the version of the brokers
+            code = self._state(self.version if self._is_open else self._stated_version)
         if not code and (asked[0] == -1 or asked == now):
             self._end(False)
             self._raise_epoch()
@@ -425,6 +457,7 @@ class WireCluster:
         if not code and mine != (self.producer_id, self.epoch):
             code = FENCED
         topics = {each.name: list(each.partitions) for each in request.v3_and_below_topics}
+        code = code or self._state(0)
         if not code:
             self._is_open = True
             self._enlisted |= {(name, number) for name, numbers in topics.items() for number in numbers}
@@ -451,6 +484,7 @@ class WireCluster:
         code = self._refusal(node, 1, refusal)
         if not code and not self._is_mine(request):
             code = FENCED
+        code = code or self._state(0)
         self._is_open = self._is_open or not code
         return {"throttle_time_ms": 0, "error_code": code}
 
@@ -484,6 +518,9 @@ class WireCluster:
             if (batch.producer_id, batch.producer_epoch) != (self.producer_id, self.epoch):
                 return INVALID_EPOCH, -1
             if version >= 12:
+                code = OK if tp in self._enlisted else self._state(2)
+                if code:
+                    return code, -1
                 self._is_open = True
                 self._enlisted.add(tp)
             elif tp not in self._enlisted:
@@ -497,6 +534,8 @@ class WireCluster:
         code = self._refusal(node, 0, refusal)
         if not code and not self._is_mine(request):
             code = INVALID_EPOCH
+        if not code and version >= 5:
+            code = self._state(2)
         kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
         topics = []
         for topic in request.topics:
@@ -522,6 +561,8 @@ class WireCluster:
             code = FENCED
         elif not code and not self._is_open and (request.committed or version < 5):
             code = INVALID_TXN_STATE
+        elif not code and (code := self._state(2 if version >= 5 else 0)):
+            pass
         elif not code:
             self._end(bool(request.committed))
             self._ended = asked

@@ -22,6 +22,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, read_back
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.transaction_client import NATIVE, VARIABLE
@@ -119,6 +120,61 @@ def test_t54_without_an_epoch_of_its_own_a_late_endtxn_ends_the_wrong_transactio
     assert not found.rows.exactly_once, "without an own epoch the late request must do damage"
 
 
+def transact(client: WireProducer, topic: str, number: int, deadline: Deadline) -> None:
+    """Writes one transaction of 20 records."""
+    client.begin()
+    values = pa.array([b"%d-%d" % (number, row) for row in range(20)], pa.binary())
+    client.send(pa.record_batch({"value": values}), topic, deadline)
+    client.flush(deadline)
+    offsets = [GroupOffset(TopicPartition(topic, 0), number, "token")]
+    client.send_offsets(offsets, client.transactional_id, deadline)
+    client.commit(deadline)
+
+
+def check_written(bootstrap: str, topic: str, transactions: int) -> None:
+    written = read_back(bootstrap, topic)
+    assert sorted(each.value for each in written if each.value is not None) == sorted(
+        b"%d-%d" % (number, row) for number in range(transactions) for row in range(20)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.fault(
+    "T188", "a request of version 2 arrives after transaction.version was lowered to 0", "within EndTxn"
+)
+def test_t188_an_error_names_the_way_out_of_a_coordinator_that_cannot_write_its_state() -> None:
+    """Nothing but a restart heals it; the queries then use their transactional ids again."""
+    found = kernel.choice().kernel
+    assert found is not None
+    deadline = Deadline.after_seconds(250)
+    with EmbeddedKafka(features={"transaction.version": 2}, java_options=brokers.JAVA_OPTIONS) as kafka:
+        bootstrap = kafka.bootstrap_servers
+        topic = Admin(bootstrap).create("lowered", 2)
+
+        def client() -> WireProducer:
+            return WireProducer(producer_config({"bootstrap.servers": bootstrap}, "lowered"), found)
+
+        first = client()
+        first.init(deadline)
+        transact(first, topic, 0, deadline)
+        features.downgrade(bootstrap, "--feature", "transaction.version=0")
+        with pytest.raises(KafkaEosError, match="UNSUPPORTED_VERSION"):
+            first._transaction.end(False, deadline)  # as if it had been on its way
+        first.close()
+        second = client()
+        with pytest.raises(OperatorError, match=r"transaction\.version was lowered to 0"):
+            second.init(deadline)
+        second.close()
+        (node,) = kafka.nodes
+        kafka.stop_node(node)
+        kafka.start_node(node)
+        third = client()
+        third.init(deadline)
+        transact(third, topic, 1, deadline)
+        third.close()
+        check_written(bootstrap, topic, 2)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -136,15 +192,7 @@ def test_transactions_continue_when_the_epoch_wraps_to_another_producer_id(versi
         while requests.epoch < _LAST_EPOCH - 5:
             requests.init(-1, -1, deadline)
         for number in range(10):
-            client.begin()
-            values = pa.array([b"%d-%d" % (number, row) for row in range(20)], pa.binary())
-            client.send(pa.record_batch({"value": values}), topic, deadline)
-            client.flush(deadline)
-            client.send_offsets([GroupOffset(TopicPartition(topic, 0), number, "token")], "g", deadline)
-            client.commit(deadline)
+            transact(client, topic, number, deadline)
         assert requests.producer_id != first
         client.close()
-        written = read_back(kafka.bootstrap_servers, topic)
-    assert sorted(each.value for each in written if each.value is not None) == sorted(
-        b"%d-%d" % (number, row) for number in range(10) for row in range(20)
-    )
+        check_written(kafka.bootstrap_servers, topic, 10)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
-from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed
+from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed, topics_of
 from kafka_eos_source.commit.request import Cluster, inherited_shards, progress_of
 from kafka_eos_source.commit.shard_checks import check_same_log
 from kafka_eos_source.commit.sources import OwnOffsets
@@ -94,14 +94,10 @@ class Transaction:
         elif self._rows:
             self._produce(None)
         failpoints.reach(f"{point}.after_flush")
-        # 3. No topic was replaced. Crash here ⇒ as in step 2.
+        # 3. Offsets and token join the transaction. Meanwhile, the cluster says which topics it has after the
+        #    last acknowledged record. Crash here ⇒ as in step 2.
         self._progress.move(Step.OFFSETS)
-        left = _without(offsets, self._check_topic_ids())
-        if left != offsets:
-            if session.token_records is not None and written is not None:
-                raise AbortableError("a source topic was created again after the offsets had been recorded")
-            offsets, written = left, None
-        # 4. Offsets and token join the transaction. Crash here ⇒ as in step 2.
+        producer.ask_topic_ids(topics_of(self._context, self._own))
         try:
             if written is None:
                 written = self._group_offsets(offsets)
@@ -115,6 +111,10 @@ class Transaction:
                 raise
             # a topic was deleted: the next try lists the remaining topics
             raise AbortableError(error.message) from error
+        # 4. No topic was replaced. Crash here ⇒ as in step 2.
+        if _without(offsets, self._check_topic_ids()) != offsets:
+            # the next try leaves its offsets out
+            raise AbortableError("a source topic was created again meanwhile")
         # 5. The coordinator that accepted them confirms the facts of the decision. Crash here ⇒ as in step 2.
         self._confirm()
         failpoints.reach(f"{point}.before_commit")

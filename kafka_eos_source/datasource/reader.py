@@ -109,6 +109,8 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         return with_short_errors(staging.run(self._task_read.mapped(staging.ranges)))
 
     def stop(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
         if self._opened is not None:
             self._opened.close()
 

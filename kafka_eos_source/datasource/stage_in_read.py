@@ -19,6 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.datasource.read_reports import report_of
+from kafka_eos_source.datasource.staged_runs import StagedRun
 from kafka_eos_source.datasource.writer import _StagedSink, sink_columns, staged_sink
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError
 from kafka_eos_source.in_read.staged_frame import STAGED
@@ -101,6 +102,12 @@ class StagingPlan:
         self._rows = rows
         self._options = options
         self._lossy = lossy
+        self._run: StagedRun | None = None
+
+    def close(self) -> None:
+        """Says that the run has ended."""
+        if self._run is not None:
+            self._run.end()
 
     @classmethod
     def of(cls, options: ReadOptions) -> StagingPlan:
@@ -142,6 +149,8 @@ class StagingPlan:
             UnavailableError: if the staging folder is not writable.
             KafkaEosError: as `_StagedSink.prepare`.
         """
+        if self._run is None:
+            self._run = StagedRun(str(self._options.checkpoint_location))
         position = SourcePosition.from_dict(end)
         if not planned:
             if not position.has_records or position == SourcePosition.from_dict(start):

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 
 from kafka_eos_source.datasource.read_reports import messages_in
 from kafka_eos_source.datasource.short_errors import short_errors
+from kafka_eos_source.datasource.staged_runs import is_staged_in_read
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.in_read.staged_frame import staged_frame
@@ -79,6 +80,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     if staged is not None:
         staged.check_sink(options)
         schema = staged.rows
+    elif options.checkpoint_location is not None and is_staged_in_read(options.checkpoint_location):
+        raise _reports_as_records()
     schema = packed or schema
     columns, plan = sink_columns(options, schema)
     if columns.changelog is not None and options.guarantee == "at_least_once":
@@ -512,6 +515,16 @@ def _cannot_commit_state(what: str) -> InvalidSchemaError:
         f"the frame has the column {CHANGELOG!r} with the state changes of an operator, but {what} cannot "
         "commit them together with the batch.",
         fix="write the frame with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
+    )
+
+
+def _reports_as_records() -> InvalidSchemaError:
+    return InvalidSchemaError(
+        "the tasks that read stage the rows of this query (write= of map_in_read), but the frame does not "
+        "have their reports any more: a step of the query computed other columns from them, for example with "
+        "a cast. The sink would write these as records, and nobody would commit the rows.",
+        fix="write the frame that map_in_read returned without changes, and do all processing in its "
+        "function; or leave out write= of map_in_read.",
     )
 
 

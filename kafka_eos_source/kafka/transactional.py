@@ -174,6 +174,9 @@ class TransactionalProducer(RecordProducer):
         """
         return self._source_admin().high_watermarks(partitions)
 
+    def ask_topic_ids(self, topics: Collection[str]) -> None:
+        """Does nothing: librdkafka's requests cannot be sent without waiting for their answers."""
+
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         """Returns the present ids (KIP-516) of topics, without topics that were deleted or are not visible.
 

@@ -224,6 +224,41 @@ class PrivateFolder:
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             os.unlink(file_name(name), dir_fd=folder)
 
+    def hold(self, name: str) -> BinaryIO:
+        """Holds a file until the caller closes the result, or its process ends; others may hold it too.
+
+        Raises:
+            ForeignFolderError: if another user owns the folder or the file.
+            OSError: if the file cannot be created or locked.
+        """
+        with self._open(create=True) as folder:
+            descriptor, _ = self._open_to_append(folder, file_name(name))
+        held = open(descriptor, "rb")  # noqa: SIM115 (the caller closes it)
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH)
+        except BaseException:
+            held.close()
+            raise
+        return held
+
+    def is_held(self, name: str) -> bool:
+        """Returns whether a process holds a file (`hold`).
+
+        Raises:
+            ForeignFolderError: if another user owns the folder or the file.
+            OSError: if the file cannot be opened.
+        """
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._open() as folder,
+            self._open_to_read(folder, file_name(name)) as file,
+        ):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def files(self) -> dict[str, str]:
         """Returns the names and texts of all complete files; nothing if the folder does not exist.
 

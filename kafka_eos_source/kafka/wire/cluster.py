@@ -43,6 +43,12 @@ class Cluster:
 
     Args:
         config: librdkafka properties.
+
+    Attributes:
+        bootstrap: addresses of the brokers that are asked first.
+        network: serves the connections.
+        complaint: what went wrong last; "" if nothing did.
+        leaders_as_of: number of answers that told leaders of partitions.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -50,6 +56,7 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
+        self.leaders_as_of = 0
         #: why brokers refuse a login that worked before; None = they accept it
         self._refusal: AuthorizationError | None = None
         self._access = Access.of(
@@ -73,17 +80,25 @@ class Cluster:
         Raises:
             TemporaryError: if there is none.
         """
+        return self._asked(connection, request, deadline)()
+
+    def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
+        """Sends a request; the result waits for the answer, and raises `TemporaryError` if there is none."""
         found: list[tuple[Any, Exception | None]] = []
         connection.send(request, lambda answer, error: found.append((answer, error)))
-        while not found:
-            if deadline.expired:
-                raise TemporaryError(f"no answer from broker {connection.address}")
-            self.network.wait(deadline.remaining_seconds(1.0))
-        answer, error = found[0]
-        if error is not None:
-            self.complain(error)
-            raise TemporaryError(str(error)) from error
-        self._login.record_success()
+
+        def answer() -> Any:
+            while not found:
+                if deadline.expired:
+                    raise TemporaryError(f"no answer from broker {connection.address}")
+                self.network.wait(deadline.remaining_seconds(1.0))
+            answer, error = found[0]
+            if error is not None:
+                self.complain(error)
+                raise TemporaryError(str(error)) from error
+            self._login.record_success()
+            return answer
+
         return answer
 
     def retried(
@@ -194,17 +209,30 @@ class Cluster:
         Raises:
             TemporaryError: if no broker answers.
         """
+        return self.ask_metadata(topics, deadline)()
+
+    def ask_metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Callable[[], Any]:
+        """Sends the request of `metadata`; the result waits for the answer, and does the rest.
+
+        Raises:
+            TemporaryError: if no broker can be reached.
+        """
         connection = self.anyone(deadline)
         version = connection.version(MetadataRequest, _METADATA)
         wanted = None
         if topics is not None:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
-        answer = self.ask(connection, request, deadline)
+        asked = self._asked(connection, request, deadline)
+        return lambda: self._learned(asked(), has_topics=topics is not None)
+
+    def _learned(self, answer: Any, *, has_topics: bool) -> Any:
+        """Takes brokers and leaders over from the answer to a Metadata request, and returns it."""
         self._brokers = {
             each.node_id: (each.host, each.port) for each in answer.brokers or ()
         } or self._brokers
-        for topic in answer.topics or () if topics is not None else ():
+        self.leaders_as_of += has_topics
+        for topic in answer.topics or () if has_topics else ():
             if topic.error_code == 0:
                 # partitions that are gone, because the topic was created again, have no leader any more
                 for tp in [tp for tp in self._leaders if tp.topic == topic.name]:

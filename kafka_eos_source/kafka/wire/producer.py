@@ -12,7 +12,7 @@ import base64
 import enum
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -117,6 +117,8 @@ class WireProducer:
         )
         self._collected = self._new_collection()
         self._partitions_of: dict[str, int] = {}
+        #: topics whose ids were asked for, and what waits for the answer
+        self._asked_ids: tuple[list[str], Callable[[], Any]] | None = None
 
     @property
     def queued(self) -> int:
@@ -157,6 +159,7 @@ class WireProducer:
         self.enqueued = 0
         self._collected = self._new_collection()
         self._partitions_of = {}
+        self._asked_ids = None
         self._queue = self._new_queue()
         self._has_offsets = False
         self._cluster.complaint = ""
@@ -283,6 +286,8 @@ class WireProducer:
             soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
             self._move(State.UNKNOWN)
             try:
+                if self._transaction.version >= 2:
+                    self._transaction.confirm_version(soon)  # else the next owner ends it
                 self._transaction.end(False, soon)
             except KafkaEosError as error:
                 _log.info("cannot abort the transaction of %s: %s", self.transactional_id, error)
@@ -303,8 +308,19 @@ class WireProducer:
         }
         return str(answer.cluster_id or ""), counts
 
+    def ask_topic_ids(self, topics: Collection[str]) -> None:
+        """Sends the request of the next `topic_ids` call for the same topics, so that it waits less."""
+        deadline = Deadline.after_ms(self._timeout_ms)
+        wanted = sorted(topics)
+        try:
+            self._asked_ids = (wanted, self._cluster.ask_metadata(wanted, deadline)) if wanted else None
+        except TemporaryError as error:
+            self._cluster.complain(error)  # the call asks again
+
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         """Returns the present ids (KIP-516) of topics, without topics that were deleted or are not visible.
+
+        The ids are those at the time of this call, or of `ask_topic_ids` just before it.
 
         Raises:
             UnavailableError: if no broker answers.
@@ -314,7 +330,14 @@ class WireProducer:
         wanted = sorted(topics)
         if not wanted:
             return {}
-        answer = self._cluster.retried(doing, deadline, lambda: self._cluster.metadata(wanted, deadline))
+
+        def ask() -> Any:
+            asked, self._asked_ids = self._asked_ids, None
+            if asked is not None and asked[0] == wanted:
+                return asked[1]()
+            return self._cluster.metadata(wanted, deadline)
+
+        answer = self._cluster.retried(doing, deadline, ask)
         return {each.name: _base64(each.topic_id) for each in answer.topics or () if each.error_code == 0}
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:

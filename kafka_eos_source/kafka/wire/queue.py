@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +25,9 @@ from kafka_eos_source.runtime.retry import Pauses
 
 #: Largest Produce request.
 _REQUEST_BYTES = 1 << 20
-#: A request of this size is sent without a look for another batch that fits.
-_ENOUGH_BYTES = _REQUEST_BYTES * 3 // 4
+#: A request of this size is sent without a look for another batch that fits, as is one for which so many were
+#: too large.
+_ENOUGH_BYTES, _MOST_TOO_LARGE = _REQUEST_BYTES * 3 // 4, 16
 _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
 _DUPLICATE = 46
@@ -49,7 +49,7 @@ class _Partition:
             the second batch although it refused the first.
         sequence: of the next record.
         end: offset after the last acknowledged record.
-        is_enlisted: whether the coordinator knows that the transaction writes here (version 1).
+        is_ready: whether the partition is in `RecordQueue._ready`.
     """
 
     waiting: deque[EncodedBatch] = field(default_factory=deque)
@@ -57,7 +57,7 @@ class _Partition:
     most: int = 1
     sequence: int = 0
     end: int = 0
-    is_enlisted: bool = False
+    is_ready: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -100,6 +100,12 @@ class RecordQueue:
         self._counts = counts
         self._acks_ms = acks_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
+        #: the partitions that are due, by leader; None = they have none. Those that were served go to the
+        #: end, so that none waits for the others for long.
+        self._ready: dict[int | None, deque[TopicPartition]] = {}
+        self._leaders_as_of = cluster.leaders_as_of
+        #: partitions of which the coordinator does not know that the transaction writes there
+        self._not_enlisted: list[TopicPartition] = []
         self._limits: dict[str, int] = {}
         self._must_drain = False
         self._failure: KafkaEosError | None = None
@@ -117,11 +123,16 @@ class RecordQueue:
         """
         owner = self._transaction
         for number, sealed in batches:
-            partition = self._partitions.setdefault(TopicPartition(topic, number), _Partition())
+            tp = TopicPartition(topic, number)
+            partition = self._partitions.get(tp)
+            if partition is None:
+                partition = self._partitions[tp] = _Partition()
+                self._not_enlisted.append(tp)
             batch = stamped(self._kernel, sealed, Stamp(owner.producer_id, owner.epoch, partition.sequence))
             batch.is_final = is_final
             partition.sequence = next_sequence(partition.sequence, batch.records)
             partition.waiting.append(batch)
+            self._make_ready(tp, partition)
             self.records += batch.records
             self.bytes += batch.size_bytes
 
@@ -187,62 +198,81 @@ class RecordQueue:
 
     def _recover(self, deadline: Deadline) -> None:
         """Asks for leaders again, and prepares to send everything that was not acknowledged, in order."""
-        for state in self._partitions.values():
-            state.sent, state.most = 0, 1
         self._cluster.ask_another()
         try:
             self._cluster.metadata({tp.topic for tp in self._unsent()}, deadline)
-            self._must_drain = False
         except TemporaryError as error:
             self._cluster.complain(error)
+            return
+        self._must_drain = False
+        for state in self._partitions.values():
+            state.sent, state.most = 0, 1
+        self._look_for_ready()
+
+    def _look_for_ready(self) -> None:
+        """Finds out which partitions are due, and who leads them."""
+        self._ready.clear()
+        self._leaders_as_of = self._cluster.leaders_as_of
+        for tp, state in self._partitions.items():
+            state.is_ready = False
+            self._make_ready(tp, state)
+
+    def _make_ready(self, tp: TopicPartition, state: _Partition) -> None:
+        if state.is_due and not state.is_ready:
+            state.is_ready = True
+            self._ready.setdefault(self._cluster.leader(tp), deque()).append(tp)
 
     def _fill(self, deadline: Deadline) -> None:
         """Sends the next batch of each partition, to every leader that has room."""
-        by_leader: dict[int, list[TopicPartition]] = {}
-        missing = []
-        for tp, state in self._partitions.items():
-            if state.is_due:
-                node = self._cluster.leader(tp)
-                if node is None:
-                    missing.append(tp)
-                else:
-                    by_leader.setdefault(node, []).append(tp)
-        if missing:
-            self._cluster.complain(f"{missing[0]} has no leader")
+        if self._leaders_as_of != self._cluster.leaders_as_of:
+            self._look_for_ready()
+        if self._ready.get(None):
+            self._cluster.complain(f"{self._ready[None][0]} has no leader")
             self._must_drain = True
             return
         try:
-            if self._transaction.version < 2:
-                self._enlist([tp for tps in by_leader.values() for tp in tps], deadline)
-            for node, tps in by_leader.items():
+            if self._not_enlisted:
+                self._enlist(deadline)
+            for node, ready in list(self._ready.items()):
                 if self._must_drain:  # an answer that arrived meanwhile was an error
                     return
-                connection = self._cluster.broker(node, deadline)
-                random.shuffle(tps)  # so that no partition waits for the others for long
-                while connection.has_room and self._send_one(connection, tps):
-                    pass
+                if node is not None and ready:
+                    connection = self._cluster.broker(node, deadline)
+                    while connection.has_room and self._send_one(connection, ready):
+                        pass
         except TemporaryError as error:
             self._cluster.complain(error)
             self._must_drain = True
 
-    def _send_one(self, connection: Connection, tps: Collection[TopicPartition]) -> bool:
+    def _enlist(self, deadline: Deadline) -> None:
+        """Tells the coordinator about new partitions; since version 2, their leaders do that."""
+        if self._transaction.version < 2:
+            self._transaction.add_partitions(self._not_enlisted, deadline)
+        else:
+            self._transaction.confirm_version(deadline)
+        self._not_enlisted.clear()
+
+    def _send_one(self, connection: Connection, ready: deque[TopicPartition]) -> bool:
         """Sends one request with at most one batch for each partition; returns whether there was any."""
         size = 0
         topics: dict[str, list[tuple[int, EncodedBatch]]] = {}
         sent: list[tuple[TopicPartition, EncodedBatch]] = []
-        for tp in tps:
-            if size > _ENOUGH_BYTES:
-                break
+        too_large: list[TopicPartition] = []
+        while ready and size <= _ENOUGH_BYTES and len(too_large) < _MOST_TOO_LARGE:
+            tp = ready.popleft()
             state = self._partitions[tp]
-            if not state.is_due:
-                continue
             batch = state.waiting[state.sent]
             if sent and size + batch.size_bytes > _REQUEST_BYTES:
+                too_large.append(tp)
                 continue
             size += batch.size_bytes
             state.sent += 1
+            state.is_ready = False
             sent.append((tp, batch))
             topics.setdefault(tp.topic, []).append((tp.partition, batch))
+        ready.extendleft(reversed(too_large))
+        for tp, _ in sent:
+            self._make_ready(tp, self._partitions[tp])
         if not sent:
             return False
         version = connection.version(ProduceRequest, 12 if self._transaction.version >= 2 else 11, 9)
@@ -290,6 +320,7 @@ class RecordQueue:
             state.waiting.popleft()
             state.sent -= 1
             state.most = MOST_IN_FLIGHT
+            self._make_ready(tp, state)
             self.acknowledged += batch.records
             self.records -= batch.records
             self.bytes -= batch.size_bytes
@@ -326,14 +357,6 @@ class RecordQueue:
                     failure, f"writing records to {tp} under {self._transaction.transactional_id!r}"
                 )
             )
-
-    def _enlist(self, tps: Iterable[TopicPartition], deadline: Deadline) -> None:
-        """Tells the coordinator about partitions to which the transaction has not written yet."""
-        new = [tp for tp in tps if not self._partitions[tp].is_enlisted]
-        if new:
-            self._transaction.add_partitions(new, deadline)
-        for tp in new:
-            self._partitions[tp].is_enlisted = True
 
     def _fail(self, error: KafkaEosError) -> None:
         self._failure = self._failure or error

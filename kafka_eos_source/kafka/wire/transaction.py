@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -19,13 +20,15 @@ from kafka_eos_source.kafka.failure import FENCED_FIX, classify, kafka_error
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.lowered import FEATURE, LoweredId, is_lowered
 from kafka_eos_source.kafka.wire.messages import features_of, versions_request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 T = TypeVar("T")
 
-_FEATURE = "transaction.version"
+#: A level of ``transaction.version`` is the present one for so long after the request, in seconds.
+_PRESENT_SECONDS = 0.1
 
 #: The broker expects another sequence number.
 OUT_OF_ORDER = 45
@@ -61,12 +64,18 @@ class _Level:
     def __init__(self) -> None:
         self.is_asked = True
         self.found: int | None = None
+        self._asked_at = time.monotonic()
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the level was asked for a moment ago."""
+        return time.monotonic() - self._asked_at < _PRESENT_SECONDS
 
     def take(self, answer: Any, error: Exception | None) -> None:
         """Takes the answer, or the error instead of one."""
         self.is_asked = False
         if error is None:
-            self.found = features_of(answer).get(_FEATURE, 0)
+            self.found = features_of(answer).get(FEATURE, 0)
 
 
 class TransactionRequests:
@@ -97,11 +106,11 @@ class TransactionRequests:
         """Takes an epoch that no transaction has used.
 
         The level of ``transaction.version`` that the coordinator told last decides how the transaction works.
-        The request for the present level is sent now, and `confirm_version` takes its answer, so that no
-        transaction has to wait for it.
+        The request for the present level is sent now, so that `confirm_version` rarely waits for its answer.
 
         Raises:
             FencedError: if another producer took over.
+            AbortableError: if only a new producer can take an epoch.
             UnavailableError: if no coordinator answered in time.
             KafkaEosError: if the coordinator refuses.
         """
@@ -110,38 +119,78 @@ class TransactionRequests:
             deadline,
             lambda connection: connection,
         )
-        self.version = connection.features.get(_FEATURE, 0)
-        self._level = _Level()
-        connection.send(versions_request(), self._level.take)
+        before, self.version = self.version, connection.features.get(FEATURE, 0)
+        self._ask_level(connection)
         if self.epoch_is_used:
+            if before >= 2:  # after an empty transaction; a new producer can take an epoch at level 0
+                self.version = before
+                self.confirm_version(deadline)
             self.init(self.producer_id, self.epoch, deadline)
         self.epoch_is_used = True
 
     def confirm_version(self, deadline: Deadline) -> None:
-        """Checks that ``transaction.version`` had not been lowered when this transaction began.
+        """Checks that the level of ``transaction.version`` is not lower than that of this transaction.
 
         Brokers that went back to version 1 still accept every request of a transaction of version 2, but do
-        not protect the next transaction from late requests of this one.
+        not protect the next transaction from late requests of this one. Brokers that went back to version 0
+        cannot go on with the transaction after some of these requests (`lowered`).
+
+        Call it before each request of which the coordinator takes note: the first Produce for a partition,
+        TxnOffsetCommit, EndTxn.
 
         Raises:
-            AbortableError: if it had been lowered.
+            AbortableError: if it was lowered.
             UnavailableError: if no coordinator answered in time.
         """
         level = self._level
         while level.is_asked and not deadline.expired:
             self._cluster.network.wait(deadline.remaining_seconds(1.0))
-        if level.found is None:
+        if level.found is None or (self.version >= 2 and not level.is_present):
 
             def ask(connection: Connection) -> None:
-                level.take(self._cluster.ask(connection, versions_request(), deadline), None)
+                answer = self._cluster.ask(connection, versions_request(), deadline)
+                self._level = _Level()
+                self._level.take(answer, None)
 
             doing = f"confirming the transaction of transactional id {self.transactional_id!r}"
             self._transactional(doing, deadline, ask)
-        if level.found is not None and level.found < self.version:
-            raise AbortableError(f"transaction.version was lowered from {self.version} to {level.found}")
+        found = self._level.found
+        if found is not None and found < self.version:
+            raise AbortableError(f"transaction.version was lowered from {self.version} to {found}")
+
+    def _ask_level(self, connection: Connection) -> None:
+        self._level = _Level()
+        connection.send(versions_request(), self._level.take)
 
     def init(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
+        """Takes the next epoch (InitProducerId), which ends the open transaction of any older epoch.
+
+        Args:
+            producer_id, epoch: the present ones, so that the request fails if another producer has
+                initialised since (KIP-360); -1 = take over from any producer.
+            deadline: for the request.
+
+        Raises:
+            FencedError: if another producer took over.
+            OperatorError: if the coordinator is stuck (`lowered`).
+            KafkaEosError: if it does not answer, or refuses.
+        """
+        lowered = LoweredId(self.transactional_id, lambda to, asked: self._cluster.ask(to, asked, deadline))
+        is_new = producer_id < 0
+
         def ask(connection: Connection) -> None:
+            if not is_lowered(connection):
+                take(connection)
+                return
+            try:
+                if is_new:  # else `begin` has made sure that the last transaction was not of version 2
+                    lowered.prepare(connection)
+                take(connection)
+            except KafkaException as error:
+                lowered.check(connection, error)
+                raise
+
+        def take(connection: Connection) -> None:
             version = connection.version(InitProducerIdRequest, 5, 3)  # with the own epoch (KIP-360)
             request = InitProducerIdRequest(
                 transactional_id=self.transactional_id,
