@@ -20,6 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
+from kafka.protocol.consumer import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -64,6 +70,8 @@ _REQUESTS: dict[int, tuple[Any, Any, int]] = {
         (TxnOffsetCommitRequest, TxnOffsetCommitResponse, 5),
         (EndTxnRequest, EndTxnResponse, 5),
         (DescribeTransactionsRequest, DescribeTransactionsResponse, 0),
+        (FetchRequest, FetchResponse, 12),
+        (ListOffsetsRequest, ListOffsetsResponse, 7),
     )
 }
 
@@ -81,6 +89,7 @@ class Fault:
             ``late``: the connection ends, and the request has its effect ``number`` ms later.
             ``delay``: the answer comes ``number`` ms later; ``throttle``: it asks for a pause of that length.
             ``truncate``: the answer ends after ``number`` bytes; ``damage``: bit ``number`` of it is wrong.
+            ``trickle``: the answer takes ``number`` ms to arrive; ``twice``: it comes twice.
             ``move``: leaders and coordinators move before the broker looks at the request.
         number: see ``kind``.
     """
@@ -261,6 +270,15 @@ class WireCluster:
                     changed = bytearray(payload)
                     changed[at] ^= 1 << fault.number % 8
                     payload = bytes(changed)
+                elif fault.kind == "trickle":
+                    pieces = 10
+                    for index in range(pieces):
+                        begin, past = (len(payload) * each // pieces for each in (index, index + 1))
+                        connection.sendall(payload[begin:past])
+                        time.sleep(fault.number / 1000 / pieces)
+                    continue
+                elif fault.kind == "twice":
+                    payload *= 2
                 connection.sendall(payload)
         except OSError:
             return

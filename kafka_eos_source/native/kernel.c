@@ -821,14 +821,16 @@ EXPORT int64_t kafka_eos_list(const uint8_t *from, int64_t bytes, int32_t checks
                 if (batch->magic != 2 || length < BATCH_HEADER - AT_EPOCH)
                         break;
                 batch->attributes  = (int32_t)get_number(head + AT_ATTRIBUTES, 2);
-                batch->past_offset = batch->first_offset + (int32_t)get_number(head + AT_LAST, 4) + 1;
+                batch->past_offset =
+                    (int64_t)((uint64_t)batch->first_offset + get_number(head + AT_LAST, 4) + 1); /* may wrap if damaged */
                 batch->first_ms    = (int64_t)get_number(head + AT_FIRST_MS, 8);
                 batch->max_ms      = (int64_t)get_number(head + AT_MAX_MS, 8);
                 batch->producer_id = (int64_t)get_number(head + AT_PRODUCER, 8);
                 batch->count       = (int32_t)get_number(head + AT_COUNT, 4);
                 batch->is_intact   = (!checks || kafka_eos_crc32c(0, head + AT_ATTRIBUTES, batch->bytes - AT_ATTRIBUTES) ==
                                                    (uint32_t)get_number(head + AT_CRC, 4)) &&
-                                   batch->past_offset > batch->first_offset && batch->count >= 0;
+                                   batch->first_offset >= 0 && batch->past_offset > batch->first_offset &&
+                                   batch->past_offset - batch->first_offset <= (int64_t)INT32_MAX + 1 && batch->count >= 0;
                 if (!batch->is_intact)
                         break;
                 at += batch->bytes;
@@ -917,7 +919,7 @@ static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const ui
 static int reserve_entries(column_t *column, int64_t rows, int64_t entries, int64_t bytes) {
         static const int32_t zero = 0;
 
-        if (rows == 0 && !append(&column->offsets, &zero, sizeof(zero)))
+        if (rows == 0 && column->offsets.bytes == 0 && !append(&column->offsets, &zero, sizeof(zero)))
                 return 0;
         return reserve_within(&column->offsets, entries * (int64_t)sizeof(int32_t), NULL) &&
                reserve_within(&column->validity, (rows + entries + 7) / 8 - column->validity.bytes, NULL) &&

@@ -17,6 +17,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.api_versions import tls_context
 from kafka_eos_source.kafka.wire.messages import (
+    LARGEST_ANSWER_BYTES,
     SOFTWARE,
     check_size,
     decoded,
@@ -44,6 +45,7 @@ class Access:
         tokens: tokens of OAUTHBEARER; None = another login.
         connect_seconds: limits connecting: TCP, TLS, and the login.
         request_seconds: limits the answer to each request.
+        most_bytes: limits the size of an answer.
     """
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
@@ -51,6 +53,7 @@ class Access:
     tokens: Tokens | None
     connect_seconds: float
     request_seconds: float
+    most_bytes: int = LARGEST_ANSWER_BYTES
 
     @classmethod
     def of(cls, kafka: Mapping[str, str], connect_seconds: float, request_seconds: float) -> Access:
@@ -74,7 +77,10 @@ class Access:
                 ) from error
         if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
             tokens = Tokens.of(kafka)
-        return cls(kafka, tls, tokens, connect_seconds, request_seconds)
+        # an answer may have a little more than the records that a Fetch asks for
+        asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
+        most_bytes = max(LARGEST_ANSWER_BYTES, *asked)
+        return cls(kafka, tls, tokens, connect_seconds, request_seconds, most_bytes)
 
     @property
     def client_id(self) -> str:

@@ -31,6 +31,8 @@ GROUP, TRANSACTION = 0, 1
 _METADATA, _COORDINATOR, _LIST_OFFSETS = 12, 4, 7
 _LATEST, _EARLIEST = -1, -2
 _DEFAULT_PORT = 9092
+#: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
+_LEAST_CONNECT_SECONDS = 3.0
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
 
@@ -68,6 +70,8 @@ class Cluster:
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, Connection] = {}
         self._any: Connection | None = None
+        #: When an address failed last, on the monotonic clock; others are asked first.
+        self._failed: dict[str, float] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._leader_epochs: dict[TopicPartition, int] = {}
@@ -167,10 +171,14 @@ class Cluster:
             self.ask_another()
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
-            addresses = [*candidates, *_addresses(self.bootstrap)]
-            for host, port in addresses:
+            addresses = list(dict.fromkeys([*candidates, *_addresses(self.bootstrap)]))
+            addresses.sort(key=lambda each: self._failed.get(f"{each[0]}:{each[1]}", 0.0))
+            for index, (host, port) in enumerate(addresses):
+                # one that hangs must leave time for others
+                remaining = deadline.remaining_seconds()
+                share = min(remaining, max(_LEAST_CONNECT_SECONDS, remaining / (len(addresses) - index)))
                 try:
-                    self._any = self._connect(host, port, deadline)
+                    self._any = self._connect(host, port, Deadline.after_seconds(share))
                     break
                 except TemporaryError:
                     if deadline.expired:
@@ -183,6 +191,7 @@ class Cluster:
         """Makes `anyone` choose a broker again: the present one may be cut off from the others."""
         chosen, self._any = self._any, None
         if chosen is not None:
+            self._failed[chosen.address] = time.monotonic()
             chosen.fail(ConnectionAbortedError("another broker is asked"))
 
     def broker(self, node: int, deadline: Deadline) -> Connection:
@@ -382,6 +391,7 @@ class Cluster:
         try:
             connection = self.network.connect(host, port, self._access, deadline)
             self._refusal = None
+            self._failed.pop(connection.address, None)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
             raise self._no_connection(host, port, failure) from failure
@@ -400,6 +410,7 @@ class Cluster:
 
     def _no_connection(self, host: str, port: int, failure: Exception) -> TemporaryError:
         self.complain(f"{host}:{port}: {failure}")
+        self._failed[f"{host}:{port}"] = time.monotonic()
         return TemporaryError(f"cannot connect to {host}:{port}: {failure}")
 
 

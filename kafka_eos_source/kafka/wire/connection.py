@@ -45,6 +45,7 @@ class _InFlight:
     correlation_id: int
     request: Any
     on_answer: OnAnswer
+    seconds: float
     due: float
     decode: Decode
 
@@ -147,7 +148,12 @@ class Connection:
         return min(high, highest)
 
     def send(
-        self, request: Any, on_answer: OnAnswer, body: Buffers | None = None, decode: Decode = decoded
+        self,
+        request: Any,
+        on_answer: OnAnswer,
+        body: Buffers | None = None,
+        decode: Decode = decoded,
+        wait_seconds: float = 0.0,
     ) -> None:
         """Sends a request; ``on_answer`` is called later, with the answer or an error.
 
@@ -157,13 +163,15 @@ class Connection:
             body: the encoded body with its header's end; None = encode the message.
             decode: receives the request, the answer with its header, and the correlation id; returns what
                 ``on_answer`` gets.
+            wait_seconds: how long the request asks the broker to wait; the answer may take that much longer.
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         if self.failure is not None:
             on_answer(None, self.failure)
             return
-        due = max(time.monotonic(), self.muted_until) + self._access.request_seconds
-        self._in_flight.append(_InFlight(self._next_id, request, on_answer, due, decode))
+        seconds = self._access.request_seconds + wait_seconds
+        due = max(time.monotonic(), self.muted_until) + seconds
+        self._in_flight.append(_InFlight(self._next_id, request, on_answer, seconds, due, decode))
         client_id = self._access.client_id
         if body is None:
             self._out.append(memoryview(encoded(request, self._next_id, client_id)))
@@ -218,6 +226,9 @@ class Connection:
                         self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
                         return
                     self._arrived += count
+                    if self._in_flight:  # megabytes may take longer than the limit, as long as bytes arrive
+                        head = self._in_flight[0]
+                        head.due = max(head.due, time.monotonic() + head.seconds)
                     if self._arrived == len(self._large):
                         answer, self._large = self._large, None
                         self._answered(answer)
@@ -249,7 +260,7 @@ class Connection:
         while len(self._in) >= 4 and self.failure is None:
             (size,) = struct.unpack_from(">i", self._in)
             try:
-                check_size(size, self.address)
+                check_size(size, self.address, self._access.most_bytes)
             except ConnectionError as error:
                 self.fail(error)
                 return
@@ -267,7 +278,7 @@ class Connection:
     def check_time(self) -> None:
         """Ends the connection if the oldest request has waited too long."""
         if self._in_flight and time.monotonic() >= self._in_flight[0].due:
-            seconds = self._access.request_seconds
+            seconds = self._in_flight[0].seconds
             self.fail(TimeoutError(f"broker {self.address} did not answer within {seconds:.0f} s"))
 
     def fail(self, error: Exception) -> None:
@@ -307,7 +318,7 @@ class Connection:
         if self._in_flight:  # a broker serves the requests of a connection one after the other
             begins = max(time.monotonic(), self.muted_until)
             head = self._in_flight[0]
-            head.due = max(head.due, begins + self._access.request_seconds)
+            head.due = max(head.due, begins + head.seconds)
         first.on_answer(answer, None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     fetch_answer,
     fetch_request,
 )
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part
 from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -70,6 +70,8 @@ class _Partition:
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
+        told_end: the end of the log that the caller was told last. It is told once, like librdkafka does,
+            because callers take silence as a sign that something is wrong.
     """
 
     position: int
@@ -77,6 +79,7 @@ class _Partition:
     resumes_at: float = 0.0
     is_waiting: bool = False
     unknown_since: float | None = None
+    told_end: int = -1
 
 
 @dataclass(slots=True)
@@ -135,11 +138,15 @@ class WireConsumer:
         #: What has arrived and is not decoded yet: the node, the number of its answer, and the batches.
         self._arrived: deque[tuple[int, int, FetchedBatches]] = deque()
         self._answers = 0
+        #: Decodes the first of those, part by part; None = nothing of it was decoded.
+        self._parts: Iterator[Part] | None = None
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
         #: What the next `take` returns besides messages.
         self._events = Taken(())
         self._failure: Exception | None = None
+        #: Nodes to which the last attempt to connect failed.
+        self._unreachable: set[int] = set()
         self._looks_for_leaders = False
         self._next_look = 0.0
 
@@ -179,6 +186,11 @@ class WireConsumer:
         dropped = set(tps)
         for tp in dropped:
             self._partitions.pop(tp, None)
+            self._events.log_ends.pop(tp, None)
+        for events in (self._events.out_of_range, self._events.gone):
+            events[:] = [tp for tp in events if tp not in dropped]
+        if self._arrived and self._arrived[0][-1].tp in dropped:
+            self._parts = None
         self._arrived = deque(each for each in self._arrived if each[-1].tp not in dropped)
 
     def release(self) -> None:
@@ -186,6 +198,7 @@ class WireConsumer:
         self._assignment += 1
         self._partitions.clear()
         self._arrived.clear()
+        self._parts = None
         self._events = Taken(())
         self._failure = None
 
@@ -209,14 +222,17 @@ class WireConsumer:
             KafkaEosError: if a broker refuses for another reason that no retry mends.
         """
         deadline = Deadline.after_seconds(wait_seconds)
+        has_waited = False
         while True:
             self._fetch()
             self._raise_failure()
             if self._arrived or not self._events.empty:
                 return self._taken()
-            if deadline.expired:
+            if deadline.expired and has_waited:
                 return Taken(())
-            self._cluster.network.wait(min(deadline.remaining_seconds(), self._until_resumed()))
+            # at least once, even if connecting to one broker took all the time: others may have answered
+            self._wait(min(deadline.remaining_seconds(), self._until_resumed()))
+            has_waited = True
 
     def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
         """Returns the first offset of a log, and the offset up to which a reader may read.
@@ -244,16 +260,27 @@ class WireConsumer:
     def _taken(self) -> Taken:
         taken, self._events = self._events, Taken(())
         if self._arrived:
-            *_, batches = self._arrived.popleft()
-            end = self._partitions[batches.tp].end
+            *_, batches = self._arrived[0]
+            if self._parts is None:
+                end = self._partitions[batches.tp].end
+                self._parts = batches.parts(self._kernel, self._wanted, end, committed=self._committed)
             try:
-                taken.messages = batches.decoded(self._kernel, self._wanted, end, committed=self._committed)
+                taken.messages, reached = next(self._parts)
             except DamagedBatchError as error:
                 self.last_complaint = str(error)
                 self.move(batches.tp, batches.position)  # fetches again, until the caller's timeout
                 return taken
-            taken.reached[batches.tp] = batches.past_offset
+            taken.reached[batches.tp] = reached
+            if reached >= batches.past_offset:
+                self._arrived.popleft()
+                self._parts = None
         return taken
+
+    def _wait(self, seconds: float) -> None:
+        if self._cluster.network.is_connected:
+            self._cluster.network.wait(seconds)
+        else:
+            time.sleep(seconds)
 
     def _fetch(self) -> None:
         """Sends a Fetch to every leader that has none to answer, and of whose partitions more is wanted."""
@@ -270,8 +297,8 @@ class WireConsumer:
                 self._looks_for_leaders = True
             elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
                 by_leader.setdefault(leader, {})[tp] = self._next(tp, each)
-        for node, wanted in by_leader.items():
-            self._send(node, wanted)
+        for node in sorted(by_leader, key=self._unreachable.__contains__):
+            self._send(node, by_leader[node])
         if self._looks_for_leaders and now >= self._next_look:
             self._look_for_leaders()
             self._fetch()
@@ -282,11 +309,14 @@ class WireConsumer:
         return Wanted(partition.position, min(left, self._partition_bytes), self._cluster.leader_epoch(tp))
 
     def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
+        started = time.monotonic()
         try:
             connection = self._cluster.broker(node, Deadline.after_seconds(_CONNECT_SECONDS))
         except TemporaryError as error:
-            self._look_again(wanted, str(error))
+            self._unreachable.add(node)
+            self._look_again(wanted, str(error), self._fair_pause(started))
             return
+        self._unreachable.discard(node)
         version = connection.version(FetchRequest, HIGHEST, LOWEST)
         request = fetch_request(
             version,
@@ -304,6 +334,7 @@ class WireConsumer:
             request,
             partial(self._on_answer, self._assignment, node, connection, asked),
             decode=_decode,
+            wait_seconds=self._wait_ms / 1000,
         )
 
     def _on_answer(
@@ -365,12 +396,17 @@ class WireConsumer:
             return
         end = fetched.last_stable_offset if self._committed else fetched.high_watermark
         if partition.position >= end:
-            self._events.log_ends[tp] = partition.position
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
+            # not before the caller has what arrived: it would take those records for read
+            if partition.told_end < partition.position and not self._has_arrived(tp):
+                partition.told_end = partition.position
+                self._events.log_ends[tp] = partition.position
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
         error = KafkaError(code)
-        if code == _OUT_OF_RANGE:
+        if code == _OUT_OF_RANGE and self._has_arrived(tp):
+            self._pause(tp, f"{tp}: {error.str()}")  # the caller must first get what arrived before
+        elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
             self._events.out_of_range.append(tp)
         elif code == _UNKNOWN or is_transient(error):
@@ -378,27 +414,37 @@ class WireConsumer:
         else:
             self._failure = classify(error, f"reading {tp}")
 
-    def _look_again(self, tps: Collection[TopicPartition], why: str) -> None:
-        """Pauses partitions until their leaders are known again."""
+    def _fair_pause(self, started: float) -> float:
+        """Returns how long to wait before trying again what failed and kept brokers that answer waiting."""
+        return time.monotonic() - started if self._asked or self._arrived else 0.0
+
+    def _has_arrived(self, tp: TopicPartition) -> bool:
+        """Returns whether something of a partition has arrived that the caller does not have yet."""
+        return any(batches.tp == tp for *_, batches in self._arrived)
+
+    def _look_again(self, tps: Collection[TopicPartition], why: str, seconds: float = 0.0) -> None:
+        """Pauses partitions until their leaders are known again, for at least that long."""
         self._looks_for_leaders = True
         for tp in tps:
-            self._pause(tp, why)
+            self._pause(tp, why, seconds)
 
-    def _pause(self, tp: TopicPartition, why: str) -> None:
+    def _pause(self, tp: TopicPartition, why: str, seconds: float = 0.0) -> None:
         self.last_complaint = concealed(why)
         partition = self._partitions.get(tp)
         if partition is not None:
             partition.is_waiting = False
-            partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
+            partition.resumes_at = time.monotonic() + max(_PAUSE_SECONDS, seconds)
 
     def _look_for_leaders(self) -> None:
-        self._next_look = time.monotonic() + _PAUSE_SECONDS
+        started = time.monotonic()
+        self._next_look = started + _PAUSE_SECONDS
         topics = {tp.topic for tp in self._partitions}
         try:
             answer = self._cluster.metadata(topics, Deadline.after_seconds(_CONNECT_SECONDS))
         except TemporaryError as error:
             self.last_complaint = concealed(str(error))
             self._cluster.ask_another()
+            self._next_look = time.monotonic() + max(_PAUSE_SECONDS, self._fair_pause(started))
             return
         self._looks_for_leaders = False
         found = {topic.name: topic for topic in answer.topics or ()}
@@ -422,7 +468,8 @@ class WireConsumer:
         now = time.monotonic()
         partition.unknown_since = partition.unknown_since or now
         # a partition that this client has never seen may be too new for the brokers that it asks
-        if tp in self._seen and now - partition.unknown_since >= self._propagation_seconds:
+        is_gone = tp in self._seen and now - partition.unknown_since >= self._propagation_seconds
+        if is_gone and not self._has_arrived(tp):
             partition.is_waiting = True  # until the caller drops it
             self._events.gone.append(tp)
         else:

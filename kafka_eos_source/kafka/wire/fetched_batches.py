@@ -6,7 +6,9 @@ must not see and decompresses the rest, and the kernel copies the records into t
 
 from __future__ import annotations
 
+import struct
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +60,17 @@ _MAGIC = 2
 _USUAL_BYTES = 512
 #: Type of the control record that ends an aborted transaction.
 _ABORT = 0
+_CONTROL_KEY = struct.Struct(">hh")
 _SNAPPY_FRAME = b"\x82SNAPPY\x00"
 _SNAPPY_FRAME_BYTES = 16
 #: The most bytes of a decompressed batch. Brokers limit batches only before decompression.
 _MOST_DECOMPRESSED_BYTES = 1 << 30
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 64 << 10
+#: When this much was decompressed, the records so far are handed out before more is decompressed.
+_PART_BYTES = 32 << 20
+
+#: Messages, and the offset before which nothing more will come.
+Part = tuple[KernelMessages | tuple[()], int]
 
 
 class DamagedBatchError(Exception):
@@ -107,7 +115,8 @@ class FetchedBatches:
 
         Raises:
             OldFormatError: if the first batch has an older format.
-            DamagedBatchError: if the first batch is damaged. Later ones end the list.
+            DamagedBatchError: if the first batch is damaged, or batches overlap. Another damaged batch ends
+                the list.
         """
         room = len(data) // _USUAL_BYTES + 16
         while True:
@@ -123,6 +132,9 @@ class FetchedBatches:
                 if count == 1:
                     raise _unreadable(tp, last)
                 batches = batches[:-1]
+            # checksums do not cover offsets
+            if (batches["first_offset"][1:] < batches["past_offset"][:-1]).any():
+                raise DamagedBatchError(f"the record batches from offset {position} of {tp} overlap")
         return cls(tp, position, data, batches, aborted)
 
     @property
@@ -141,8 +153,8 @@ class FetchedBatches:
         """Size of the largest batch, as the broker sent it."""
         return int(self.batches["bytes"].max()) if len(self.batches) else 0
 
-    def decoded(self, kernel: Kernel, wanted: int, end: int, *, committed: bool) -> KernelMessages:
-        """Decodes the records that a reader may see.
+    def parts(self, kernel: Kernel, wanted: int, end: int, *, committed: bool) -> Iterator[Part]:
+        """Decodes the records that a reader may see, in parts that limit what is decompressed at a time.
 
         Args:
             kernel: the C kernel.
@@ -150,10 +162,37 @@ class FetchedBatches:
             end: records from this offset on may be left out.
             committed: whether the reader must not see records of aborted transactions.
 
+        Yields:
+            At least one part. That of the last one ends at `past_offset`.
+
         Raises:
             DamagedBatchError: if records cannot be decoded.
         """
         kept = self._visible(end, committed=committed)
+        unpacked: dict[int, memoryview] = {}
+        begin = size = 0
+        for index in np.flatnonzero(kept["attributes"] & _COMPRESSION).tolist():
+            unpacked[index - begin] = data = self._decompressed(kept[index])
+            size += len(data)
+            if size >= _PART_BYTES and index + 1 < len(kept):
+                part = kept[begin : index + 1]
+                begin, size, held, unpacked = index + 1, 0, unpacked, {}
+                yield self._decoded(kernel, wanted, part, held), int(kept[begin]["first_offset"])
+                del held
+        messages = self._decoded(kernel, wanted, kept[begin:], unpacked) if len(kept) else ()
+        yield messages, self.past_offset
+
+    def _decoded(
+        self, kernel: Kernel, wanted: int, kept: npt.NDArray[np.void], unpacked: Mapping[int, memoryview]
+    ) -> KernelMessages:
+        """Decodes the records of some batches.
+
+        Args:
+            kernel: the C kernel.
+            wanted: the contents to copy; see `kernel.WANT_KEY`.
+            kept: the batches.
+            unpacked: decompressed records, by the index of their batch.
+        """
         records = np.zeros(len(kept), RECORDS)
         records["at"] = _address(self.data) + kept["at"] + HEADER_BYTES
         records["bytes"] = kept["bytes"] - HEADER_BYTES
@@ -161,9 +200,7 @@ class FetchedBatches:
             records[name] = kept[name]
         records["append_ms"] = np.where(kept["attributes"] & _LOG_APPEND_TIME, kept["max_ms"], -1)
         records["partition"] = self.tp.partition
-        packed = np.flatnonzero(kept["attributes"] & _COMPRESSION)
-        unpacked = [self._decompressed(kept[index]) for index in packed]  # keeps the memory alive
-        for index, data in zip(packed, unpacked, strict=True):
+        for index, data in unpacked.items():
             records[index]["at"], records[index]["bytes"] = _address(data), len(data)
         found = kernel.decode(records.ctypes.data, len(records), wanted)
         if not found:
@@ -212,11 +249,19 @@ class FetchedBatches:
         The record has a length, attributes, and the differences of time and offset in front of its key. The
         key is a version and a type, both of 16 bits.
         """
+        if not batch["count"]:  # compaction keeps the last batch of a producer, without its record
+            return False
         begin = int(batch["at"]) + HEADER_BYTES
         record = self.data[begin : int(batch["at"]) + int(batch["bytes"])]
-        at = _after_varint(record, 0) + 1
-        key = _after_varint(record, _after_varint(record, _after_varint(record, at)))
-        return int.from_bytes(record[key + 2 : key + 4], "big") == _ABORT
+        try:
+            at = _after_varint(record, 0) + 1
+            key = _after_varint(record, _after_varint(record, _after_varint(record, at)))
+            _version, kind = _CONTROL_KEY.unpack_from(record, key)
+        except (IndexError, struct.error) as error:
+            raise DamagedBatchError(
+                f"the control record at offset {batch['first_offset']} of {self.tp} cannot be decoded"
+            ) from error
+        return bool(kind == _ABORT)
 
     def _decompressed(self, batch: Any) -> memoryview:
         begin = int(batch["at"]) + HEADER_BYTES
@@ -256,11 +301,12 @@ def decompressed(codec: int, packed: memoryview) -> memoryview:
     size = 0
     while count := stream.readinto(memoryview(out)[size:]):
         size += count
+        if size > _MOST_DECOMPRESSED_BYTES:
+            raise ValueError("it has more than 1 GiB")
         if size == len(out):
-            if size > _MOST_DECOMPRESSED_BYTES:
-                raise ValueError("it has more than 1 GiB")
             out += bytes(len(out))
-    return memoryview(out)[:size]
+    # not the whole buffer, because an answer may have thousands of small batches
+    return memoryview(bytes(memoryview(out)[:size]) if 2 * size < len(out) else out)[:size]
 
 
 def _from_snappy(packed: memoryview) -> memoryview:

@@ -14,7 +14,8 @@ from kafka_eos_source.kafka.wire.batches import EncodedBatch
 #: What brokers log as the client's software, and the default client id.
 SOFTWARE = "kafka-eos"
 
-_LARGEST_ANSWER_BYTES = 100 << 20
+#: The largest answer that is accepted, unless options ask for larger ones.
+LARGEST_ANSWER_BYTES = 100 << 20
 _PRODUCE, _API_VERSIONS_VERSION = 0, 3
 
 
@@ -35,14 +36,22 @@ def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
     return bytes(request.encode(framed=True, header=True))
 
 
-def check_size(size: int, address: str) -> None:
+def check_size(size: int, address: str, most_bytes: int = LARGEST_ANSWER_BYTES) -> None:
     """Checks the length that precedes an answer.
+
+    Args:
+        size: the length.
+        address: of the broker.
+        most_bytes: the largest length that is accepted.
 
     Raises:
         ConnectionError: if no broker sends such an answer.
     """
-    if not 4 <= size <= _LARGEST_ANSWER_BYTES:
-        raise ConnectionError(f"{address} sent {size} bytes: it is not a Kafka broker")
+    if not 4 <= size <= most_bytes:
+        raise ConnectionError(
+            f"{address} sent {size} bytes: it is not a Kafka broker, or its answer is larger than "
+            "kafka.receive.message.max.bytes"
+        )
 
 
 def decoded(request: Any, data: bytes | memoryview, correlation_id: int) -> ApiMessage:

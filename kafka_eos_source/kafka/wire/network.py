@@ -30,6 +30,11 @@ class Network:
         self._connections[connection] = selectors.EVENT_READ
         return connection
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is any connection."""
+        return bool(self._connections)
+
     def wait(self, seconds: float) -> None:
         """Serves every connection once; waits up to that long if nothing has arrived.
 

@@ -1,0 +1,390 @@
+"""The native consumer against brokers that refuse, lose, delay, cut, repeat and damage answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from fetch_cluster import FetchCluster
+from fetched_log import ABORT, COMMIT, Log, Record
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from wire_cluster import Fault, Partition
+
+from kafka_eos_source.errors import AuthorizationError, DataLossError, UnavailableError
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.config import consumer_config
+from kafka_eos_source.kafka.consumer import POOL, Taken
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.read import fetch
+from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+
+pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+
+#: More than any step takes that does not hang.
+SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _closed_consumers() -> Iterator[None]:
+    yield
+    POOL.close()
+
+
+def log_of(count: int, *, size: int = 20, abort_every: int = 3) -> Log:
+    """Returns a log of small batches by two producers, some of whose transactions are aborted."""
+    log = Log()
+    for number in range(count):
+        producer = 1 + number % 2
+        value = b"%d." % number + bytes(size)
+        log.append([Record(0, b"k", value)] * 2, producer=producer, transactional=True)
+        log.append([Record(0, None, value)], producer=3 - producer, transactional=True)
+        log.finish(producer, ABORT if number % abort_every == 0 else COMMIT)
+    for producer in list(log.open):
+        log.finish(producer, COMMIT)
+    return log
+
+
+def conf(cluster: FetchCluster, **more: str) -> dict[str, str]:
+    ours = {"bootstrap.servers": cluster.bootstrap, "topic.metadata.propagation.max.ms": "1"}
+    return consumer_config({**ours, **more}, "g", "read_committed")
+
+
+def whole(cluster: FetchCluster) -> list[OffsetRange]:
+    return [OffsetRange(TopicPartition(*tp), 0, log.end) for tp, log in cluster.logs.items()]
+
+
+def read(
+    cluster: FetchCluster,
+    ranges: Sequence[OffsetRange] = (),
+    *,
+    poll_timeout_ms: int = 60_000,
+    fail_on_data_loss: bool = True,
+    **more: str,
+) -> dict[Partition, list[tuple[int, bytes | None]]]:
+    """Returns offset and value of each row that a task reads, by partition and in order."""
+    wanted = ReadSettings(
+        conf(cluster, **more), True, fail_on_data_loss, poll_timeout_ms, None, client="native"
+    )
+    found: dict[Partition, list[tuple[int, bytes | None]]] = {}
+    for batch in read_ranges(wanted, ranges or whole(cluster)):
+        for row in batch.to_pylist():
+            found.setdefault((row["topic"], row["partition"]), []).append((row["offset"], row["value"]))
+    return found
+
+
+def expected(
+    cluster: FetchCluster, ranges: Sequence[OffsetRange] = ()
+) -> dict[Partition, list[tuple[int, bytes | None]]]:
+    found = {
+        (each.tp.topic, each.tp.partition): [
+            (record.offset, record.value)
+            for record in cluster.logs[each.tp.topic, each.tp.partition].visible(
+                each.start, each.end, committed=True
+            )
+        ]
+        for each in ranges or whole(cluster)
+    }
+    return {tp: rows for tp, rows in found.items() if rows}
+
+
+@contextmanager
+def consuming(cluster: FetchCluster, **more: str) -> Iterator[WireConsumer]:
+    consumer = WireConsumer(conf(cluster, **more))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def take_until(consumer: WireConsumer, is_done: Callable[[Taken], bool]) -> Taken:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        taken = consumer.take(1, 0.2)
+        if is_done(taken):
+            return taken
+        assert time.monotonic() < deadline, f"nothing came: {consumer.last_complaint}"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+_faults = st.dictionaries(
+    st.tuples(st.sampled_from(["Fetch", "Fetch", "Fetch", "Metadata", "ListOffsets"]), st.integers(0, 8)),
+    st.one_of(
+        st.builds(Fault, st.just("error"), st.sampled_from([3, 5, 6, 7, 9, 13, 56, 74, 75, 78])),
+        st.builds(Fault, st.sampled_from(["cut", "lost", "move", "twice"])),
+        st.builds(Fault, st.sampled_from(["delay", "throttle", "trickle"]), st.sampled_from([1, 30])),
+        st.builds(Fault, st.just("truncate"), st.integers(0, 3000)),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_faults, st.sampled_from([500, 5_000, 1 << 20]), st.sampled_from([500, 5_000, 1 << 20]))
+def test_faults_neither_lose_nor_double_records(
+    faults: dict[tuple[str, int], Fault], most_bytes: int, most_of_partition: int
+) -> None:
+    logs = {("t", number): log_of(6 + 10 * number, size=100) for number in range(3)}
+    with FetchCluster(logs, brokers=2) as cluster:
+        cluster.fault = lambda kind: faults.get((kind, cluster.received[kind]))
+        sizes = {
+            "fetch.max.bytes": str(max(1000, most_bytes)),
+            "message.max.bytes": "1000",
+            "max.partition.fetch.bytes": str(most_of_partition),
+        }
+        assert read(cluster, **sizes) == expected(cluster)
+
+
+def test_damaged_records_are_fetched_again() -> None:
+    with FetchCluster({("t", 0): log_of(40)}) as cluster:
+        left = [3]
+
+        def spoil(_: Partition, records: bytes) -> bytes:
+            left[0] -= 1
+            return records if left[0] < 0 or not records else records[:-1] + bytes([records[-1] ^ 1])
+
+        cluster.spoil = spoil
+        assert read(cluster) == expected(cluster)
+        assert left[0] < 0
+
+
+def test_a_log_that_is_damaged_for_good_ends_in_an_error() -> None:
+    with FetchCluster({("t", 0): log_of(2)}) as cluster:
+        cluster.spoil = lambda _, records: records[:-1] + bytes([records[-1] ^ 1]) if records else records
+        cluster.logs["t", 0].batches = cluster.logs["t", 0].batches[:1]
+        with pytest.raises(UnavailableError, match="offset 0 of t-0 is damaged: its checksum is wrong"):
+            read(cluster, poll_timeout_ms=1500)
+
+
+# -- the end of a log
+
+
+def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their reader takes them for read, and loses them if the log ends before the range."""
+    monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", SECONDS)
+    logs = {("t", number): log_of(20) for number in range(3)}
+    with FetchCluster(logs) as cluster:
+        ends = {tp: log.end for tp, log in logs.items()}
+        with consuming(cluster) as consumer:
+            positions = {TopicPartition(*tp): 0 for tp in logs}
+            consumer.assign(positions, dict.fromkeys(positions, 1 << 40))
+            told: set[TopicPartition] = set()
+            reached: dict[TopicPartition, int] = {}
+            while len(told) < len(positions):
+                # two fetches are answered before the first record is taken
+                before = cluster.received["Fetch"]
+                consumer._fetch()
+                deadline = time.monotonic() + SECONDS
+                while cluster.received["Fetch"] < before + 2 and len(consumer._arrived) < 3:
+                    consumer._fetch()
+                    consumer._cluster.network.wait(0.05)
+                    assert time.monotonic() < deadline
+                    if not consumer._events.empty:
+                        break
+                taken = consumer.take(1, 1)
+                for tp, reach in taken.reached.items():
+                    reached[tp] = reach
+                for tp, end in taken.log_ends.items():
+                    assert reached.get(tp) == end == ends[tp.topic, tp.partition]
+                    told.add(tp)
+
+
+def test_a_log_that_ends_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is told once: a task that hears it again and again would wait for ever."""
+    monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", 0.5)
+    with FetchCluster({("t", 0): log_of(3)}) as cluster:
+        end = cluster.logs["t", 0].end
+        ranges = [OffsetRange(TopicPartition("t", 0), 0, end + 5)]
+        with within(SECONDS), pytest.raises(DataLossError, match=f"the log now ends at offset {end}"):
+            read(cluster, ranges)
+        with within(SECONDS):
+            assert read(cluster, ranges, fail_on_data_loss=False) == expected(cluster, ranges)
+
+
+def test_a_log_that_grows_later_is_read_to_the_end() -> None:
+    with FetchCluster({("t", 0): log_of(3), ("t", 1): log_of(3)}) as cluster:
+        log = cluster.logs["t", 0]
+        ranges = [OffsetRange(TopicPartition("t", number), 0, log.end + 3) for number in (0, 1)]
+
+        def grow() -> None:
+            wait_for(lambda: cluster.received["Fetch"] > 6)
+            for each in cluster.logs.values():
+                each.append([Record(0, value=b"late")] * 5)
+
+        thread = threading.Thread(target=grow)
+        thread.start()
+        found = read(cluster, ranges)
+        thread.join()
+        assert found == expected(cluster, ranges)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails instead of hanging: `take` never returns silence after that time."""
+    deadline = time.monotonic() + seconds
+    original = WireConsumer.take
+
+    def take(self: WireConsumer, at_most: int, wait_seconds: float) -> Taken:
+        assert time.monotonic() < deadline, "it hangs"
+        return original(self, at_most, wait_seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WireConsumer, "take", take)
+        yield
+
+
+# -- brokers that are slow or away
+
+
+def test_a_broker_that_hangs_does_not_stop_the_others() -> None:
+    logs = {("t", number): log_of(30) for number in range(4)}
+    limits = {"socket.timeout.ms": "1000", "socket.connection.setup.timeout.ms": "1000"}
+    with FetchCluster(logs, brokers=2) as cluster:
+        positions = {TopicPartition(*tp): 0 for tp in logs}
+        with consuming(cluster, **limits) as consumer:
+            consumer.assign(positions, {TopicPartition(*tp): log.end for tp, log in logs.items()})
+            hung = cluster.leader(1)
+            cluster.hung = {hung}
+            alive = {tp for tp in positions if cluster.leader(tp.partition) != hung}
+            reached: dict[TopicPartition, int] = {}
+            deadline = time.monotonic() + SECONDS
+            while any(reached.get(tp, 0) < logs[tp.topic, tp.partition].end for tp in alive):
+                reached |= consumer.take(1, 0.2).reached
+                assert time.monotonic() < deadline
+            assert reached.keys() == alive
+            cluster.hung = set()
+            while any(reached.get(tp, 0) < logs[tp.topic, tp.partition].end for tp in positions):
+                reached |= consumer.take(1, 0.2).reached
+                assert time.monotonic() < deadline + SECONDS
+
+
+def test_a_large_answer_may_take_longer_than_the_limit_while_bytes_arrive() -> None:
+    with FetchCluster({("t", 0): log_of(100, size=2000)}) as cluster:
+        cluster.fault = lambda kind: Fault("trickle", 2500) if kind == "Fetch" else None
+        assert read(cluster, poll_timeout_ms=20_000, **{"socket.timeout.ms": "1000"}) == expected(cluster)
+        assert cluster.received["Fetch"] <= 3
+
+
+def test_the_wait_of_a_fetch_does_not_count_as_silence() -> None:
+    with FetchCluster({("t", 0): log_of(1)}) as cluster:
+        cluster.fault = lambda kind: Fault("delay", 1500) if kind == "Fetch" else None
+        more = {"socket.timeout.ms": "1000", "fetch.wait.max.ms": "2000"}
+        with consuming(cluster, **more) as consumer:
+            consumer.assign({TopicPartition("t", 0): 0})
+            take_until(consumer, lambda taken: bool(taken.reached))
+            assert cluster.received["Fetch"] <= 2
+            assert consumer.last_complaint == ""
+
+
+def test_at_most_two_answers_of_a_leader_wait() -> None:
+    with FetchCluster({("t", 0): log_of(200, size=1000)}) as cluster:
+        small = {
+            "fetch.max.bytes": "20000",
+            "max.partition.fetch.bytes": "20000",
+            "message.max.bytes": "2000",
+        }
+        with consuming(cluster, **small) as consumer:
+            consumer.assign({TopicPartition("t", 0): 0})
+            take_until(consumer, lambda taken: bool(taken.reached))
+            for _ in range(20):
+                consumer._fetch()
+                consumer._cluster.network.wait(0.02)
+            assert len(consumer._arrived) == 2
+            assert sum(len(each[-1].data) for each in consumer._arrived) <= 2 * 20_000
+
+
+# -- answers that nobody waits for any more
+
+
+@pytest.mark.parametrize("change", ["move", "drop", "release", "assign"])
+def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
+    logs = {("t", 0): log_of(5), ("u", 0): log_of(7)}
+    t, u = TopicPartition("t", 0), TopicPartition("u", 0)
+    with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
+        cluster.fault = lambda kind: Fault("delay", 300) if kind == "Fetch" else None
+        consumer.assign({t: 0, u: 0})
+        assert consumer.take(1, 0.05).empty
+        asked = cluster.received["Fetch"]
+        cluster.fault = lambda kind: None
+        if change == "move":
+            consumer.move(t, 4)
+        elif change == "drop":
+            consumer.drop([t])
+        else:
+            consumer.release()
+        if change in ("release", "assign"):
+            consumer.assign({u: 2})
+        first: dict[TopicPartition, int] = {}
+        reached: dict[TopicPartition, int] = {}
+        wanted = {t, u} if change == "move" else {u}
+        deadline = time.monotonic() + SECONDS
+        while reached.keys() != wanted:
+            assert time.monotonic() < deadline
+            taken = consumer.take(1, 0.2)
+            reached |= taken.reached
+            if taken.reached and len(taken.messages):
+                first.setdefault(next(iter(taken.reached)), int(taken.messages.offsets[0]))
+        assert asked >= 1
+        if change == "move":
+            assert first[t] >= 3  # the batch of offset 4 begins there or later
+        if change in ("release", "assign"):
+            assert first[u] >= 2
+
+
+# -- partitions that are gone, refused or in an old format
+
+
+def test_a_missing_permission_is_an_error() -> None:
+    with FetchCluster({("t", 0): log_of(1)}) as cluster:
+        cluster.refuse = lambda tp: 29
+        with pytest.raises(AuthorizationError):
+            read(cluster)
+
+
+def test_a_deleted_topic_is_reported() -> None:
+    with FetchCluster({("t", 0): log_of(3), ("u", 0): log_of(3)}) as cluster:
+        ranges = [OffsetRange(TopicPartition("t", 0), 0, 500), OffsetRange(TopicPartition("u", 0), 0, 5)]
+
+        def delete() -> None:
+            wait_for(lambda: cluster.received["Fetch"] > 4)
+            cluster.remove_topic("t")
+
+        thread = threading.Thread(target=delete)
+        thread.start()
+        with within(SECONDS), pytest.raises(DataLossError, match="was deleted"):
+            read(cluster, ranges)
+        thread.join()
+
+
+def test_a_topic_that_was_created_again_with_fewer_records_is_reported() -> None:
+    with FetchCluster({("t", 0): log_of(30)}) as cluster:
+        ranges = [OffsetRange(TopicPartition("t", 0), 20, 40)]
+        cluster.remove_topic("t")
+        cluster.add_topic("t", [log_of(1)])
+        with within(SECONDS), pytest.raises(DataLossError, match="the log now ends at offset"):
+            read(cluster, ranges)
+
+
+def test_retention_is_reported_after_the_records_that_arrived() -> None:
+    with FetchCluster({("t", 0): log_of(30)}) as cluster:
+        cluster.logs["t", 0].start = 10
+        with pytest.raises(DataLossError, match="the log now starts at offset 10"):
+            read(cluster)
+        ranges = [OffsetRange(TopicPartition("t", 0), 10, cluster.logs["t", 0].end)]
+        assert read(cluster, fail_on_data_loss=False) == expected(cluster, ranges)
+
+
+def test_many_partitions() -> None:
+    logs = {("t", number): log_of(2) for number in range(300)}
+    with FetchCluster(logs, brokers=2) as cluster:
+        assert read(cluster) == expected(cluster)

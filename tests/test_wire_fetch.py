@@ -1,0 +1,488 @@
+"""What the native client makes of the bytes that brokers send: of every log, and of damaged bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import fetched_log as model
+import pyarrow as pa
+import pytest
+import sanitized
+from fetched_log import ABORT, COMMIT, Batch, Log, Record
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchResponse
+
+from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.kafka.kernel import WANTS, choice
+from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.wire import fetched_batches
+from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decompressed
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.read.columns import record_batches
+from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.read.runs import Run
+
+TP = TopicPartition("t", 3)
+KERNEL: Any = choice().kernel
+ALL = sum(set(WANTS.values()))
+CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
+
+pytestmark = pytest.mark.skipif(KERNEL is None, reason=choice().why_not)
+
+_bytes = st.none() | st.binary(max_size=5) | st.sampled_from([b"x" * 130, b"y" * 20_000])
+_names = st.sampled_from([b"", b"a", b"a", "é".encode(), b"with\0nul", b"long" * 40])
+_records = st.builds(
+    Record,
+    st.just(0),
+    _bytes,
+    _bytes,
+    st.lists(st.tuples(_names, st.none() | st.binary(max_size=3)), max_size=3),
+    st.integers(0, 2**41),
+)
+_how = st.fixed_dictionaries(
+    {
+        "codec": st.sampled_from(CODECS),
+        "append_ms": st.none() | st.integers(0, 2**41),
+        "horizon_ms": st.none() | st.integers(0, 2**41),
+    }
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Logs of several producers, as compaction leaves them."""
+    log = Log()
+    for _ in range(draw(st.integers(0, 14))):
+        producer = draw(st.integers(1, 3))
+        step = draw(st.sampled_from(["plain", "write", "write", "commit", "abort", "abort"]))
+        if step == "plain":
+            log.append(draw(st.lists(_records, min_size=1, max_size=4)), **draw(_how))
+        elif step == "write":
+            records = draw(st.lists(_records, min_size=1, max_size=4))
+            log.append(records, producer=producer, transactional=True, **draw(_how))
+        elif producer in log.open:
+            log.finish(producer, COMMIT if step == "commit" else ABORT)
+    if draw(st.booleans()):
+        _compact(draw, log)
+    return log
+
+
+def _compact(draw: st.DrawFn, log: Log) -> None:
+    """Removes records as the log cleaner does: a marker only when nothing is left of its transaction."""
+    kept: list[Batch] = []
+    left: set[tuple[int, int | None]] = set()
+    for batch in log.batches:
+        transaction = (batch.producer, batch.transaction)
+        if batch.marker is None:
+            batch.records = [each for each in batch.records if draw(st.integers(0, 2))]
+            keeps = bool(batch.records) or (batch.producer > 0 and draw(st.booleans()))
+            if keeps and batch.records:
+                left.add(transaction)
+        else:
+            keeps = transaction in left or draw(st.booleans())
+            if transaction not in left:
+                # the cleaner forgets the transaction, and may keep the batch without its record
+                log.aborted = [each for each in log.aborted if each[:2] != transaction]
+                batch.records = batch.records if draw(st.booleans()) else []
+        if keeps:
+            kept.append(batch)
+    log.batches = kept
+
+
+def read(
+    log: Log, start: int, end: int, *, committed: bool, most_bytes: int = 1 << 20, seed: int = 0
+) -> list[tuple[Any, ...]]:
+    """Reads a range as the product does, and returns its rows."""
+    progress = Progress([OffsetRange(TP, start, end)])
+    rows: list[tuple[Any, ...]] = []
+    position, chance = start, random.Random(seed)
+    while not progress.done:
+        data, aborted = log.fetched(position, most_bytes, committed=committed, chance=chance)
+        found = FetchedBatches.of(KERNEL, TP, position, memoryview(data), aborted)
+        if found.past_offset <= position:
+            assert not data
+            assert position >= (log.stable() if committed else log.end) or not any(
+                each.last >= position for each in log.batches
+            )
+            break
+        runs = []
+        for messages, reached in found.parts(KERNEL, ALL, end, committed=committed):
+            if len(messages):
+                kept = progress.accept(TP, messages.offsets)
+                if kept.start < kept.stop:
+                    runs.append(Run(TP, messages[kept], messages.offsets[kept]))
+            progress.advance(TP, reached)
+        rows += rows_of(record_batches(runs, True, None) if runs else [])
+        assert found.past_offset > position
+        position = found.past_offset
+    return rows
+
+
+def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    """Returns key, value, offset, time, kind of time, and headers of each row."""
+    return [
+        (
+            row["key"],
+            row["value"],
+            row["offset"],
+            None if row["timestamp"] is None else round(row["timestamp"].timestamp() * 1000),
+            row["timestampType"],
+            [(each["key"], each["value"]) for each in row["headers"] or ()],
+        )
+        for batch in batches
+        for row in batch.to_pylist()
+    ]
+
+
+def expected(log: Log, start: int, end: int, *, committed: bool) -> list[tuple[Any, ...]]:
+    """Returns the rows that the model says a reader sees."""
+    times = {
+        record.offset: (record.ms, 0) if batch.append_ms is None else (batch.append_ms, 1)
+        for batch in log.batches
+        for record in batch.records
+    }
+    return [
+        (
+            each.key,
+            each.value,
+            each.offset,
+            *times[each.offset],
+            # names end at their first NUL, as in librdkafka
+            [(name.split(b"\0")[0].decode(), value) for name, value in each.headers],
+        )
+        for each in log.visible(start, end, committed=committed)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(logs(), st.data(), st.booleans(), st.integers(0, 1 << 16), st.sampled_from([0, 20_000]))
+def test_readers_see_what_they_may_see(
+    log: Log, data: st.DataObject, committed: bool, seed: int, part_bytes: int
+) -> None:
+    """Every range, in steps of every size, with whatever transactions the broker names besides the needed."""
+    start = data.draw(st.integers(0, log.end), "start")
+    end = data.draw(st.integers(start, log.end), "end")
+    most_bytes = data.draw(st.sampled_from([0, 50, 200, 1000, 30_000, 1 << 20]), "most_bytes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetched_batches, "_PART_BYTES", part_bytes or 32 << 20)
+        found = read(log, start, end, committed=committed, most_bytes=most_bytes, seed=seed)
+    assert found == expected(log, start, end, committed=committed)
+
+
+def interleaved() -> Log:
+    """Two producers abort and commit in turn, and one of them is open at the end."""
+    log = Log()
+    for number in range(6):
+        for producer in (1, 2):
+            log.append([Record(0, value=b"%d" % number)] * 3, producer=producer, transactional=True)
+        log.append([Record(0, value=b"plain")])
+        log.finish(1, ABORT if number % 2 else COMMIT)
+        log.append([Record(0, value=b"later")], producer=1, transactional=True)
+        log.finish(2, COMMIT if number % 2 else ABORT)
+        log.finish(1, COMMIT if number % 2 else ABORT)
+    log.append([Record(0, value=b"open")], producer=1, transactional=True)
+    return log
+
+
+@pytest.mark.parametrize("most_bytes", [0, 150, 300, 1000, 1 << 20])
+def test_every_range_of_interleaved_transactions(most_bytes: int) -> None:
+    log = interleaved()
+    for start in range(log.end):
+        for end in (start + 1, start + 7, log.end):
+            for committed in (True, False):
+                found = read(log, start, end, committed=committed, most_bytes=most_bytes, seed=start)
+                assert found == expected(log, start, end, committed=committed)
+
+
+def test_an_empty_marker_ends_no_transaction() -> None:
+    """Compaction keeps the last batch of a producer, without its record, also if it is a control batch."""
+    log = Log()
+    log.append([Record(0, value=b"aborted")], producer=1, transactional=True)
+    log.batches.append(Batch(1, 1, [], 1, 0, ABORT))
+    log.end = 2
+    log.aborted = [(1, 0, 3)]
+    log.append([Record(0, value=b"aborted")], producer=1, transactional=True)
+    log.open.clear()
+    log.batches.append(model.marker(3, 1, 0, ABORT))
+    log.end = 4
+    log.append([Record(0, value=b"visible")])
+    found, aborted = log.fetched(0, 1 << 20, committed=True)
+    batches = FetchedBatches.of(KERNEL, TP, 0, memoryview(found), aborted)
+    parts = list(batches.parts(KERNEL, ALL, 100, committed=True))
+    assert [(list(messages.offsets), reached) for messages, reached in parts] == [([4], 5)]
+
+
+def test_header_names_that_are_not_utf_8_are_refused() -> None:
+    log = Log()
+    log.append([Record(0, value=b"v", headers=[(b"good", b""), (b"\xff\0x", None)])])
+    with pytest.raises(InvalidRecordError, match="offset 0"):
+        read(log, 0, 1, committed=True)
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_small_answer_with_much_data_comes_in_parts(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compression makes a fetch limit no limit; what is decompressed at a time has its own."""
+    monkeypatch.setattr(fetched_batches, "_PART_BYTES", 1 << 20)
+    log = Log()
+    for number in range(12):
+        how = {"producer": 1, "transactional": True} if number % 3 == 0 else {}
+        log.append([Record(0, value=bytes(300_000))], codec=codec, **how)  # type: ignore[arg-type]
+        if how:
+            log.finish(1, ABORT)
+    data, aborted = log.fetched(0, 1 << 30, committed=True)
+    found = FetchedBatches.of(KERNEL, TP, 0, memoryview(data), aborted)
+    parts = list(found.parts(KERNEL, ALL, log.end, committed=True))
+    assert [len(messages) for messages, _ in parts] == [4, 4]
+    # what is reached never lies behind a record of a later part
+    assert parts[0][1] == int(parts[1][0].offsets[0])
+    assert parts[-1][1] == log.end
+    assert read(log, 0, log.end, committed=True) == expected(log, 0, log.end, committed=True)
+
+
+def test_small_compressed_batches_do_not_keep_large_buffers() -> None:
+    """An answer may have thousands of batches of a few hundred bytes."""
+    for codec in CODECS[1:]:
+        data = decompressed(
+            model.SNAPPY if codec == model.XERIAL else codec, memoryview(model.compressed(b"x" * 900, codec))
+        )
+        assert bytes(data) == b"x" * 900
+        assert memoryview(data.obj).nbytes <= 2 * 900
+
+
+# -- damaged bytes
+
+
+def decode(data: bytes, aborted: tuple[tuple[int, int], ...] = (), *, checks: bool) -> int:
+    """Returns the number of rows, of whatever the product accepts."""
+    found = FetchedBatches.of(KERNEL, TP, 0, memoryview(data), aborted, checks=checks)
+    rows = 0
+    for messages, _ in found.parts(KERNEL, ALL, 1 << 62, committed=True):
+        rows += len(messages)
+        if len(messages):
+            offsets = messages.offsets
+            assert (offsets[1:] > offsets[:-1]).all()
+            assert offsets[-1] < found.past_offset
+            # times beyond what Arrow knows, or names that are not UTF-8
+            with contextlib.suppress(InvalidRecordError, pa.ArrowInvalid, OverflowError):
+                record_batches([Run(TP, messages, offsets)], True, None)
+    return rows
+
+
+@st.composite
+def damages(draw: st.DrawFn, data: bytes) -> bytes:
+    """Bytes that were changed, cut off, repeated or removed."""
+    changed = bytearray(data)
+    for _ in range(draw(st.integers(1, 4))):
+        if not changed:
+            break
+        at = draw(st.integers(0, len(changed) - 1))
+        step = draw(st.sampled_from(["flip", "set", "cut", "repeat", "remove", "number"]))
+        if step == "flip":
+            changed[at] ^= 1 << draw(st.integers(0, 7))
+        elif step == "set":
+            changed[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+        elif step == "cut":
+            del changed[at:]
+        elif step == "repeat":
+            changed[at:at] = changed[at : at + draw(st.integers(1, 70))]
+        elif step == "remove":
+            del changed[at : at + draw(st.integers(1, 70))]
+        else:
+            number = draw(st.sampled_from([-1, 0, 2**31 - 1, -(2**31), 1 << 24]))
+            changed[at : at + 4] = struct.pack(">i", number)
+    return bytes(changed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(logs(), st.data(), st.booleans())
+def test_damaged_bytes_are_refused_or_decoded_without_harm(
+    log: Log, data: st.DataObject, fixes: bool
+) -> None:
+    sent, aborted = log.fetched(0, 1 << 20, committed=True)
+    damaged = data.draw(damages(sent), "damaged")
+    if fixes and len(damaged) > 61:
+        damaged = model.with_checksum(damaged)
+    for checks in (True, False):
+        with contextlib.suppress(DamagedBatchError, OldFormatError):
+            decode(damaged, aborted, checks=checks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(CODECS))
+def test_checksums_find_every_change_of_a_batch(data: st.DataObject, codec: int) -> None:
+    log = Log()
+    log.append([Record(0, b"k", b"value" * 10, [(b"h", b"1")], 7)] * 3, codec=codec)
+    (batch,) = log.batches
+    sent = bytearray(batch.encoded())
+    at = data.draw(st.integers(17, len(sent) - 1))
+    sent[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DamagedBatchError, match="its checksum is wrong"):
+        decode(bytes(sent), checks=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.integers(-1, 1000), st.integers(0, 0x7F), st.integers(-1, 40))
+def test_records_that_lie(body: bytes, count: int, attributes: int, last_delta: int) -> None:
+    """Bodies of random bytes, with a right checksum."""
+    batch = model.sealed(0, body, count=count, attributes=attributes, last_delta=last_delta, producer=1)
+    for checks in (True, False):
+        with contextlib.suppress(DamagedBatchError):
+            decode(batch, ((1, 0),), checks=checks)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        model.varint(2**62),
+        model.varint(-1) * 8,
+        b"\xff" * 12,
+        model.varint(6) + b"\0" + model.varint(0) * 2 + model.varint(-2) + b"\0\0",
+        model.varint(8) + b"\0" + model.varint(0) * 2 + model.varint(2**40) + b"\0\0",
+        model.varint(7) + b"\0" + model.varint(0) * 2 + model.varint(-1) * 2 + model.varint(-1),
+        model.varint(7) + b"\0" + model.varint(0) * 2 + model.varint(-1) * 2 + model.varint(60) + b"\0",
+    ],
+)
+def test_lengths_that_lie_are_refused(body: bytes) -> None:
+    for count in (1, 2, 2**31 - 1):
+        with pytest.raises(DamagedBatchError, match="cannot be decoded"):
+            decode(model.sealed(0, body, count=count, last_delta=5), checks=True)
+
+
+@pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.LZ4, model.ZSTD])
+def test_decompression_has_a_limit(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetched_batches, "_MOST_DECOMPRESSED_BYTES", 1 << 20)
+    assert len(decompressed(codec, memoryview(model.compressed(bytes(1 << 20), codec)))) == 1 << 20
+    bomb = memoryview(model.compressed(bytes(100 << 20), codec))
+    with pytest.raises(ValueError, match="more than 1 GiB"):
+        decompressed(codec, bomb)
+
+
+def test_batches_that_overlap_are_refused() -> None:
+    """Checksums do not cover offsets, and a reader would take records for others that it has."""
+    first, second = Log(), Log(end=1)
+    first.append([Record(0)] * 3)
+    second.append([Record(0)] * 3)
+    data = first.batches[0].encoded() + second.batches[0].encoded()
+    with pytest.raises(DamagedBatchError, match="overlap"):
+        decode(data, checks=True)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_formats_are_named_where_they_begin(magic: int) -> None:
+    log = Log()
+    log.append([Record(0)] * 3)
+    new, old = log.batches[0].encoded(), model.sealed(3, b"", count=1, magic=magic)
+    with pytest.raises(OldFormatError, match=f"offset 3 of t-3 has format {magic}"):
+        FetchedBatches.of(KERNEL, TP, 3, memoryview(old))
+    assert FetchedBatches.of(KERNEL, TP, 0, memoryview(new + old)).past_offset == 3
+
+
+# -- answers
+
+
+def _answer(version: int, throttle_ms: int, code: int, topics: dict[str, list[dict[str, Any]]]) -> bytes:
+    kind = FetchResponse.FetchableTopicResponse
+    made = FetchResponse(
+        throttle_time_ms=throttle_ms,
+        error_code=code,
+        session_id=0,
+        responses=[
+            kind(
+                topic=name,
+                partitions=[
+                    kind.PartitionData(
+                        partition_index=each["number"],
+                        error_code=each["code"],
+                        high_watermark=each["high"],
+                        last_stable_offset=each["stable"],
+                        log_start_offset=0,
+                        aborted_transactions=each["aborted"]
+                        and [
+                            kind.PartitionData.AbortedTransaction(
+                                producer_id=producer, first_offset=first, version=version
+                            )
+                            for producer, first in each["aborted"]
+                        ],
+                        preferred_read_replica=-1,
+                        records=each["records"],
+                        version=version,
+                    )
+                    for each in partitions
+                ],
+                version=version,
+            )
+            for name, partitions in topics.items()
+        ],
+        version=version,
+    )
+    made.with_header(correlation_id=0)
+    return bytes(made.encode(framed=False, header=True))[4:]
+
+
+_longs = st.integers(-1, 2**63 - 1)
+_partitions = st.fixed_dictionaries(
+    {
+        "number": st.integers(0, 2**31 - 1),
+        "code": st.integers(-1, 120),
+        "high": _longs,
+        "stable": _longs,
+        "aborted": st.none() | st.lists(st.tuples(_longs, _longs), max_size=3),
+        "records": st.none() | st.binary(max_size=40) | st.just(bytes(300)),
+    }
+)
+_topics = st.dictionaries(
+    st.text("abc-_.", min_size=1, max_size=200), st.lists(_partitions, max_size=3), max_size=3
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([11, 12]), st.integers(0, 2**31 - 1), st.integers(-1, 120), _topics)
+def test_answers_are_what_kafka_python_encodes(
+    version: int, throttle_ms: int, code: int, topics: dict[str, list[dict[str, Any]]]
+) -> None:
+    found = fetch_answer(version, memoryview(_answer(version, throttle_ms, code, topics)))
+    assert (found.throttle_time_ms, found.error_code) == (throttle_ms, code)
+    assert [
+        (
+            each.tp,
+            each.error_code,
+            each.high_watermark,
+            each.last_stable_offset,
+            each.aborted,
+            bytes(each.records),
+        )
+        for each in found.partitions
+    ] == [
+        (
+            TopicPartition(name, each["number"]),
+            each["code"],
+            each["high"],
+            each["stable"],
+            tuple(each["aborted"] or ()),
+            each["records"] or b"",
+        )
+        for name, partitions in topics.items()
+        for each in partitions
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([11, 12]), _topics, st.data())
+def test_damaged_answers_raise_only_what_connections_expect(
+    version: int, topics: dict[str, list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    damaged = data.draw(damages(_answer(version, 0, 0, topics)), "damaged")
+    with contextlib.suppress(ValueError, IndexError, struct.error):
+        fetch_answer(version, memoryview(damaged))
+
+
+def test_sanitizers_find_nothing_in_the_decoder(tmp_path: Path) -> None:
+    sanitized.check(
+        "kernel", tmp_path, ["test_wire_fetch.py"], "not sanitizers and not limit and not answers"
+    )
