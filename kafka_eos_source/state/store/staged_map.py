@@ -67,8 +67,11 @@ class StagedMap(Reads):
 
     def get(self, key: bytes) -> bytes | None:
         """Returns the value of a key, or None."""
-        value = self._uncommitted.overlay.get(key)
+        overlay = self._uncommitted.overlay
+        value = overlay.rows.get(key, MISSING)  # as `overlay.get`, without a call for the most frequent case
         if not isinstance(value, Missing):
+            return value
+        if (overlay.spilled or overlay.ranges) and not isinstance(value := overlay.get(key), Missing):
             return value
         value = self._durable.recent.get(key, MISSING)
         if not isinstance(value, Missing):
