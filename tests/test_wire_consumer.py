@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from fetch_cluster import FetchCluster
-from fetched_log import ABORT, COMMIT, Log, Record
+from fetched_log import ABORT, COMMIT, Batch, Log, Record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from wire_cluster import Fault, Partition
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, UnavailableError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, Taken
+from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
@@ -382,6 +387,51 @@ def test_retention_is_reported_after_the_records_that_arrived() -> None:
             read(cluster)
         ranges = [OffsetRange(TopicPartition("t", 0), 10, cluster.logs["t", 0].end)]
         assert read(cluster, fail_on_data_loss=False) == expected(cluster, ranges)
+
+
+@dataclass
+class OldBatch(Batch):
+    """A record in the format of Kafka 0.10."""
+
+    def encoded(self) -> bytes:
+        builder = LegacyRecordBatchBuilder(magic=1, compression_type=0, batch_size=1 << 20)
+        (record,) = self.records
+        builder.append(0, timestamp=record.ms, key=record.key, value=record.value)
+        return struct.pack(">q", self.first) + bytes(builder.build())[8:]
+
+
+def test_librdkafka_takes_over_where_records_have_an_old_format() -> None:
+    """The records before are returned once, whether or not they were decoded when the old ones were found."""
+    logs = {("t", number): log_of(5) for number in range(2)}
+    for log in logs.values():
+        for number in range(3):
+            record = Record(log.end, b"k", b"old %d" % number)
+            log.batches.append(OldBatch(log.end, log.end, [record]))
+            log.end += 1
+        log.append([Record(0, value=b"new")] * 3)
+    with FetchCluster(logs) as cluster:
+        before = range_consumer()
+        borrowed = []
+
+        def borrow(*arguments: Any) -> Any:
+            borrowed.append(arguments[1])
+            return original(*arguments)
+
+        original = POOL.borrow
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(POOL, "borrow", borrow)
+            assert read(cluster) == expected(cluster)
+        assert borrowed == [WireConsumer, before]
+
+
+def test_many_leaders_share_the_memory() -> None:
+    logs = {("t", number): log_of(2) for number in range(6)}
+    with FetchCluster(logs, brokers=6) as cluster:
+        assert read(cluster) == expected(cluster)
+        assert 1 << 20 < cluster.most_asked <= (64 << 20) // 12
+    with FetchCluster(logs) as cluster:
+        assert read(cluster) == expected(cluster)
+        assert cluster.most_asked == 16 << 20
 
 
 def test_many_partitions() -> None:

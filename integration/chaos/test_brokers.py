@@ -12,11 +12,13 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from integration.chaos.brokers import QUICK, coordinator, leader, undisturbed_end
 from integration.chaos.conftest import Proxied, report_measures
+from integration.chaos.interleaved import Interleaved, without_the_abort_rule
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka import read_client
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
@@ -91,6 +93,49 @@ def test_t32_a_query_continues_while_every_broker_restarts_in_turn(
         on_three.feed(50)
         three.start_node(node)
     undisturbed_end(on_three, driver)
+
+
+@pytest.fixture
+def native_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the tasks of every process that the test starts read with the native client."""
+    monkeypatch.setenv(read_client.VARIABLE, read_client.NATIVE)
+
+
+@pytest.mark.fault(
+    "T191", "every broker restarts while producers commit and abort", "tasks read; native client"
+)
+@pytest.mark.usefixtures("native_reads")
+def test_t191_a_query_reads_only_committed_records_while_every_broker_restarts(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
+    source = Interleaved(on_three)
+    source.feed(10)
+    driver = on_three.start(available_now=False)
+    driver.await_text("BATCH 0")
+    for node in three.nodes:
+        three.kill_node(node)
+        source.feed(5)
+        three.start_node(node)
+    undisturbed_end(on_three, driver)
+
+
+@pytest.mark.fault(
+    "T192", "the driver is killed; aborted transactions in the input", "within the transaction"
+)
+@pytest.mark.usefixtures("native_reads")
+@pytest.mark.parametrize("has_rule", [True, False], ids=["", "without the abort rule"])
+def test_t192_a_killed_driver_reads_only_committed_records_again(
+    on_three: Scenario, tmp_path: Path, has_rule: bool
+) -> None:
+    program = None if has_rule else {"root": without_the_abort_rule(tmp_path)}
+    Interleaved(on_three).feed(15)
+    for step in ("commit.within_produce", "commit.before_commit", "commit.after_commit") if has_rule else ():
+        killed = on_three.start(f"{step}=kill@{on_three.once(step)}")
+        assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
+        assert on_three.once(step).exists(), f"{step} was not reached:\n{killed.tail()}"
+    on_three.run(program=program)
+    found = on_three.outcome()
+    assert found.exactly_once == has_rule, found
 
 
 @pytest.mark.fault("T33", "the network is cut for 5 s; transaction timeout 60 s and 2 s", "produce, flush")

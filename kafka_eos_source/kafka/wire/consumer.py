@@ -39,8 +39,9 @@ from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: The most bytes of one answer, unless the user sets ``fetch.max.bytes``.
-_MOST_BYTES = 16 << 20
+#: The most bytes of one answer, and of the answers of all leaders that may be in memory, unless the user sets
+#: ``fetch.max.bytes``.
+_MOST_BYTES, _MOST_BYTES_OF_ALL = 16 << 20, 64 << 20
 #: Bytes per offset, and of one record batch, that the first Fetch of a topic expects.
 _FIRST_MEAN_BYTES, _FIRST_BATCH_BYTES = 1024.0, 64 << 10
 #: Answers of a leader that may wait to be decoded before it is asked again.
@@ -122,7 +123,9 @@ class WireConsumer:
         self._checks = conf.get("check.crcs", "true").lower() != "false"
         self._wait_ms = int(conf.get("fetch.wait.max.ms", TUNED["fetch.wait.max.ms"]))
         self._least_bytes = int(conf.get("fetch.min.bytes", "1"))
-        self._most_bytes = int(conf.get("fetch.max.bytes", _MOST_BYTES))
+        asked_bytes = conf.get("fetch.max.bytes")
+        #: The most bytes of one answer that the user wants; None = any.
+        self._most_bytes = None if asked_bytes is None else int(asked_bytes)
         of_partition = conf.get("max.partition.fetch.bytes", TUNED["fetch.message.max.bytes"])
         self._partition_bytes = int(conf.get("fetch.message.max.bytes", of_partition))
         propagation_ms = conf.get("topic.metadata.propagation.max.ms", _PROPAGATION_MS)
@@ -133,8 +136,6 @@ class WireConsumer:
         self._topics: dict[str, _Topic] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
-        #: Grows with each assignment, so that answers to requests of an earlier one are recognised.
-        self._assignment = 0
         #: What has arrived and is not decoded yet: the node, the number of its answer, and the batches.
         self._arrived: deque[tuple[int, int, FetchedBatches]] = deque()
         self._answers = 0
@@ -147,6 +148,8 @@ class WireConsumer:
         self._failure: Exception | None = None
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()
+        #: How many leaders are asked at present.
+        self._leaders = 1
         self._looks_for_leaders = False
         self._next_look = 0.0
 
@@ -195,7 +198,6 @@ class WireConsumer:
 
     def release(self) -> None:
         """Stops all reading; connections stay open."""
-        self._assignment += 1
         self._partitions.clear()
         self._arrived.clear()
         self._parts = None
@@ -289,6 +291,7 @@ class WireConsumer:
             self._look_for_leaders()
         waiting = Counter(node for node, _ in {each[:2] for each in self._arrived})
         by_leader: dict[int, dict[TopicPartition, Wanted]] = {}
+        leaders = {*self._asked, *waiting}
         for tp, each in self._partitions.items():
             if each.is_waiting or each.position >= each.end or each.resumes_at > now:
                 continue
@@ -297,6 +300,7 @@ class WireConsumer:
                 self._looks_for_leaders = True
             elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
                 by_leader.setdefault(leader, {})[tp] = self._next(tp, each)
+        self._leaders = len(leaders | by_leader.keys())
         for node in sorted(by_leader, key=self._unreachable.__contains__):
             self._send(node, by_leader[node])
         if self._looks_for_leaders and now >= self._next_look:
@@ -324,7 +328,7 @@ class WireConsumer:
             committed=self._committed,
             wait_ms=self._wait_ms,
             least_bytes=self._least_bytes,
-            most_bytes=self._most_bytes,
+            most_bytes=self._answer_bytes(),
         )
         asked = {tp: self._partitions[tp] for tp in wanted}
         for each in asked.values():
@@ -332,14 +336,19 @@ class WireConsumer:
         self._asked.add(node)
         connection.send(
             request,
-            partial(self._on_answer, self._assignment, node, connection, asked),
+            partial(self._on_answer, node, connection, asked),
             decode=_decode,
             wait_seconds=self._wait_ms / 1000,
         )
 
+    def _answer_bytes(self) -> int:
+        """Returns the most bytes of an answer, so that the answers of all leaders fit into memory."""
+        if self._most_bytes is not None:
+            return self._most_bytes
+        return min(_MOST_BYTES, _MOST_BYTES_OF_ALL // (_MOST_ANSWERS * max(1, self._leaders)))
+
     def _on_answer(
         self,
-        assignment: int,
         node: int,
         connection: Connection,
         asked: Mapping[TopicPartition, _Partition],
@@ -348,9 +357,7 @@ class WireConsumer:
     ) -> None:
         self._asked.discard(node)
         self._answers += 1
-        if assignment != self._assignment:
-            return
-        # partitions that were moved or dropped since are no longer asked for
+        # not partitions that were moved, dropped or assigned anew since
         valid = {tp: each for tp, each in asked.items() if self._partitions.get(tp) is each}
         for each in valid.values():
             each.is_waiting = False
