@@ -178,9 +178,20 @@ class Query:
         return Command(arguments, {**command.environment, "PYTHONPATH": paths})
 
 
+class Measured(list[Batch]):
+    """Micro-batches, and the CPU seconds of the query's processes while they ran."""
+
+    cpu_seconds = 0.0
+
+    def __add__(self, more: Any) -> Measured:
+        both = Measured([*self, *more])
+        both.cpu_seconds = self.cpu_seconds + more.cpu_seconds
+        return both
+
+
 def run(
     cluster: Cluster, query: Query, folder: Path, rate: int, warm: float, seconds: float, *, trace: bool
-) -> tuple[list[Batch], Traced]:
+) -> tuple[Measured, Traced]:
     """Runs a query for some seconds after its warm-up; checks that its output is complete.
 
     Raises:
@@ -216,14 +227,17 @@ def run(
 
         wait(lambda: bool(processes.batches()), _PATIENCE_SECONDS, "the first micro-batch")
         began = time.time() + warm
-        wait(lambda: time.time() >= began + seconds, warm + seconds + 1, "the end")
-        ended = time.time()
+        wait(lambda: time.time() >= began, warm + 1, "the end of the warm-up")
+        used = processes.cpu_seconds()
+        wait(lambda: time.time() >= began + seconds, seconds + 1, "the end")
+        ended, used = time.time(), processes.cpu_seconds() - used
         feed.stop()
         output = _Output(cluster, job, query.stateful)
         wait(lambda: output.read() >= feed.sent, _PATIENCE_SECONDS, f"output of {feed.sent} records")
         if output.total != feed.sent:
             raise click.ClickException(f"WRONG: {output.total} records came out; {feed.sent} went in")
-        batches = [batch for batch in processes.batches() if began <= batch.began and batch.ended <= ended]
+        batches = Measured(b for b in processes.batches() if began <= b.began and b.ended <= ended)
+        batches.cpu_seconds = used
     traced = Traced()
     if trace:
         _read_trace(traced, batches, log, events)
@@ -282,13 +296,14 @@ def _read_trace(traced: Traced, batches: Sequence[Batch], log: Path, events: Pat
         traced.add(name, batches, spans)
 
 
-def medians(batches: Sequence[Batch]) -> str:
-    """Returns the median of a micro-batch and of its parts, by Spark's names."""
+def medians(batches: Measured) -> str:
+    """Returns the median of a micro-batch and of its parts, by Spark's names, and its CPU time."""
     names = {name for batch in batches for name in batch.durations_ms}
     parts = {n: statistics.median(batch.durations_ms.get(n, 0) for batch in batches) for n in names}
     whole = parts.pop("triggerExecution")
     told = ", ".join(f"{name} {ms:.0f}" for name, ms in sorted(parts.items(), key=lambda part: -part[1]))
-    return f"{whole:.0f} ms, {len(batches)} micro-batches ({told})"
+    cpu = f"{1000 * batches.cpu_seconds / len(batches):.0f} CPU ms each"
+    return f"{whole:.0f} ms, {len(batches)} micro-batches, {cpu} ({told})"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -323,7 +338,7 @@ def main(
     more = dict(pair.partition("=")[::2] for pair in conf)
     if more:
         queries.append(Query(own, True, {**files, **more}))
-    found: dict[str, list[Batch]] = defaultdict(list)
+    found: dict[str, Measured] = defaultdict(Measured)
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory(prefix="kafka-eos-state-latency-") as scratch:
         cluster = Cluster(kafka.bootstrap_servers)
         cluster.warm_up()

@@ -23,6 +23,7 @@ from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.store.database import Database
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -186,6 +187,22 @@ def _no_shard_check() -> None:
     shard._check_shards = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_state_log() -> None:
+    """Keeps the offsets of a store that is closed, and loses the rows that are only in its log."""
+    close = Database.close
+
+    def close_and_lose(self: Any) -> None:
+        families = dict(self._families)
+        if families:
+            families.pop("offsets").flush()
+        families.clear()
+        close(self)
+        for log in self.path.glob("*.log"):
+            log.unlink()
+
+    Database.close = close_and_lose  # type: ignore[method-assign]
+
+
 def _no_old_sink_transactions() -> None:
     """Looks for sink transactions of the current form only, whatever the token's format."""
     named_by = sink_fate.named_by
@@ -229,6 +246,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
+    "state log": _no_state_log,
     "old sink transactions": _no_old_sink_transactions,
 }
 

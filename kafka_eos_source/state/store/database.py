@@ -41,6 +41,7 @@ import pyarrow as pa
 import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store.config import StoreConfig
@@ -325,6 +326,7 @@ class Database:
             keeps_log = not self._read_only and self._log_is_short()
             if keeps_log:
                 self._call(db.cancel_all_background, True)
+                failpoints.reach("state.within_close")
             for name in FAMILIES:
                 del self._families[name]  # flushes the family, unless the background work is cancelled
             try:
