@@ -35,7 +35,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.runtime.deadline import Deadline
 
 _PARTITIONS = 4
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
 _KEYS = 1000
 
