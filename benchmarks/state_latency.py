@@ -162,7 +162,8 @@ class Query:
 
     @property
     def title(self) -> str:
-        conf = "".join(f", {name}={value}" for name, value in self.conf.items())
+        own = {name: value for name, value in self.conf.items() if name not in local_checkpoints()}
+        conf = "".join(f", {name}={value}" for name, value in own.items())
         return f"{'keyed count' if self.stateful else 'copy'} of {self.root}{conf}"
 
     def command(self, job: Job, more: Mapping[str, str], path: Sequence[Path]) -> Command:
@@ -353,7 +354,7 @@ def main(
             for which, query in enumerate(queries):
                 folder = Path(scratch) / f"run-{number}-{which}"
                 batches, _ = run(cluster, query, folder, rate, warm, seconds, trace=False)
-                found[query.title] += batches
+                found[query.title] = found[query.title] + batches
                 print(f"{query.title}: {medians(batches)}", file=sys.stderr)
     for title, batches in found.items():
         click.echo(f"- {title}: {medians(batches)}")
