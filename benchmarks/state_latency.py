@@ -184,10 +184,10 @@ class Measured(list[Batch]):
 
     cpu_seconds = 0.0
 
-    def __add__(self, more: Any) -> Measured:
-        both = Measured([*self, *more])
-        both.cpu_seconds = self.cpu_seconds + more.cpu_seconds
-        return both
+    def add(self, more: Measured) -> None:
+        """Adds the micro-batches of another run."""
+        self.extend(more)
+        self.cpu_seconds += more.cpu_seconds
 
 
 def run(
@@ -354,7 +354,7 @@ def main(
             for which, query in enumerate(queries):
                 folder = Path(scratch) / f"run-{number}-{which}"
                 batches, _ = run(cluster, query, folder, rate, warm, seconds, trace=False)
-                found[query.title] = found[query.title] + batches
+                found[query.title].add(batches)
                 print(f"{query.title}: {medians(batches)}", file=sys.stderr)
     for title, batches in found.items():
         click.echo(f"- {title}: {medians(batches)}")
