@@ -13,18 +13,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import _bootstrap
 from typing import Any
 
 #: File for the events. Without the variable, `install` does nothing.
 FILE = "KAFKA_EOS_BENCH_START"
+#: JSON with more functions whose calls are recorded, as in `_CALLS`.
+CALLS = "KAFKA_EOS_BENCH_CALLS"
 _importer: Any = _bootstrap
 #: Imports that take less are not told.
 _SHORT_SECONDS = 0.002
 
 #: Functions whose calls are recorded, by module.
-_CALLS: dict[str, tuple[str, ...]] = {
+_CALLS: dict[str, Sequence[str]] = {
     "pyspark.java_gateway": ("launch_gateway",),
     "pyspark.sql.session": ("SparkSession.Builder.getOrCreate",),
     "pyspark.sql.streaming.readwriter": ("DataStreamReader.load", "DataStreamWriter.start"),
@@ -97,6 +99,7 @@ def install() -> None:
     if not path:
         return
     events = _Events(path)
+    _CALLS.update(json.loads(os.environ.get(CALLS, "{}")))
     events.begin("process")
     events.trace_imports()
     os.register_at_fork(after_in_child=lambda: events.begin("fork"))
@@ -118,17 +121,25 @@ def _wrap_calls_of(events: _Events) -> None:
             for part in owners:
                 owner = getattr(owner, part, None)
             if owner is not None and hasattr(owner, name):
-                setattr(owner, name, _timed(events, path, getattr(owner, name)))
+                timed: Any = _timed(events, path, getattr(owner, name))
+                if isinstance(vars(owner).get(name), classmethod):  # already bound to the class
+                    timed = staticmethod(timed)
+                setattr(owner, name, timed)
 
 
 def _timed(events: _Events, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         began, cpu = time.time(), time.process_time()
+        more: dict[str, object] = {}
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            shard = getattr(getattr(result, "identity", None), "shard", None)
+            if shard is not None:
+                more["shard"] = shard
+            return result
         finally:
-            events.tell("call", began, time.time(), time.process_time() - cpu, name=name)
+            events.tell("call", began, time.time(), time.process_time() - cpu, name=name, **more)
 
     return call
 

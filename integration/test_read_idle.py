@@ -24,6 +24,7 @@ from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.spark.session import ADAPTIVE_SETTING
 from kafka_eos_source.state import (
     CHANGELOG,
     aggregate_with_changelog_state,
@@ -181,9 +182,19 @@ def test_a_renewal_has_no_tasks_that_read_and_stage(idle: Idle) -> None:
     assert idle.written() == [("1", "a")]
 
 
+@pytest.fixture
+def adaptive(spark: SparkSession) -> Iterator[None]:
+    """Adaptive execution as a user may enable it for streaming queries."""
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    before = spark.conf.get(ADAPTIVE_SETTING, None)
+    spark.conf.set(ADAPTIVE_SETTING, "true")
+    yield
+    spark.conf.unset(ADAPTIVE_SETTING) if before is None else spark.conf.set(ADAPTIVE_SETTING, before)
+
+
+@pytest.mark.usefixtures("adaptive")
 def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle) -> None:
-    """Adaptive query execution, on by default, must not drop the operators behind an empty read."""
-    assert idle.spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    """Adaptive execution must not drop the operators behind an empty read."""
     keys = [f"k{number}" for number in range(6)]
     produce(idle.broker, idle.source, ["x"] * 12, keys=keys * 2)
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
@@ -317,6 +328,7 @@ def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
         window=tumbling("10 seconds", on="at"),
         emit="on_close",
     )
+    assert idle.spark.conf.get(ADAPTIVE_SETTING) == "false", "the operator disabled it"
     feed(0)
     with idle.running(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)) as query:
         await_condition(lambda: idle.sequence() >= 1, SECONDS, "the first rows")

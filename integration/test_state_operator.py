@@ -86,6 +86,7 @@ TASK_STEPS = [
     "state.after_process",
     "state.before_pending",
     "state.after_pending",
+    "state.within_close",
     "state.after_emit",
     "state.after_promote",
 ]
@@ -126,7 +127,7 @@ def test_records_offsets_and_changelog_commit_together_and_the_number_of_shards_
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.fault("S01", "the Python process of a stateful task is killed", "seven steps")
+@pytest.mark.fault("S01", "the Python process of a stateful task is killed", "eight steps")
 @pytest.mark.fault("S02", "the committing process is killed while state commits", "six steps")
 @pytest.mark.long
 def test_state_stays_exact_although_a_worker_is_killed_at_every_step(

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,6 +32,7 @@ from state_kit import (
 )
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
+from kafka_eos_source.state.store import database
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -38,8 +40,19 @@ SEED = 11
 CRASHES = 12 * EFFORT
 
 
-@pytest.fixture(scope="module")
-def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
+#: What the process does that is killed: as a library's user does, and as the tasks of micro-batches do.
+OPEN_ONCE = "while True:\n    work.step(store)\n    acknowledged.write(b'.')"
+OPEN_FOR_EACH_COMMIT = (
+    "store.close()\n"
+    "while True:\n"
+    "    with TransactionalStateStore.open(path / 'live', IDENTITY, TINY) as store:\n"
+    "        work.step(store)\n"
+    "        acknowledged.write(b'.')"
+)
+
+
+@pytest.fixture(scope="module", params=[OPEN_ONCE, OPEN_FOR_EACH_COMMIT], ids=["open once", "open for each"])
+def crashes(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders as kills left them, each with the number of commits acknowledged before the kill."""
     return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", commits=40)
 
@@ -61,7 +74,7 @@ def _crashes(folder: Path, config: str, *, commits: int) -> list[tuple[Path, int
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
-        other.send("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
+        other.send(request.param)
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
             enough = _number(acknowledged) + rng.randrange(1, commits)
@@ -104,7 +117,11 @@ def _verify(path: Path) -> int:
         store.put(b"\1last", b"again")
         store.persist_pending(record(done + 1, "next"))
         store.promote(record(done + 1, "next"), {TP: done + 1})
-        return done
+    # Recovery may leave the old logs in place, so the next open reads them again.
+    with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
+        assert (store.next_offset(TP), store.last_batch()) == (done + 1, record(done + 1, "next"))
+        assert dict(store.all()) == {**Workload.after(SEED, done), b"\1last": b"again"}
+    return done
 
 
 def test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_one(
@@ -376,6 +393,42 @@ def test_opening_and_closing_a_store_leaks_no_resources(tmp_path: Path) -> None:
     half = len(fds) // 2
     assert max(fds[half:]) <= max(fds[:half])
     assert max(threads[half:]) <= max(threads[:half])
+
+
+def test_closing_a_store_leaves_small_changes_in_a_log_of_bounded_length(tmp_path: Path) -> None:
+    """RocksDB writes them into tables once the log is long, or consists of many files."""
+    path, db = tmp_path / "s", tmp_path / "s" / "db"
+    logs, sizes, tables = [], [], []
+    for number in range(1, 61):
+        with TransactionalStateStore.open(path, IDENTITY) as store:
+            assert store.get(b"\1last") == (b"%d" % (number - 1) if number > 1 else None)
+            assert (store.next_offset(TP) or 0) == number - 1
+            store.put_all([(key(n), b"%d" % number) for n in range(100)])
+            store.put(b"\1last", b"%d" % number)
+            store.persist_pending(record(number))
+            store.promote(record(number), {TP: number})
+        logs.append(len(list(db.glob("*.log"))))
+        sizes.append(sum(log.stat().st_size for log in db.glob("*.log")))
+        tables.append({table.name for table in db.glob("*.sst")})
+    assert max(logs) <= database._KEPT_LOGS + 2, "an open and a close begin a log each"
+    assert max(sizes) <= database._KEPT_LOG_BYTES + 50_000
+    written = [number for number in range(1, 60) if tables[number] - tables[number - 1]]
+    assert 1 <= len(written) <= 20, f"most closes write no table, but these do: {written}"
+    with TransactionalStateStore.open_read_only(path) as reader:
+        assert dict(reader.all()) == {**{key(n): b"60" for n in range(100)}, b"\1last": b"60"}
+        assert reader.next_offset(TP) == 60
+
+
+def test_closing_a_store_writes_a_long_log_into_tables(tmp_path: Path) -> None:
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        store.put_all([(key(n), b"x" * 100) for n in range(3000)])
+        store.commit({TP: 1})
+    db = tmp_path / "s" / "db"
+    assert list(db.glob("*.sst"))
+    assert sum(log.stat().st_size for log in db.glob("*.log")) < database._KEPT_LOG_BYTES
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        assert store.next_offset(TP) == 1
+        assert store.get(key(2999)) == b"x" * 100
 
 
 def test_a_kill_changes_neither_a_rarely_nor_a_frequently_written_store(

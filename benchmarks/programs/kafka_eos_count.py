@@ -1,11 +1,13 @@
 """Counts records by key with kafka-eos: source, state and sink in one transaction for each micro-batch.
 
 Arguments: bootstrap servers, topic to read, topic to write, folder, cores, records of a micro-batch,
-application id, ``columns`` or ``rows``.
+application id, ``columns`` or ``rows``; optionally a trigger (``0 seconds``, …; by default the query ends
+with the records there are) and settings of the session as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -46,9 +48,18 @@ def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> 
 
 
 def main(
-    bootstrap: str, topic_in: str, topic_out: str, folder: str, cores: str, batch: str, name: str, form: str
+    bootstrap: str,
+    topic_in: str,
+    topic_out: str,
+    folder: str,
+    cores: str,
+    batch: str,
+    name: str,
+    form: str,
+    trigger: str = "",
+    conf: str = "{}",
 ) -> None:
-    spark = session(folder, cores)
+    spark = session(folder, cores, json.loads(conf))
     options = {"kafka.bootstrap.servers": bootstrap, "application.id": name}
     keys = (
         spark.readStream.format("kafka-eos")
@@ -65,15 +76,14 @@ def main(
         .withColumn("value", functions.col("count").cast("string"))
         .drop("count")
     )
-    query = (
+    writer = (
         output.writeStream.format("kafka-eos")
         .options(**options)
         .option("topic", topic_out)
         .option("checkpointLocation", f"{folder}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
     )
-    wait(query)
+    when: dict[str, Any] = {"processingTime": trigger} if trigger else {"availableNow": True}
+    wait(writer.trigger(**when).start())
     spark.stop()
 
 

@@ -23,6 +23,7 @@ from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.records import Applying
 
@@ -200,6 +201,22 @@ def _no_unfinished_batches() -> None:
     DurableState.begin_applying = begin_applying  # type: ignore[method-assign]
 
 
+def _no_state_log() -> None:
+    """Keeps the offsets of a store that is closed, and loses the rows that are only in its log."""
+    close = Database.close
+
+    def close_and_lose(self: Any) -> None:
+        families = dict(self._families)
+        if families:
+            families.pop("offsets").flush()
+        families.clear()
+        close(self)
+        for log in self.path.glob("*.log"):
+            log.unlink()
+
+    Database.close = close_and_lose  # type: ignore[method-assign]
+
+
 def _no_old_sink_transactions() -> None:
     """Looks for sink transactions of the current form only, whatever the token's format."""
     named_by = sink_fate.named_by
@@ -259,6 +276,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "shard check": _no_shard_check,
     "pending state": _any_pending_state,
     "applying": _no_unfinished_batches,
+    "state log": _no_state_log,
     "old sink transactions": _no_old_sink_transactions,
 }
 

@@ -107,6 +107,47 @@ def test_t161_without_the_record_of_an_unfinished_batch_a_kill_loses_its_changes
         case.check()
 
 
+@pytest.mark.parametrize(
+    "mutations",
+    [
+        pytest.param(
+            (),
+            id="with-the-log",
+            marks=pytest.mark.fault(
+                "T165",
+                "the driver is killed while changes are only in the logs of closed stores",
+                "three steps",
+            ),
+        ),
+        pytest.param(
+            ("state log",),
+            id="mutated",
+            marks=pytest.mark.fault(
+                "T54", "a rule is switched off; the others' tests must then fail", "its own"
+            ),
+        ),
+    ],
+)
+def test_t165_counts_stay_exact_although_closed_stores_have_no_tables(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path, mutations: tuple[str, ...]
+) -> None:
+    """Small changes stay in the log when a task closes its store; the next open reads them."""
+    start = partial(driver, case.spec(mutations=mutations), module="integration.chaos.loop")
+    for number, step in enumerate(["state.within_close", "state.after_emit", "commit.after_commit"]):
+        once = tmp_path / f"once-{number}"
+        killed = start(failpoints=f"{step}=kill*{number + 1}@{once}")
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+    if not mutations:
+        assert not list(case.state.rglob("*.sst")), "otherwise this test shows nothing"
+    start().finish()
+    if mutations:
+        with pytest.raises(AssertionError):
+            case.check()
+    else:
+        case.check()
+
+
 @pytest.mark.fault(
     "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
 )

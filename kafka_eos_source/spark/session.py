@@ -1,14 +1,22 @@
-"""Session settings that make Spark start workers, and write local checkpoints, faster."""
+"""Session settings that make Spark start workers, write local checkpoints and run stateful queries faster."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 #: Spark's setting for the module that runs as the daemon of Python workers.
 DAEMON_SETTING = "spark.python.daemon.module"
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
+#: Spark's setting (4.1 and later) for adaptive execution in streaming queries without Spark's own state.
+ADAPTIVE_SETTING = "spark.sql.adaptive.streaming.stateless.enabled"
 
 _MANAGER = "FileSystemBasedCheckpointFileManager"
 _PACKAGE = "org/apache/spark/sql/execution/streaming/"
@@ -41,6 +49,27 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
     """
     found = {DAEMON_SETTING: "kafka_eos_source.spark.worker_daemon"}
     return {**found, _BATCH_BYTES: str(2**31 - 1)} if small_rows else found
+
+
+def disable_adaptive_streaming(session: SparkSession) -> bool:
+    """Disables adaptive execution in streaming queries that start later, unless the session sets it.
+
+    Adaptive execution runs a shuffle as a job of its own and plans the rest of the query again when the job
+    has ended, in each micro-batch. Spark disables it for queries with Spark's own stateful operators, because
+    it may change the number of partitions. It does not recognise the operators of this package, and takes a
+    query with one for stateless.
+
+    Args:
+        session: the session of the query's frame; it also decides for its other streaming queries.
+
+    Returns:
+        Whether this call has disabled it.
+    """
+    if session.conf.get(ADAPTIVE_SETTING, None) is not None:
+        return False
+    session.conf.set(ADAPTIVE_SETTING, "false")
+    _log.info("%s is now false in this session: a query has a stateful operator", ADAPTIVE_SETTING)
+    return True
 
 
 def local_checkpoints() -> dict[str, Any]:

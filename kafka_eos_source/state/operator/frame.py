@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.spark.session import disable_adaptive_streaming
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
@@ -73,6 +74,8 @@ def with_operator(
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
+    It disables adaptive execution for the session's streaming queries (`disable_adaptive_streaming`).
+
     Args:
         frame: streaming frame with rows or packed batches.
         keys: columns whose Spark hash decides the shard.
@@ -91,6 +94,7 @@ def with_operator(
     count = shard_count(shards)
     if checked.application_id is not None:
         ensure_changelog(checked, changelog_name(checked.application_id, store), count)
+    disable_adaptive_streaming(frame.sparkSession)
     operator = Operator(processor, store, count, checked, packed_schema)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

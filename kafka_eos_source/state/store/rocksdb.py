@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -26,13 +27,36 @@ _MIB = 1 << 20
 #: Memtable of a column family that holds a few records, which are overwritten again and again.
 _SMALL_BUFFER_BYTES = 1 * _MIB
 
+#: Most tables that a database keeps open. With a limit, RocksDB opens at most 16 tables in advance; without
+#: one it would read the index and the filter of every table whenever a task opens the database.
+_MAX_OPEN_FILES = 512
+
+#: Options for which rocksdict has no method. It can load them from a file of RocksDB's.
+_MORE_OPTIONS = """\
+[Version]
+  rocksdb_version=9.0.0
+  options_file_version=1.1
+[DBOptions]
+  avoid_flush_during_recovery=true
+[CFOptions "default"]
+[TableOptions/BlockBasedTable "default"]
+"""
+
 _cache: Any = None
 _cache_lock = threading.Lock()
 
 
 def database_options(config: StoreConfig) -> Any:
-    """Returns the options of a database as a whole."""
-    options = family_options(config, small=True)
+    """Returns the options of a database as a whole.
+
+    Each task opens a database and closes it again, so opening must be cheap. RocksDB's defaults would start
+    16 threads for each column family to open its tables, read the properties of tables for statistics, and
+    write what the log holds into new tables.
+    """
+    options = family_options(config, small=True, options=_more_options())
+    options.set_max_open_files(_MAX_OPEN_FILES)
+    options.set_max_file_opening_threads(1)
+    options.set_skip_stats_update_on_db_open(True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_atomic_flush(True)
@@ -45,13 +69,22 @@ def database_options(config: StoreConfig) -> Any:
     return options
 
 
-def family_options(config: StoreConfig, *, small: bool = False) -> Any:
+def _more_options() -> Any:
+    """Returns new options with those of `_MORE_OPTIONS`, and RocksDB's defaults for all others."""
+    with tempfile.TemporaryDirectory(prefix="kafka-eos-rocksdb-") as folder:
+        Path(folder, "OPTIONS-000001").write_text(_MORE_OPTIONS)
+        options, _families = rocksdict.Options.load_latest(folder)
+    return options
+
+
+def family_options(config: StoreConfig, *, small: bool = False, options: Any = None) -> Any:
     """Returns the options of a column family.
 
     Args:
         small: the family holds a few records, which are overwritten again and again.
+        options: the options to change; None = RocksDB's defaults.
     """
-    options = rocksdict.Options(raw_mode=True)
+    options = options or rocksdict.Options(raw_mode=True)
     options.set_write_buffer_size(_SMALL_BUFFER_BYTES if small else config.write_buffer_bytes)
     options.set_max_write_buffer_number(3)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
