@@ -246,14 +246,22 @@ def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
         AggregateProcessor(pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": count()})
     with pytest.raises(
-        InvalidOptionError, match="emit is 'on_close'; expected on_update, because there is no window"
+        InvalidOptionError, match="emit is 'on_close'; expected on_update or changes, because there is no window"
     ):
         AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
 
 
 def test_a_processor_is_pickled_without_its_compiled_parts() -> None:
     copy = pickle.loads(pickle.dumps(PROCESSOR))
-    assert set(vars(copy)) == {"_schema", "_keys", "_aggregates", "_window", "_emit"}
+    assert set(vars(copy)) == {
+        "_schema",
+        "_keys",
+        "_aggregates",
+        "_window",
+        "_emit",
+        "_removed",
+        "_limit_ms",
+    }
     assert copy.schema == PROCESSOR.schema
     assert copy.output == PROCESSOR.output
 

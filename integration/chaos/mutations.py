@@ -23,6 +23,8 @@ from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.operator.task import Operator
+from kafka_eos_source.state.vector.emission import Emission
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -199,6 +201,23 @@ def _next_format() -> None:
     token.package_version = lambda: "99.0.0"  # type: ignore[assignment]
 
 
+def _no_packets_before() -> None:
+    """Drops the state changes of the stateful step before this one, so that its state never commits."""
+    packets = Operator._packets
+    Operator._packets = lambda self, _before, report, changes: packets(self, (), report, changes)  # type: ignore[method-assign]
+
+
+def _wrong_removal() -> None:
+    """Removes the newest result of a group instead of the one that was emitted before."""
+    rows = Emission._rows
+
+    def remove_newest(self: Emission, place: Any, states: Any, lives: Any, was: Any, before: Any) -> Any:
+        newest = None if before is None else self._aggregation.finish(states)
+        return rows(self, place, states, lives, was, newest)
+
+    Emission._rows = remove_newest  # type: ignore[method-assign]
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -230,6 +249,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
     "old sink transactions": _no_old_sink_transactions,
+    "packets before": _no_packets_before,
+    "removed result": _wrong_removal,
 }
 
 

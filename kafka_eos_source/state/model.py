@@ -134,7 +134,12 @@ class BatchContext:
         time_ms: processing time of the batch in ms since the epoch, the same for all its rows and timers.
         event_time_ms: largest event time that *any* shard saw in the batches before, in ms since the epoch;
             None if no shard saw one. The watermark of the batch is this time minus the operator's delay.
-        seen_event_time_ms: set by the processor: largest event time among its own rows of this batch.
+        seen_event_time_ms: set by the processor: largest event time among its own rows of this batch, without
+            those after ``event_time_limit_ms``.
+        event_time_limit_ms: latest event time that may advance the watermark, in ms since the epoch; None if
+            every event time may.
+        due_ms: earliest processing time that the processor passed to `request_batch_at`; None if it passed
+            none.
         metrics: what the processor counted in this batch, by name (``late_rows``). The sums over all batches
             commit with the state, so a batch that runs twice is counted once.
     """
@@ -146,7 +151,9 @@ class BatchContext:
     time_ms: int
     event_time_ms: int | None = None
     seen_event_time_ms: int | None = None
+    due_ms: int | None = None
     metrics: dict[str, int] = field(default_factory=dict)
+    event_time_limit_ms: int | None = None
 
     def count(self, metric: str, more: int) -> None:
         """Adds to a metric. Only a few metrics with short names fit, because the token contains their sums.
@@ -162,6 +169,21 @@ class BatchContext:
                 fix="count fewer metrics; keep counts per key in the state.",
             )
         self.metrics[metric] = self.metrics.get(metric, 0) + more
+
+    def request_batch_at(self, time_ms: int) -> None:
+        """Requests a micro-batch at or soon after a processing time, even if no records arrive until then.
+
+        A processor calls this in *every* batch after which something in its state waits for a processing
+        time: a timer, a value that expires, a result that is held back for a limited time. The requests of a
+        batch replace those of the batch before. The earliest one commits in the token, and an idle source
+        starts an empty micro-batch when it is due (`plan.due`). That batch may come late, and its processing
+        time may be earlier than the requested one if the clocks of two hosts differ. So the processor still
+        compares times, and requests again what is not due yet.
+
+        Args:
+            time_ms: processing time in ms since the epoch, as in `time_ms`. The past means: at once.
+        """
+        self.due_ms = time_ms if self.due_ms is None else min(self.due_ms, time_ms)
 
     def watermark_ms(self, delay_ms: int) -> int | None:
         """Returns the watermark of the batch; None if no shard has seen an event time.

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import evolution, registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -184,7 +185,8 @@ class StatefulProcessorRunner:
         table = pa.Table.from_batches(parts) if parts else self._input.empty_table()
         if self._event_time is None or not parts:
             return table
-        on_time, context.seen_event_time_ms = drop_late(table, self._event_time, clock.late_ms)
+        on_time, times_ms = drop_late(table, self._event_time, clock.late_ms)
+        record_event_times(context, times_ms)
         if on_time.num_rows < table.num_rows:
             context.count("late_rows", table.num_rows - on_time.num_rows)
         return on_time

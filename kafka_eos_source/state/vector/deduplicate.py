@@ -17,6 +17,7 @@ from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import Description, TableDescription, describe
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.encoding.rows import RowCodec
+from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.grouping import (
@@ -24,7 +25,6 @@ from kafka_eos_source.state.vector.grouping import (
     VALUE_VERSION,
     VALUES,
     key_columns,
-    record_event_times,
     without_cached,
 )
 from kafka_eos_source.state.vector.held_chunks import HeldChunks

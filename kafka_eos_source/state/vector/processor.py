@@ -14,14 +14,20 @@ from kafka_eos_source.state.encoding.describe import Description, describe, type
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.emission import EMIT, Emission
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
 from kafka_eos_source.state.vector.windowed import Windowed
-from kafka_eos_source.state.vector.windows import Session, Window, check_time_column, window_from_json
-
-EMIT = ("on_update", "on_close")
+from kafka_eos_source.state.vector.windows import (
+    Duration,
+    Session,
+    Window,
+    check_time_column,
+    milliseconds,
+    window_from_json,
+)
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
@@ -38,6 +44,10 @@ class AggregateProcessor:
     columns, ``window_start`` and ``window_end`` if there is a window (both in the type of the event-time
     column), and the results.
 
+    With ``emit="changes"``, each micro-batch emits for each of its changes the row that was emitted before,
+    with true in the boolean column ``removed``, and then the row that replaces it. A key or window without
+    an earlier row has no removed row. The next aggregation subtracts the removed rows (``removed``).
+
     Sessions with ``on_update`` also have a boolean column ``removed``. It is true in a row that retracts an
     earlier one, because its session became part of a longer session. The results of such a row are null, and
     it precedes the row of the longer session.
@@ -47,12 +57,19 @@ class AggregateProcessor:
         keys: names of the columns to group by.
         aggregates: aggregates by the name of their result.
         window: `windows.tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
-        emit: ``"on_update"``; or ``"on_close"`` if there is a window.
+        emit: ``"on_update"`` or ``"changes"``; or ``"on_close"`` if there is a window.
+        removed: name of a boolean column; the aggregates take back the rows in which it is true. A key or
+            window without rows left is deleted, and with ``emit="on_update"`` emitted once more: with true
+            in the column ``removed`` and null results.
+        at_most_every: time span; a changed result is held back until the span has passed since its first
+            change that was not emitted. The span is event time if there is a window, and processing time
+            otherwise. A window that closes emits what it holds back.
 
     Raises:
-        InvalidSchemaError: if a column is missing or has an unsupported type, or two columns of the result
-            would have the same name.
-        InvalidOptionError: if ``emit`` has another value, or is ``"on_close"`` without a window.
+        InvalidSchemaError: if a column is missing or has an unsupported type, two columns of the result
+            would have the same name, or an aggregate cannot take rows back.
+        InvalidOptionError: if ``emit`` has another value, or is ``"on_close"`` without a window; or if a
+            session has ``removed`` or ``at_most_every``, or ``on_close`` has ``at_most_every``.
 
     Example::
 
@@ -68,17 +85,33 @@ class AggregateProcessor:
         *,
         window: Window | None = None,
         emit: str = "on_update",
+        removed: str | None = None,
+        at_most_every: Duration | None = None,
     ) -> None:
         if emit not in EMIT or (emit == "on_close" and window is None):
-            expected = " or ".join(EMIT) if window else "on_update, because there is no window to close"
+            expected = (
+                "on_update, changes or on_close"
+                if window
+                else "on_update or changes, because there is no window to close"
+            )
             raise InvalidOptionError(
                 f"emit is {emit!r}; expected {expected}.", fix="set 'emit' to an expected value."
+            )
+        _check_session(window, removed, at_most_every)
+        if emit == "on_close" and at_most_every is not None:
+            raise InvalidOptionError(
+                f"at_most_every is {at_most_every!r} with emit='on_close', which emits each window once.",
+                fix="remove 'at_most_every', or use emit='on_update' or 'changes'.",
             )
         self._schema = schema
         self._keys = key_columns(schema, keys)
         self._aggregates = _by_event_time(aggregates, window)
         self._window = window
         self._emit = emit
+        self._removed = removed
+        self._limit_ms = (
+            None if at_most_every is None else milliseconds("at_most_every", at_most_every, at_least=1)
+        )
         _check_names(schema, self._grouping)
 
     @property
@@ -93,13 +126,17 @@ class AggregateProcessor:
 
     @cached_property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding; ``grace`` and ``emit`` are not part of it."""
+        """Fingerprint of the state's encoding.
+
+        These may change from run to run: ``grace``, ``at_most_every`` if there is one, and ``emit`` between
+        ``"on_update"`` and ``"on_close"``. The other modes of emission need to know what was emitted before.
+        """
         return self.description.fingerprint()
 
     @cached_property
     def description(self) -> Description:
         """Description that the processor writes into the store."""
-        details = self._grouping.aggregation.to_json()
+        details = {**self._grouping.aggregation.to_json(), **self._grouping.details}
         if self._window is not None:
             details["window"] = self._window.to_json()
             details["time"] = type_to_json(self._schema.field(self._window.on).type)
@@ -183,9 +220,8 @@ class AggregateProcessor:
     @cached_property
     def _grouping(self) -> Grouping:
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
-        return grouping_of(
-            self._keys, Aggregation(self._aggregates, self._schema), self._window, time, self._emit
-        )
+        aggregation = Aggregation(self._aggregates, self._schema, self._removed)
+        return grouping_of(self._keys, aggregation, self._window, time, self._emit, self._limit_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
@@ -193,14 +229,20 @@ class AggregateProcessor:
 
 
 def grouping_of(
-    keys: pa.Schema, aggregation: Aggregation, window: Window | None, time: pa.DataType, emit: str
+    keys: pa.Schema,
+    aggregation: Aggregation,
+    window: Window | None,
+    time: pa.DataType,
+    emit: str,
+    limit_ms: int | None,
 ) -> Grouping:
     """Returns the grouping for a window, or for no window."""
-    if window is None:
-        return Running(keys, aggregation)
     if isinstance(window, Session):
         return Sessionized(keys, aggregation, window, time, emit)
-    return Windowed(keys, aggregation, window, time, emit)
+    emission = Emission(aggregation, emit, limit_ms)
+    if window is None:
+        return Running(keys, aggregation, emission)
+    return Windowed(keys, aggregation, window, time, emission)
 
 
 def grouping_of_description(description: Description) -> Grouping:
@@ -208,7 +250,24 @@ def grouping_of_description(description: Description) -> Grouping:
     details = description.details
     window = window_from_json(details["window"]) if "window" in details else None
     time = type_from_json(details["time"]) if "window" in details else None
-    return grouping_of(description.key, Aggregation.from_json(details), window, time, "on_close")
+    limit_ms = 1 if details.get("held") else None  # the length does not matter to a reader
+    emit = details.get("emit", "on_update" if limit_ms else "on_close")
+    return grouping_of(description.key, Aggregation.from_json(details), window, time, emit, limit_ms)
+
+
+def _check_session(window: Window | None, removed: str | None, at_most_every: Duration | None) -> None:
+    if not isinstance(window, Session):
+        return
+    if removed is not None:
+        raise InvalidOptionError(
+            f"removed is {removed!r}, but a session cannot take rows back: it might have to become two.",
+            fix="use tumbling or hopping windows, or no window.",
+        )
+    if at_most_every is not None:
+        raise InvalidOptionError(
+            f"at_most_every is {at_most_every!r}, which sessions do not support.",
+            fix="remove 'at_most_every', or use tumbling or hopping windows.",
+        )
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:
