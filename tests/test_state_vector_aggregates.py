@@ -246,7 +246,8 @@ def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
         AggregateProcessor(pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": count()})
     with pytest.raises(
-        InvalidOptionError, match="emit is 'on_close'; expected on_update or changes, because there is no window"
+        InvalidOptionError,
+        match="emit is 'on_close'; expected on_update or changes, because there is no window",
     ):
         AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
 
