@@ -5,6 +5,8 @@ from __future__ import annotations
 import decimal
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -483,3 +485,38 @@ def test_hopping_windows_take_rows_back() -> None:
 
 def as_partials_signed(stream: Stream, some: list[Row]) -> list[pa.RecordBatch]:
     return list(stream.processor.partial([signed_batch(some)]))
+
+
+def test_the_page_about_windows_shows_what_two_steps_emit() -> None:
+    """Runs the views of the paper's Fig. 2 through both steps, and compares with `docs/windows.md`."""
+    views = [
+        [(1, "books"), (2, "music")],
+        [(6, "books"), (8, "music")],
+        [(4, "books")],
+        [(12, "books"), (13, "music")],
+        [(3, "music")],
+    ]
+    schema = pa.schema([("category", pa.string()), ("ms", pa.int64())])
+    window = tumbling("5 seconds", on="ms", grace="10 seconds")
+    first = Stream(
+        AggregateProcessor(schema, ["category"], {"views": count()}, window=window, emit="changes")
+    )
+    second = Stream(
+        AggregateProcessor(first.processor.output, ["views"], {"windows": count()}, removed="removed")
+    )
+    lines = ["views                    changes                       windows with so many views"]
+    for step in views:
+        seen = [f"12:00:{second_:02}  {category}" for second_, category in step]
+        batch = pa.RecordBatch.from_pylist([{"category": c, "ms": s * 1000} for s, c in step], schema)
+        changes = first.run([[batch]])
+        told = []
+        for row in changes:
+            sign, start = "-" if row["removed"] else "+", row["window_start"] // 1000
+            told.append(f"{sign} 12:00:{start:02}  {row['category']}  {row['views']}")
+        rows_ = second.run([[pa.RecordBatch.from_pylist(changes, first.processor.output)]])
+        results_ = sorted(f"{row['views']}: {'none' if row['removed'] else row['windows']}" for row in rows_)
+        lines.append("")
+        for left, middle, right in zip_longest(seen, told, results_, fillvalue=""):
+            lines.append(f"{left:<25}{middle:<30}{right}".rstrip())
+    page = (Path(__file__).parent.parent / "docs" / "windows.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in page, "\n".join(lines)

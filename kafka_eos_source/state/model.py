@@ -134,14 +134,13 @@ class BatchContext:
         time_ms: processing time of the batch in ms since the epoch, the same for all its rows and timers.
         event_time_ms: largest event time that *any* shard saw in the batches before, in ms since the epoch;
             None if no shard saw one. The watermark of the batch is this time minus the operator's delay.
-        seen_event_time_ms: set by the processor: largest event time among its own rows of this batch, without
-            those after ``event_time_limit_ms``.
-        event_time_limit_ms: latest event time that may advance the watermark, in ms since the epoch; None if
-            every event time may.
+        seen_event_time_ms: set by the processor: largest event time among its own rows of this batch.
         due_ms: earliest processing time that the processor passed to `request_batch_at`; None if it passed
             none.
         metrics: what the processor counted in this batch, by name (``late_rows``). The sums over all batches
             commit with the state, so a batch that runs twice is counted once.
+        event_time_limit_ms: latest event time that may advance the watermark, in ms since the epoch; None if
+            every event time may. Later ones are not part of ``seen_event_time_ms``.
     """
 
     batch_id: int
