@@ -112,7 +112,7 @@ class StateQuery:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts over all batches and shards: ``late_rows``, ``null_time_rows``, ``future_rows`` and the like.
+        """Counts over all batches and shards, such as ``late_rows`` and ``future_rows``.
 
         The counts commit with the state, so a batch that ran twice is counted once.
         """
