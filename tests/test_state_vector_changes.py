@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import decimal
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -317,6 +317,38 @@ def test_a_second_aggregation_of_changes_equals_the_batch_result(
             else:
                 histogram[row["n"]] = (row["windows"], row["rows"])
         assert histogram == {n: (windows_, n * windows_) for n, windows_ in Counter(last.values()).items()}
+
+
+@settings(max_examples=25)
+@given(rows(), windows(), st.data())
+def test_a_second_aggregation_may_have_windows_too(
+    some: list[Row], window: Tumbling, data: st.DataObject
+) -> None:
+    """Counts per window become counts per longer window; with enough grace they equal one pass."""
+    first = Stream(
+        AggregateProcessor(
+            SCHEMA, KEYS, {"n": count()}, window=replace(window, grace_ms=10**9), emit="changes"
+        )
+    )
+    longer = tumbling("20s", on="window_start", grace="1h")
+    second = Stream(
+        AggregateProcessor(
+            first.processor.output, ["n"], {"windows": count()}, window=longer, removed="removed"
+        )
+    )
+    table: dict[Any, int] = {}
+    for batch in split(data.draw, some):
+        changes = first.run([[batch_of(batch)]])
+        for row in second.run([[pa.RecordBatch.from_pylist(changes, first.processor.output)]]):
+            place = row["n"], ms(row["window_start"])
+            if row["removed"]:
+                del table[place]
+            else:
+                table[place] = row["windows"]
+    model = Model(window, 1, "on_update", {"n": count()})
+    rows_of = Counter(place for row in some for place in model.places(row))
+    expected = Counter((n, place[1] // 20_000 * 20_000) for place, n in rows_of.items())
+    assert table == expected
 
 
 def _chain(*, emit: str = "changes", limit: str | None = None, grace: str = "10s") -> Stream:
