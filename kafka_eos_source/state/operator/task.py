@@ -90,6 +90,7 @@ class Operator:
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
             else:
                 failpoints.reach("state.after_process")
+                _warn_of_future_rows(task, shard.context)
                 report, changes = shard.persist_pending()
         yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
@@ -217,6 +218,19 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     return (
         rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
     ), packets.drop_null()
+
+
+def _warn_of_future_rows(task: ShardTask, context: BatchContext) -> None:
+    rows = context.metrics.get("future_rows")
+    if rows:
+        _log.warning(
+            "shard %s, batch %d: the watermark ignores %d rows whose event time is more than "
+            "state.event.time.max.ahead=%d ms ahead of the batch",
+            task.tp,
+            context.batch_id,
+            rows,
+            task.options.event_time_max_ahead_ms,
+        )
 
 
 def _misplaced(task: int, shards: int | None) -> StateError:
