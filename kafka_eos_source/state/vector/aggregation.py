@@ -55,6 +55,10 @@ class Aggregation:
         self.columns = sorted({column for each in aggregates.values() for column in each.columns()})
         self._schema = pa.schema([schema.field(column) for column in self.columns])
         self.state = pa.schema([field for each in self._accumulators for field in each.state])
+        #: Columns of the state of each aggregate, by the name of its result.
+        self.states_by_name = {
+            name: each.state for name, each in zip(aggregates, self._accumulators, strict=True)
+        }
         self.results = pa.schema(
             [pa.field(name, each.result) for name, each in zip(aggregates, self._accumulators, strict=True)]
         )

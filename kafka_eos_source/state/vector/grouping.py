@@ -19,11 +19,11 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
-from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.versions import Version, VersionedRows
 
-#: First byte of every value: version of the encoding.
+#: First byte of the values of operators whose values have only one version (`versions`).
 VALUE_VERSION = b"\x01"
 
 #: Numbers of the table with the values of the keys, and of the timed table (window ends or due entries).
@@ -37,6 +37,7 @@ class Grouping(ABC):
     Args:
         keys: columns of the key.
         aggregation: the aggregates that are computed.
+        versions: versions of the stored values, oldest first; the newest one holds these aggregates.
     """
 
     #: Columns of a partial row between the key and the states.
@@ -44,11 +45,11 @@ class Grouping(ABC):
     #: Whether `update` accepts several partial rows of the same group.
     merges: ClassVar[bool] = False
 
-    def __init__(self, keys: pa.Schema, aggregation: Aggregation) -> None:
+    def __init__(self, keys: pa.Schema, aggregation: Aggregation, versions: Sequence[Version]) -> None:
         self.keys = keys
         self.aggregation = aggregation
         self.codec = KeyCodec(keys)
-        self.values = RowCodec(aggregation.state, lead=VALUE_VERSION)
+        self.values = VersionedRows(versions)
         self.partial = pa.schema([*keys, *self.extra, *aggregation.state])
 
     @property
@@ -141,7 +142,11 @@ def sort_by_store_key(
 
 
 def combine_with_stored(
-    state: StateAccess, keys: pa.BinaryArray, codec: RowCodec, aggregation: Aggregation, new: list[pa.Array]
+    state: StateAccess,
+    keys: pa.BinaryArray,
+    codec: VersionedRows,
+    aggregation: Aggregation,
+    new: list[pa.Array],
 ) -> tuple[list[pa.Array], pa.BinaryArray]:
     """Combines the stored states of keys with new states.
 

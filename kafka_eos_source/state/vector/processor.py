@@ -10,14 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.encoding.describe import Description, describe, type_from_json, type_to_json
+from kafka_eos_source.state.encoding.describe import Description, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.evolution import agree, parts_of_aggregates, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
+from kafka_eos_source.state.vector.versions import Version
 from kafka_eos_source.state.vector.windowed import Windowed
 from kafka_eos_source.state.vector.windows import Session, Window, check_time_column, window_from_json
 
@@ -91,14 +93,14 @@ class AggregateProcessor:
         """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
 
-    @cached_property
+    @property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding; ``grace`` and ``emit`` are not part of it."""
-        return self.description.fingerprint()
+        """Empty: `process` compares the state's description."""
+        return ""
 
     @cached_property
     def description(self) -> Description:
-        """Description that the processor writes into the store."""
+        """Description of the state as declared; ``grace`` and ``emit`` do not affect the state."""
         details = self._grouping.aggregation.to_json()
         if self._window is not None:
             details["window"] = self._window.to_json()
@@ -124,9 +126,14 @@ class AggregateProcessor:
             batches: all rows of this shard in this micro-batch, or the rows that `partial` made of them.
             state: state of this shard.
             context: the micro-batch; late rows and rows without a time are counted in it.
+
+        Raises:
+            StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        describe(state, self.description)
+        description = agree(state, self.description)
         grouping = self._grouping
+        if "versions" in description.details:
+            grouping = self._grouping_of(versions_of(description))
         if grouping.merges:
             parts = list(self._parts(batches, merged=False))
         else:
@@ -182,10 +189,14 @@ class AggregateProcessor:
 
     @cached_property
     def _grouping(self) -> Grouping:
+        return self._grouping_of(None)
+
+    def _grouping_of(self, versions: Sequence[Version] | None) -> Grouping:
+        """Returns the grouping that reads values of these versions; None = only the declared one."""
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
-        return grouping_of(
-            self._keys, Aggregation(self._aggregates, self._schema), self._window, time, self._emit
-        )
+        aggregation = Aggregation(self._aggregates, self._schema)
+        versions = versions or (Version(1, parts_of_aggregates(aggregation)),)
+        return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
@@ -193,14 +204,19 @@ class AggregateProcessor:
 
 
 def grouping_of(
-    keys: pa.Schema, aggregation: Aggregation, window: Window | None, time: pa.DataType, emit: str
+    keys: pa.Schema,
+    aggregation: Aggregation,
+    versions: Sequence[Version],
+    window: Window | None,
+    time: pa.DataType,
+    emit: str,
 ) -> Grouping:
     """Returns the grouping for a window, or for no window."""
     if window is None:
-        return Running(keys, aggregation)
+        return Running(keys, aggregation, versions)
     if isinstance(window, Session):
-        return Sessionized(keys, aggregation, window, time, emit)
-    return Windowed(keys, aggregation, window, time, emit)
+        return Sessionized(keys, aggregation, versions, window, time, emit)
+    return Windowed(keys, aggregation, versions, window, time, emit)
 
 
 def grouping_of_description(description: Description) -> Grouping:
@@ -208,7 +224,8 @@ def grouping_of_description(description: Description) -> Grouping:
     details = description.details
     window = window_from_json(details["window"]) if "window" in details else None
     time = type_from_json(details["time"]) if "window" in details else None
-    return grouping_of(description.key, Aggregation.from_json(details), window, time, "on_close")
+    aggregation = Aggregation.from_json(details)
+    return grouping_of(description.key, aggregation, versions_of(description), window, time, "on_close")
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, record_event_times
-from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.versions import Version, VersionedLists
 from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
@@ -87,14 +87,20 @@ class Sessionized(Grouping):
     )
 
     def __init__(
-        self, keys: pa.Schema, aggregation: Aggregation, window: Session, time: pa.DataType, emit: str
+        self,
+        keys: pa.Schema,
+        aggregation: Aggregation,
+        versions: Sequence[Version],
+        window: Session,
+        time: pa.DataType,
+        emit: str,
     ) -> None:
-        super().__init__(keys, aggregation)
+        super().__init__(keys, aggregation, versions)
         self._window = window
         self._time = time
         self._on_close = emit == "on_close"
         span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
-        self._lists = ListCodec(pa.schema([*span, *aggregation.state]))
+        self._lists = VersionedLists(span, versions)
 
     @property
     def output(self) -> pa.Schema:
@@ -105,7 +111,7 @@ class Sessionized(Grouping):
     @property
     def tables(self) -> dict[int, TableDescription]:
         return {
-            VALUES: TableDescription("sessions", self._lists.rows.schema, encoding="lists"),
+            VALUES: TableDescription("sessions", self._lists.schema, encoding="lists"),
             TIMES: TableDescription("due", encoding="due"),
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from kafka_eos_source.state.vector.grouping import (
     record_event_times,
     sort_by_store_key,
 )
+from kafka_eos_source.state.vector.versions import Version
 from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
 
 
@@ -52,9 +53,15 @@ class Windowed(Grouping):
     )
 
     def __init__(
-        self, keys: pa.Schema, aggregation: Aggregation, window: Tumbling, time: pa.DataType, emit: str
+        self,
+        keys: pa.Schema,
+        aggregation: Aggregation,
+        versions: Sequence[Version],
+        window: Tumbling,
+        time: pa.DataType,
+        emit: str,
     ) -> None:
-        super().__init__(keys, aggregation)
+        super().__init__(keys, aggregation, versions)
         self._window = window
         self._time = time
         self._on_close = emit == "on_close"
