@@ -263,23 +263,23 @@ def test_a_processor_is_pickled_without_its_compiled_parts() -> None:
         "_removed",
         "_limit_ms",
     }
-    assert copy.schema == PROCESSOR.schema
+    assert copy.description == PROCESSOR.description
     assert copy.output == PROCESSOR.output
 
 
-def test_the_fingerprint_covers_everything_the_state_depends_on() -> None:
-    def fingerprint(keys: list[str], **aggregates: Any) -> str:
-        return AggregateProcessor(SCHEMA, keys, aggregates).schema
+def test_the_description_covers_everything_the_state_depends_on() -> None:
+    def described(keys: list[str], **aggregates: Any) -> bytes:
+        return AggregateProcessor(SCHEMA, keys, aggregates).description.to_json()
 
-    assert fingerprint(["k"], n=count()) == fingerprint(["k"], n=count())
+    assert described(["k"], n=count()) == described(["k"], n=count())
     others = [
-        fingerprint(["k"], n=count()),
-        fingerprint(["k", "i"], n=count()),
-        fingerprint(["k"], n=count("i")),
-        fingerprint(["k"], m=count()),
-        fingerprint(["k"], n=sum_("i")),
-        fingerprint(["k"], n=latest("i", by="ts")),
-        fingerprint(["k"], n=latest("i", by=("ts", "seq"))),
+        described(["k"], n=count()),
+        described(["k", "i"], n=count()),
+        described(["k"], n=count("i")),
+        described(["k"], m=count()),
+        described(["k"], n=sum_("i")),
+        described(["k"], n=latest("i", by="ts")),
+        described(["k"], n=latest("i", by=("ts", "seq"))),
     ]
     assert len(set(others)) == len(others)
 

@@ -30,7 +30,7 @@ from vector_model import (
     split,
 )
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateMismatchError
 from kafka_eos_source.state.encoding.describe import META_KEY
 from kafka_eos_source.state.vector import (
     Aggregate,
@@ -484,21 +484,77 @@ def test_the_smallest_integer_can_be_added_but_not_removed() -> None:
         stream.run([[signed_batch([{**row, "gone": True}])]])
 
 
-def test_what_was_emitted_is_part_of_the_state_so_these_modes_do_not_change() -> None:
-    def schema(**arguments: Any) -> str:
-        return AggregateProcessor(
-            SIGNED, KEYS, {"n": count()}, window=tumbling("5s", on="ts"), **arguments
-        ).schema
+MODES: list[dict[str, Any]] = [
+    {},
+    {"emit": "changes"},
+    {"at_most_every": "1s"},
+    {"emit": "changes", "at_most_every": "1s"},
+    {"removed": "gone"},
+]
 
-    others = [
-        schema(),
-        schema(emit="changes"),
-        schema(at_most_every="1s"),
-        schema(emit="changes", at_most_every="1s"),
-        schema(removed="gone"),
+
+def _processor(aggregates: dict[str, Aggregate], mode: dict[str, Any]) -> AggregateProcessor:
+    return AggregateProcessor(SIGNED, KEYS, aggregates, window=tumbling("5s", on="ts", grace="1h"), **mode)
+
+
+def _signed(stream: Stream, key: str, time: int, value: int) -> list[Row]:
+    return stream.run([[signed_batch([{**row_at(key, time), "i": value, "gone": False}])]])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("other", MODES, ids=str)
+def test_what_was_emitted_is_part_of_the_state_so_these_modes_do_not_change(
+    mode: dict[str, Any], other: dict[str, Any]
+) -> None:
+    stream = Stream(_processor({"n": count()}, mode))
+    _signed(stream, "a", 1, 5)
+    stream.processor = _processor({"n": count()}, other)
+    if mode == other:
+        _signed(stream, "a", 1, 5)
+        return
+    with pytest.raises(StateMismatchError, match=r"changed\. The state holds: key"):
+        _signed(stream, "a", 1, 5)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(
+    "aggregates",
+    [
+        {"n": count(), "sum": sum_("i"), "mean": mean("d")},
+        {"n": count(), "total": sum_("i")},
+        {"sum": sum_("i")},
+        {"sum": sum_("i"), "n": count()},
+    ],
+    ids=["added", "renamed", "removed", "reordered"],
+)
+def test_aggregates_may_change_in_every_mode(mode: dict[str, Any], aggregates: dict[str, Aggregate]) -> None:
+    """What a group emitted before the change is removed after it, and what was held back is emitted."""
+    stream = Stream(_processor({"n": count(), "sum": sum_("i")}, mode))
+    _signed(stream, "a", 1, 5)
+    _signed(stream, "a", 2000, 5)
+    stream.processor = _processor(aggregates, mode)
+    if "removed" in mode and "mean" in aggregates:
+        with pytest.raises(StateMismatchError, match="it would take back rows that it has never received"):
+            _signed(stream, "a", 3000, 7)
+        return
+    found = _signed(stream, "a", 3000, 7) + _signed(stream, "b", 60_000, 1)
+    own = [
+        (row.get("removed", False), row.get("sum", row.get("total")), row.get("n"))
+        for row in found
+        if row["k"] == "a"
     ]
-    assert len(set(others)) == len(others)
-    assert schema(at_most_every="1s") == schema(at_most_every="1h"), "the length may change"
+    has_n = "n" in aggregates
+    expected = [(False, 17, 3 if has_n else None)]
+    if mode.get("emit") == "changes":
+        expected.insert(0, (True, 10, 2 if has_n else None))
+    assert own == expected
+
+
+def test_the_length_of_the_limit_may_change() -> None:
+    stream = Stream(_processor({"n": count()}, {"at_most_every": "1s"}))
+    assert _signed(stream, "a", 1, 5) == []
+    stream.processor = _processor({"n": count()}, {"at_most_every": "30m"})
+    assert [row["k"] for row in _signed(stream, "b", 1500, 5)] == ["a"], "due since the first start"
 
 
 def test_hopping_windows_take_rows_back() -> None:

@@ -32,7 +32,7 @@ class StoreIdentity:
         changelog_topic: ``<application.id>-<store>-changelog``.
         topic_id: Kafka's id of that topic; "" if unknown. Another id means that the topic was deleted and
             recreated, and that the local state is invalid.
-        schema: fingerprint of how keys and values are encoded.
+        schema: fingerprint of how keys and values are encoded; "" if it is not compared.
     """
 
     application_id: str
@@ -202,7 +202,11 @@ class ShardProcessor(Protocol):
 
     @property
     def schema(self) -> str:
-        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`."""
+        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`.
+
+        It is empty if `process` compares the description in the store (`encoding.describe`) with what the
+        query declares. A database may be restored from a changelog, which has no fingerprint.
+        """
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext

@@ -73,9 +73,26 @@ class Aggregation:
         self.columns = sorted(read)
         self._schema = pa.schema([schema.field(column) for column in self.columns])
         self.state = pa.schema([field for each in self._all for field in each.state])
+        #: Columns of the state of each aggregate, by the name of its result.
+        self.states_by_name = {
+            name: each.state for name, each in zip(aggregates, self._accumulators, strict=True)
+        }
+        #: Columns of the state that belong to no aggregate.
+        self.hidden = [field for each in self._hidden for field in each.state]
         self.results = pa.schema(
             [pa.field(name, each.result) for name, each in zip(aggregates, self._accumulators, strict=True)]
         )
+
+    def held(self, *, changes: bool) -> list[pa.Field]:
+        """Returns the columns that a value has in addition if results are held back.
+
+        Args:
+            changes: whether the result that was emitted last is needed again.
+        """
+        fields = [pa.field("__due_ms", pa.int64()), pa.field("__emitted", pa.bool_(), nullable=False)]
+        if changes:
+            fields += [pa.field(f"__emitted_{field.name}", field.type) for field in self.results]
+        return fields
 
     def aggregate_rows(
         self, keys: Sequence[pa.Array], rows: Mapping[str, pa.Array], extra: Sequence[Request] = ()

@@ -16,7 +16,7 @@ what was emitted last and when the group is due, so both survive with the state,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,11 @@ from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
-from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.grouping import HELD, TIMES, VALUE_VERSION
+from kafka_eos_source.state.vector.grouping import HELD, TIMES
+from kafka_eos_source.state.vector.versions import Version, VersionedRows
 
 EMIT = ("on_update", "changes", "on_close")
 
@@ -63,6 +63,7 @@ class Emission:
 
     Args:
         aggregation: the aggregates.
+        versions: versions of the stored values, oldest first; the newest one is that of the other arguments.
         emit: one of `EMIT`.
         limit_ms: how long a changed group is held back; None = not at all.
 
@@ -74,20 +75,18 @@ class Emission:
         limit_ms: the argument.
     """
 
-    def __init__(self, aggregation: Aggregation, emit: str, limit_ms: int | None = None) -> None:
+    def __init__(
+        self, aggregation: Aggregation, versions: Sequence[Version], emit: str, limit_ms: int | None
+    ) -> None:
         self.on_close = emit == "on_close"
         self.limit_ms = limit_ms
         self.emits_unchanged = self.on_close or limit_ms is not None
         self._changes = emit == "changes"
         self._aggregation = aggregation
         self._marks_removed = not self.on_close and (self._changes or aggregation.removed is not None)
-        held: list[pa.Field] = []
-        if limit_ms is not None:
-            held += [pa.field("__due_ms", pa.int64()), pa.field("__emitted", pa.bool_(), nullable=False)]
-            if self._changes:
-                held += [pa.field(f"__emitted_{field.name}", field.type) for field in aggregation.results]
-        self.value = pa.schema([*aggregation.state, *held])
-        self.codec = RowCodec(self.value, lead=VALUE_VERSION)
+        self.codec = VersionedRows(versions)
+        self.value = pa.schema(versions[-1].fields)
+        self._details = details_of(emit, limit_ms)
 
     @property
     def output(self) -> pa.Schema:
@@ -119,8 +118,7 @@ class Emission:
 
     def details(self) -> dict[str, Any]:
         """Returns what the store's description says about the emission, if it affects the state."""
-        details: dict[str, Any] = {"emit": "changes"} if self._changes else {}
-        return details if self.limit_ms is None else {**details, "held": True}
+        return self._details
 
     def settle(
         self,
@@ -245,6 +243,12 @@ class Emission:
 _NEVER = int(np.iinfo(np.int64).max)
 
 
+def details_of(emit: str, limit_ms: int | None) -> dict[str, Any]:
+    """Returns what a store's description says about the emission, if it affects the state."""
+    details: dict[str, Any] = {"emit": "changes"} if emit == "changes" else {}
+    return details if limit_ms is None else {**details, "held": True}
+
+
 def held_table(emission: Emission) -> dict[int, TableDescription]:
     """Returns the description of the table of groups that are held back, if there is one."""
     return {} if emission.limit_ms is None else {HELD: TableDescription("held", encoding="due")}
@@ -271,7 +275,7 @@ def _where(columns: list[pa.Array], mask: pa.BooleanArray) -> list[pa.Array]:
 def _store(
     state: StateAccess,
     keys: pa.BinaryArray,
-    codec: RowCodec,
+    codec: VersionedRows,
     columns: list[pa.Array],
     keeps: pa.BooleanArray | None,
     had_value: pa.BooleanArray,

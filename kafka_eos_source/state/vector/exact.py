@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def _decimals(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
 
 
 def _or_zero(column: pa.Array) -> pa.Array:
-    return column.fill_null(pa.scalar(0).cast(column.type)) if column.null_count else column
+    return column.fill_null(pa.scalar(Decimal(0), column.type)) if column.null_count else column
 
 
 def _narrow(sums: pa.Array, type_: pa.DataType, name: str) -> pa.Array:

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
-from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.versions import VersionedRows
 
-#: First byte of every value: version of the encoding.
+#: First byte of the values of operators whose values have only one version (`versions`).
 VALUE_VERSION = b"\x01"
 
 #: Numbers of the table with the values of the keys, of the timed table (window ends or due entries), and of
@@ -160,7 +160,11 @@ class Combined(NamedTuple):
 
 
 def combine_with_stored(
-    state: StateAccess, keys: pa.BinaryArray, codec: RowCodec, aggregation: Aggregation, new: list[pa.Array]
+    state: StateAccess,
+    keys: pa.BinaryArray,
+    codec: VersionedRows,
+    aggregation: Aggregation,
+    new: list[pa.Array],
 ) -> Combined:
     """Combines the stored states of keys with new states.
 

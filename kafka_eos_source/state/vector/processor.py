@@ -10,15 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.encoding.describe import Description, describe, type_from_json, type_to_json
+from kafka_eos_source.state.encoding.describe import Description, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.emission import EMIT, Emission
+from kafka_eos_source.state.vector.emission import EMIT, Emission, details_of
+from kafka_eos_source.state.vector.evolution import agree, parts_of_aggregates, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
+from kafka_eos_source.state.vector.versions import Version
 from kafka_eos_source.state.vector.windowed import Windowed
 from kafka_eos_source.state.vector.windows import (
     Duration,
@@ -124,18 +126,18 @@ class AggregateProcessor:
         """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
 
-    @cached_property
+    @property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding.
-
-        These may change from run to run: ``grace``, ``at_most_every`` if there is one, and ``emit`` between
-        ``"on_update"`` and ``"on_close"``. The other modes of emission need to know what was emitted before.
-        """
-        return self.description.fingerprint()
+        """Empty: `process` compares the state's description."""
+        return ""
 
     @cached_property
     def description(self) -> Description:
-        """Description that the processor writes into the store."""
+        """Description of the state as declared.
+
+        These do not affect the state: ``grace``, the length of ``at_most_every``, and ``emit`` if it changes
+        between ``"on_update"`` and ``"on_close"``. The other modes need to know what was emitted before.
+        """
         details = {**self._grouping.aggregation.to_json(), **self._grouping.details}
         if self._window is not None:
             details["window"] = self._window.to_json()
@@ -161,9 +163,14 @@ class AggregateProcessor:
             batches: all rows of this shard in this micro-batch, or the rows that `partial` made of them.
             state: state of this shard.
             context: the micro-batch; late rows and rows without a time are counted in it.
+
+        Raises:
+            StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        describe(state, self.description)
+        description = agree(state, self.description)
         grouping = self._grouping
+        if "versions" in description.details:
+            grouping = self._grouping_of(versions_of(description))
         if grouping.merges:
             parts = list(self._parts(batches, merged=False))
         else:
@@ -219,9 +226,13 @@ class AggregateProcessor:
 
     @cached_property
     def _grouping(self) -> Grouping:
+        return self._grouping_of(None)
+
+    def _grouping_of(self, versions: Sequence[Version] | None) -> Grouping:
+        """Returns the grouping that reads values of these versions; None = only the declared one."""
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
         aggregation = Aggregation(self._aggregates, self._schema, self._removed)
-        return grouping_of(self._keys, aggregation, self._window, time, self._emit, self._limit_ms)
+        return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit, self._limit_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
@@ -231,15 +242,29 @@ class AggregateProcessor:
 def grouping_of(
     keys: pa.Schema,
     aggregation: Aggregation,
+    versions: Sequence[Version] | None,
     window: Window | None,
     time: pa.DataType,
     emit: str,
     limit_ms: int | None,
 ) -> Grouping:
-    """Returns the grouping for a window, or for no window."""
+    """Returns the grouping for a window, or for no window.
+
+    Args:
+        keys: columns of the key.
+        aggregation: the aggregates.
+        versions: versions of the stored values, oldest first; None = only the declared one.
+        window: the window; None = no window.
+        time: type of the event-time column.
+        emit: one of `EMIT`.
+        limit_ms: how long a changed result is held back; None = not at all.
+    """
+    if versions is None:
+        details = details_of(emit, limit_ms)
+        versions = (Version(1, parts_of_aggregates(aggregation, details)),)
     if isinstance(window, Session):
-        return Sessionized(keys, aggregation, window, time, emit)
-    emission = Emission(aggregation, emit, limit_ms)
+        return Sessionized(keys, aggregation, versions, window, time, emit)
+    emission = Emission(aggregation, versions, emit, limit_ms)
     if window is None:
         return Running(keys, aggregation, emission)
     return Windowed(keys, aggregation, window, time, emission)
@@ -252,7 +277,8 @@ def grouping_of_description(description: Description) -> Grouping:
     time = type_from_json(details["time"]) if "window" in details else None
     limit_ms = 1 if details.get("held") else None  # the length does not matter to a reader
     emit = details.get("emit", "on_update" if limit_ms else "on_close")
-    return grouping_of(description.key, Aggregation.from_json(details), window, time, emit, limit_ms)
+    aggregation = Aggregation.from_json(details)
+    return grouping_of(description.key, aggregation, versions_of(description), window, time, emit, limit_ms)
 
 
 def _check_session(window: Window | None, removed: str | None, at_most_every: Duration | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,9 +19,10 @@ from kafka_eos_source.state.event_times import closed_until, record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.emission import details_of
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping
-from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.versions import Version, VersionedLists
 from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
@@ -88,7 +89,13 @@ class Sessionized(Grouping):
     )
 
     def __init__(
-        self, keys: pa.Schema, aggregation: Aggregation, window: Session, time: pa.DataType, emit: str
+        self,
+        keys: pa.Schema,
+        aggregation: Aggregation,
+        versions: Sequence[Version],
+        window: Session,
+        time: pa.DataType,
+        emit: str,
     ) -> None:
         super().__init__(keys, aggregation)
         self._window = window
@@ -96,7 +103,7 @@ class Sessionized(Grouping):
         self._on_close = emit == "on_close"
         self._changes = emit == "changes"
         span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
-        self._lists = ListCodec(pa.schema([*span, *aggregation.state]))
+        self._lists = VersionedLists(span, versions)
 
     @property
     def output(self) -> pa.Schema:
@@ -107,13 +114,13 @@ class Sessionized(Grouping):
     @property
     def tables(self) -> dict[int, TableDescription]:
         return {
-            VALUES: TableDescription("sessions", self._lists.rows.schema, encoding="lists"),
+            VALUES: TableDescription("sessions", self._lists.schema, encoding="lists"),
             TIMES: TableDescription("due", encoding="due"),
         }
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"emit": "changes"} if self._changes else {}
+        return details_of("changes" if self._changes else "on_update", None)
 
     # -- partial rows
 
