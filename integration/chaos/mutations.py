@@ -23,8 +23,6 @@ from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.operator import shard
-from kafka_eos_source.state.operator.task import Operator
-from kafka_eos_source.state.vector.emission import Emission
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -203,12 +201,16 @@ def _next_format() -> None:
 
 def _no_packets_before() -> None:
     """Drops the state changes of the stateful step before this one, so that its state never commits."""
+    from kafka_eos_source.state.operator.task import Operator
+
     packets = Operator._packets
     Operator._packets = lambda self, _before, report, changes: packets(self, (), report, changes)  # type: ignore[method-assign]
 
 
 def _wrong_removal() -> None:
     """Removes the newest result of a group instead of the one that was emitted before."""
+    from kafka_eos_source.state.vector.emission import Emission
+
     rows = Emission._rows
 
     def remove_newest(self: Emission, place: Any, states: Any, lives: Any, was: Any, before: Any) -> Any:
