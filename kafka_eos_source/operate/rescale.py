@@ -62,6 +62,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_journal import CopyJournal, Progress, digest, filled_until, with_filled
 from kafka_eos_source.operate.rescale_records import (
+    SLICE_SECONDS,
     RecordSender,
     copy_back,
     copy_to_new_shards,
@@ -138,7 +139,8 @@ class Rescale:
         self._report = report
         self._show = show
         self._connection = admin_config(kafka)
-        self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
+        self._transaction_ms = int(kafka.get("transaction.timeout.ms", TRANSACTION_MS))
+        self._clients = KafkaClients({**kafka, "transaction.timeout.ms": str(self._transaction_ms)})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
 
@@ -272,7 +274,7 @@ class Rescale:
     def _copy_slices(self, producer: Producer, cut: Cut, move: Move, journal: CopyJournal) -> None:
         before = sum(cut.ends[k] for k in range(journal.shard)) + journal.offset
         progress = Progress("copy", before, sum(cut.ends.values()))
-        sender = RecordSender(producer, self._copy, self._timeout_ms, progress, journal.records)
+        sender = self._sender(producer, self._copy, progress, journal.records)
         notes_tp = TopicPartition(self._copy, 0)
 
         def commit_slice(now: CopyJournal, done: int) -> None:
@@ -324,7 +326,7 @@ class Rescale:
             after = f", after {begun:,} offsets of an earlier run" if begun else ""
             self._report(f"filling topic {self._changelog}{after}")
             progress = Progress("fill", begun, sum(copy.values()))
-            sender = RecordSender(producer, self._changelog, self._timeout_ms, progress)
+            sender = self._sender(producer, self._changelog, progress)
 
             def commit_slice(now: Mapping[TopicPartition, int], done: int) -> None:
                 self._flush(producer, sender)
@@ -348,6 +350,18 @@ class Rescale:
                 ],
             )
             self._show(sender.committed(progress.total))
+
+    def _sender(
+        self, producer: Producer, topic: str, progress: Progress, records_before: int = 0
+    ) -> RecordSender:
+        return RecordSender(
+            producer,
+            topic,
+            self._timeout_ms,
+            progress,
+            slice_seconds=min(SLICE_SECONDS, self._transaction_ms / 4000),
+            records_before=records_before,
+        )
 
     def _begin_slice(self, producer: Producer, sender: RecordSender, done: int) -> None:
         """Reports the slice that was committed, and begins the next one.
@@ -460,7 +474,7 @@ class Rescale:
         producer.begin()
 
     def _flush(self, producer: Producer, sender: RecordSender) -> None:
-        producer.flush(Deadline.after_ms(TRANSACTION_MS))
+        producer.flush(Deadline.after_ms(self._transaction_ms))
         if producer.enqueued != sender.records:
             raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {sender.records}")
 
