@@ -319,7 +319,14 @@ class Rescale:
             if next_stage(seen, self._to) is not Stage.FILL or move is None or seen.changelog is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
             topic_id = seen.changelog.topic_id
-            of_copy = {tp: each for tp, each in sorted(offsets.items()) if tp.topic == self._copy}
+            of_copy = {tp: offsets[tp] for tp in self._partitions(self._copy) if tp in offsets}
+            if len(of_copy) < self._to:
+                raise ChangelogError(
+                    f"the group has committed offsets of {len(of_copy)} of the {self._to} partitions of "
+                    f"{self._copy!r}; expected all of them.",
+                    fix="another program deleted offsets of the group; commit the end offsets of the topic "
+                    "again, with the metadata of the other partitions, and run the command again.",
+                )
             copy = {tp: each.offset for tp, each in of_copy.items()}
             filled = {tp: filled_until(each.metadata, topic_id) for tp, each in of_copy.items()}
             begun = sum(filled.values())
