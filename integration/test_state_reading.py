@@ -5,11 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import Admin, read_back, transaction
+from integration.support.rescaling import killed_at
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
@@ -292,36 +290,6 @@ def command(pages: Pages, *words: object) -> Result:
     return CliRunner().invoke(main, words_of(pages, *words))
 
 
-#: Forks a process for each step at which to be killed, so that the imports run only once.
-_KILLED = """
-import os, sys
-from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.cli import main
-import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
-for step in sys.argv[1].split(","):
-    pid = os.fork()
-    if pid == 0:
-        os.environ[failpoints.ENVIRONMENT_VARIABLE] = step + "=kill-worker"
-        main(sys.argv[2:], standalone_mode=False)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    print(step, os.waitstatus_to_exitcode(status))
-"""
-
-
-def killed_at(steps: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Runs the command once for each step, and returns the steps at which it was killed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, ",".join(steps), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    ends = [line.split() for line in done.stdout.splitlines() if line.startswith("rescale.")]
-    return [step for step, code in ends if int(code) == -signal.SIGKILL]
-
-
 #: Failpoints in the order in which a rescale reaches them. Each process continues where the last was killed.
 _STEPS = [
     "rescale.after_init",
@@ -373,12 +341,12 @@ def test_a_killed_rescale_continues_to_more_and_to_fewer_shards(
     pages.run()
     assert "With --yes" in command(pages, "rescale", "--shards", 5).output
     to_five = words_of(pages, "rescale", "--shards", 5, "--yes")
-    assert killed_at(_STEPS[:6], to_five) == _STEPS[:6]
+    assert killed_at(_STEPS[:6], to_five)[0] == _STEPS[:6]
     assert "from 3 to 5 shards is under way" in command(pages, "rescale", "--shards", 4).output
     pages.feed(names[:70])
     with pytest.raises(StreamingQueryException, match="is being moved to 5 shards"):
         pages.run(5)
-    assert killed_at(_STEPS[6:], to_five) == _STEPS[6:]
+    assert killed_at(_STEPS[6:], to_five)[0] == _STEPS[6:]
     moved = command(pages, "rescale", "--shards", 5, "--yes")
     assert moved.exit_code == 0, moved.output
     assert "has 5 shards" in command(pages, "rescale", "--shards", 5).output

@@ -18,11 +18,14 @@ from kafka_eos_source.datasource import writer
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.operate import replay
+from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.vector import processor
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -186,6 +189,31 @@ def _no_shard_check() -> None:
     shard._check_shards = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_state_versions() -> None:
+    """Overwrites the description of a store by what the query declares, and reads its values as such."""
+
+    def overwrite(state: StateAccess, declared: Description) -> Description:
+        state.put(META_KEY, declared.to_json())
+        return declared
+
+    processor.agree = overwrite
+
+
+def _no_rescale_cut() -> None:
+    """Continues a copy of the state, although the query has run since."""
+    rescale_journal.CopyJournal.continues = lambda *_: True  # type: ignore[method-assign]
+
+
+def _journal_ahead_of_the_slice() -> None:
+    """Writes into the journal of a rescale that some more records were copied than were."""
+    encode = rescale_journal.CopyJournal.encode
+
+    def encode_ahead(self: rescale_journal.CopyJournal) -> str:
+        return encode(replace(self, offset=self.offset + 5))
+
+    rescale_journal.CopyJournal.encode = encode_ahead  # type: ignore[method-assign]
+
+
 def _no_old_sink_transactions() -> None:
     """Looks for sink transactions of the current form only, whatever the token's format."""
     named_by = sink_fate.named_by
@@ -250,6 +278,9 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
+    "state versions": _no_state_versions,
+    "rescale cut": _no_rescale_cut,
+    "rescale journal": _journal_ahead_of_the_slice,
     "old sink transactions": _no_old_sink_transactions,
     "packets before": _no_packets_before,
     "removed result": _wrong_removal,

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from integration.chaos.loop import Run
-from integration.support.stateful import RunningCounts
+from integration.support.stateful import ChangingAggregates, RunningCounts
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state
@@ -28,14 +28,16 @@ class StatefulRun(Run):
     Args:
         spec: a spec of `Run`. ``state`` holds the operator's options. With ``drops_state``, a filter behind
             the operator drops the rows without a value, which carry the state. ``shards`` is the number of
-            shards.
+            shards. With ``aggregates``, names of `ChangingAggregates`, it computes these instead.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
         super().__init__(spec, stop)
         self._drops_state = spec.get("drops_state", False)
         self._shards = spec.get("shards", SHARDS)
-        self._operator = Operator(RunningCounts(), STORE, self._shards, parse_state(spec["state"]))
+        names = spec.get("aggregates")
+        processor = RunningCounts() if names is None else ChangingAggregates(names)
+        self._operator = Operator(processor, STORE, self._shards, parse_state(spec["state"]))
         self._written: StructType = from_arrow_schema(self._operator.output)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:

@@ -62,6 +62,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_journal import CopyJournal, Progress, digest, filled_until, with_filled
 from kafka_eos_source.operate.rescale_records import (
+    SLICE_SECONDS,
     RecordSender,
     copy_back,
     copy_to_new_shards,
@@ -138,7 +139,8 @@ class Rescale:
         self._report = report
         self._show = show
         self._connection = admin_config(kafka)
-        self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
+        self._transaction_ms = int(kafka.get("transaction.timeout.ms", TRANSACTION_MS))
+        self._clients = KafkaClients({**kafka, "transaction.timeout.ms": str(self._transaction_ms)})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
 
@@ -272,7 +274,7 @@ class Rescale:
     def _copy_slices(self, producer: Producer, cut: Cut, move: Move, journal: CopyJournal) -> None:
         before = sum(cut.ends[k] for k in range(journal.shard)) + journal.offset
         progress = Progress("copy", before, sum(cut.ends.values()))
-        sender = RecordSender(producer, self._copy, self._timeout_ms, progress, journal.records)
+        sender = self._sender(producer, self._copy, progress, journal.records)
         notes_tp = TopicPartition(self._copy, 0)
 
         def commit_slice(now: CopyJournal, done: int) -> None:
@@ -317,14 +319,21 @@ class Rescale:
             if next_stage(seen, self._to) is not Stage.FILL or move is None or seen.changelog is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
             topic_id = seen.changelog.topic_id
-            of_copy = {tp: each for tp, each in sorted(offsets.items()) if tp.topic == self._copy}
+            of_copy = {tp: offsets[tp] for tp in self._partitions(self._copy) if tp in offsets}
+            if len(of_copy) < self._to:
+                raise ChangelogError(
+                    f"the group has committed offsets of {len(of_copy)} of the {self._to} partitions of "
+                    f"{self._copy!r}; expected all of them.",
+                    fix="another program deleted offsets of the group; commit the end offsets of the topic "
+                    "again, with the metadata of the other partitions, and run the command again.",
+                )
             copy = {tp: each.offset for tp, each in of_copy.items()}
             filled = {tp: filled_until(each.metadata, topic_id) for tp, each in of_copy.items()}
             begun = sum(filled.values())
             after = f", after {begun:,} offsets of an earlier run" if begun else ""
             self._report(f"filling topic {self._changelog}{after}")
             progress = Progress("fill", begun, sum(copy.values()))
-            sender = RecordSender(producer, self._changelog, self._timeout_ms, progress)
+            sender = self._sender(producer, self._changelog, progress)
 
             def commit_slice(now: Mapping[TopicPartition, int], done: int) -> None:
                 self._flush(producer, sender)
@@ -348,6 +357,18 @@ class Rescale:
                 ],
             )
             self._show(sender.committed(progress.total))
+
+    def _sender(
+        self, producer: Producer, topic: str, progress: Progress, records_before: int = 0
+    ) -> RecordSender:
+        return RecordSender(
+            producer,
+            topic,
+            self._timeout_ms,
+            progress,
+            slice_seconds=min(SLICE_SECONDS, self._transaction_ms / 4000),
+            records_before=records_before,
+        )
 
     def _begin_slice(self, producer: Producer, sender: RecordSender, done: int) -> None:
         """Reports the slice that was committed, and begins the next one.
@@ -460,7 +481,7 @@ class Rescale:
         producer.begin()
 
     def _flush(self, producer: Producer, sender: RecordSender) -> None:
-        producer.flush(Deadline.after_ms(TRANSACTION_MS))
+        producer.flush(Deadline.after_ms(self._transaction_ms))
         if producer.enqueued != sender.records:
             raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {sender.records}")
 

@@ -58,12 +58,20 @@ class RecordSender:
     """
 
     def __init__(
-        self, producer: Producer, topic: str, timeout_ms: int, progress: Progress, records_before: int = 0
+        self,
+        producer: Producer,
+        topic: str,
+        timeout_ms: int,
+        progress: Progress,
+        *,
+        slice_seconds: float,
+        records_before: int = 0,
     ) -> None:
         self._producer = producer
         self._progress = progress
         self.topic = topic
         self.timeout_ms = timeout_ms
+        self._slice_seconds = slice_seconds
         self.state_records = self._records_before = records_before
         self.begin_slice()
 
@@ -78,7 +86,7 @@ class RecordSender:
         return (
             self.records >= SLICE_RECORDS
             or self.size_bytes >= SLICE_BYTES
-            or time.monotonic() - self._since >= SLICE_SECONDS
+            or time.monotonic() - self._since >= self._slice_seconds
         )
 
     def send(
