@@ -267,6 +267,7 @@ def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
     assert found == wanted
     assert json.loads(command(pages, "get", "cart", "--json").output)["value"] == wanted["cart"]
     pages.aggregates = {"views": max_("page")}
+    pages.feed(["cart"])
     with pytest.raises(StreamingQueryException, match=r"'views' was count\(\).*is now max\(page\)"):
         pages.run()
     found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}

@@ -106,18 +106,16 @@ def versions_of(description: Description) -> tuple[Version, ...]:
 
 def parts_of(description: Description) -> tuple[Part, ...]:
     """Returns the parts of a declared value, with ids from 0."""
-    if description.kind == "aggregate":
-        return parts_of_aggregates(Aggregation.from_json(description.details))
+    parts: list[Part] = []
     columns = [column for table in description.tables.values() for column in table.value]
-    return tuple(Part(number, column.name, None, (column,)) for number, column in enumerate(columns))
-
-
-def parts_of_aggregates(aggregation: Aggregation) -> tuple[Part, ...]:
-    """Returns the parts of a value that holds the states of these aggregates, with ids from 0."""
-    return tuple(
-        Part(number, name, aggregation.aggregates[name].to_json(), tuple(fields))
-        for number, (name, fields) in enumerate(aggregation.states_by_name.items())
-    )
+    if description.kind == "aggregate":
+        aggregation = Aggregation.from_json(description.details)
+        for name, fields in aggregation.states_by_name.items():
+            parts.append(Part(len(parts), name, aggregation.aggregates[name].to_json(), tuple(fields)))
+        # Columns before the states are the same in all versions. Each one after them is a part of its own.
+        last = [column.name for column in columns].index(parts[-1].fields[-1].name)
+        columns = columns[last + 1 :]
+    return (*parts, *(Part(len(parts) + n, column.name, None, (column,)) for n, column in enumerate(columns)))
 
 
 # -- comparison
@@ -269,6 +267,7 @@ def show(description: Description) -> str:
         shown.append(f"version {details['version']!r}")
     if "window" in details:
         shown.append(" ".join(f"{name}={value}" for name, value in details["window"].items()))
+    shown += [f"{name}={value}" for name, value in _others(description).items()]
     return "; ".join(shown)
 
 

@@ -21,7 +21,7 @@ from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
-from kafka_eos_source.state.vector.versions import Version, VersionedRows
+from kafka_eos_source.state.vector.versions import Version, VersionedRows, only_version
 
 #: First byte of the values of operators whose values have only one version (`versions`).
 VALUE_VERSION = b"\x01"
@@ -37,7 +37,8 @@ class Grouping(ABC):
     Args:
         keys: columns of the key.
         aggregation: the aggregates that are computed.
-        versions: versions of the stored values, oldest first; the newest one holds these aggregates.
+        versions: versions of the stored values, oldest first; the newest one holds these aggregates. None =
+            the values have only one version.
     """
 
     #: Columns of a partial row between the key and the states.
@@ -45,11 +46,12 @@ class Grouping(ABC):
     #: Whether `update` accepts several partial rows of the same group.
     merges: ClassVar[bool] = False
 
-    def __init__(self, keys: pa.Schema, aggregation: Aggregation, versions: Sequence[Version]) -> None:
+    def __init__(self, keys: pa.Schema, aggregation: Aggregation, versions: Sequence[Version] | None) -> None:
         self.keys = keys
         self.aggregation = aggregation
         self.codec = KeyCodec(keys)
-        self.values = VersionedRows(versions)
+        self.versions = versions or only_version(aggregation.state)
+        self.values = VersionedRows(self.versions)
         self.partial = pa.schema([*keys, *self.extra, *aggregation.state])
 
     @property

@@ -14,7 +14,7 @@ from kafka_eos_source.state.encoding.describe import Description, type_from_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.evolution import agree, parts_of_aggregates, versions_of
+from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
@@ -195,7 +195,6 @@ class AggregateProcessor:
         """Returns the grouping that reads values of these versions; None = only the declared one."""
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
         aggregation = Aggregation(self._aggregates, self._schema)
-        versions = versions or (Version(1, parts_of_aggregates(aggregation)),)
         return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,7 +205,7 @@ class AggregateProcessor:
 def grouping_of(
     keys: pa.Schema,
     aggregation: Aggregation,
-    versions: Sequence[Version],
+    versions: Sequence[Version] | None,
     window: Window | None,
     time: pa.DataType,
     emit: str,

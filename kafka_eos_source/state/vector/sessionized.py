@@ -90,7 +90,7 @@ class Sessionized(Grouping):
         self,
         keys: pa.Schema,
         aggregation: Aggregation,
-        versions: Sequence[Version],
+        versions: Sequence[Version] | None,
         window: Session,
         time: pa.DataType,
         emit: str,
@@ -100,7 +100,7 @@ class Sessionized(Grouping):
         self._time = time
         self._on_close = emit == "on_close"
         span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
-        self._lists = VersionedLists(span, versions)
+        self._lists = VersionedLists(span, self.versions)
 
     @property
     def output(self) -> pa.Schema:

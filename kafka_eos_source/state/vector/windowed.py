@@ -56,7 +56,7 @@ class Windowed(Grouping):
         self,
         keys: pa.Schema,
         aggregation: Aggregation,
-        versions: Sequence[Version],
+        versions: Sequence[Version] | None,
         window: Tumbling,
         time: pa.DataType,
         emit: str,
