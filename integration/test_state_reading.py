@@ -30,7 +30,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count
+from kafka_eos_source.state.vector import Aggregate, count, max_
 
 _ROWS = 2_000
 _SEED = 20_261_121
@@ -127,6 +127,7 @@ class Pages:
         self.state_dir = str(folder / "state")
         self.checkpoint = str(folder / "checkpoint")
         self.wanted: Counter[str] = Counter()
+        self.aggregates: dict[str, Aggregate] = {"views": count()}
 
     @property
     def connection(self) -> dict[str, str]:
@@ -150,7 +151,7 @@ class Pages:
         )
         counted = aggregate_with_changelog_state(
             pages,
-            {"views": count()},
+            self.aggregates,
             options={
                 **self.connection,
                 "application.id": self.application,
@@ -241,6 +242,36 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     ).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
         pages.query_state(kafka=kafka, at_least={source: 99})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
+    """Readers see the groups that the changed query has not touched, and those that it has."""
+    pages.feed(["home", "cart", "home"])
+    pages.run()
+    kafka = pages.connection
+    with pages.query_state(kafka=kafka) as state:
+        assert state.get("home") == {"views": 2}
+        pages.aggregates = {"last": max_("page"), "views": count()}
+        pages.feed(["home", "help"])
+        pages.run()
+        wanted = {
+            "home": {"last": "home", "views": 3},
+            "cart": {"last": None, "views": 1},
+            "help": {"last": "help", "views": 1},
+        }
+        state.refresh()
+        assert {row["key"]["page"]: row["value"] for row in state.all()} == wanted
+    found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
+    assert found == wanted
+    assert json.loads(command(pages, "get", "cart", "--json").output)["value"] == wanted["cart"]
+    pages.aggregates = {"views": max_("page")}
+    pages.feed(["cart"])
+    with pytest.raises(StreamingQueryException, match=r"'views' was count\(\).*is now max\(page\)"):
+        pages.run()
+    found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
+    assert found == wanted
 
 
 @pytest.mark.timeout(300)

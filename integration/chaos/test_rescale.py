@@ -145,8 +145,12 @@ def test_t178_a_query_whose_state_is_half_moved_refuses_to_start_and_names_the_c
         assert "is being moved to 5 shards" in said, refused.tail()
         assert "run that command again" in said
         assert len(read_back(counts.case.broker, counts.case.sink)) == before, "nothing was written"
-    killed, output = killed_at([""], counts.words(5), slice_records=SLICE)
+    killed, output = killed_at([""], [*counts.words(5), "--json"], slice_records=SLICE)
     assert not killed
     assert "offsets of an earlier run" in output
+    shown = [json.loads(line) for line in output.splitlines() if line.startswith('{"stage"')]
+    assert len(shown) >= 3
+    assert all(each["offsets_done"] < each["offsets_total"] for each in shown[:-1])
+    assert shown[-1]["offsets_done"] == shown[-1]["offsets_total"]
     counts.run(5)
     assert counts.is_exact

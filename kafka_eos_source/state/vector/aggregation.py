@@ -77,8 +77,6 @@ class Aggregation:
         self.states_by_name = {
             name: each.state for name, each in zip(aggregates, self._accumulators, strict=True)
         }
-        #: Columns of the state that belong to no aggregate.
-        self.hidden = [field for each in self._hidden for field in each.state]
         self.results = pa.schema(
             [pa.field(name, each.result) for name, each in zip(aggregates, self._accumulators, strict=True)]
         )

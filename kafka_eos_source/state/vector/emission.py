@@ -32,7 +32,7 @@ from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.grouping import HELD, TIMES
-from kafka_eos_source.state.vector.versions import Version, VersionedRows
+from kafka_eos_source.state.vector.versions import Version, VersionedRows, only_version
 
 EMIT = ("on_update", "changes", "on_close")
 
@@ -63,7 +63,7 @@ class Emission:
 
     Args:
         aggregation: the aggregates.
-        versions: versions of the stored values, oldest first; the newest one is that of the other arguments.
+        versions: versions of the stored values, oldest first; None = only the declared one.
         emit: one of `EMIT`.
         limit_ms: how long a changed group is held back; None = not at all.
 
@@ -76,7 +76,7 @@ class Emission:
     """
 
     def __init__(
-        self, aggregation: Aggregation, versions: Sequence[Version], emit: str, limit_ms: int | None
+        self, aggregation: Aggregation, versions: Sequence[Version] | None, emit: str, limit_ms: int | None
     ) -> None:
         self.on_close = emit == "on_close"
         self.limit_ms = limit_ms
@@ -84,8 +84,9 @@ class Emission:
         self._changes = emit == "changes"
         self._aggregation = aggregation
         self._marks_removed = not self.on_close and (self._changes or aggregation.removed is not None)
-        self.codec = VersionedRows(versions)
-        self.value = pa.schema(versions[-1].fields)
+        held = [] if limit_ms is None else aggregation.held(changes=self._changes)
+        self.value = pa.schema([*aggregation.state, *held])
+        self.codec = VersionedRows(versions or only_version(self.value))
         self._details = details_of(emit, limit_ms)
 
     @property

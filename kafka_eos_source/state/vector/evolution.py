@@ -11,7 +11,7 @@ shard compares it with what the query declares:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -106,34 +106,27 @@ def versions_of(description: Description) -> tuple[Version, ...]:
 
 def parts_of(description: Description) -> tuple[Part, ...]:
     """Returns the parts of a declared value, with ids from 0."""
-    if description.kind == "aggregate":
-        return parts_of_aggregates(Aggregation.from_json(description.details), description.details)
+    parts: list[Part] = []
     columns = [column for table in description.tables.values() for column in table.value]
-    return tuple(Part(number, column.name, None, (column,)) for number, column in enumerate(columns))
+    aggregation: Aggregation | None = None
+    if description.kind == "aggregate":
+        aggregation = Aggregation.from_json(description.details)
+        for name, fields in aggregation.states_by_name.items():
+            parts.append(Part(len(parts), name, aggregation.aggregates[name].to_json(), tuple(fields)))
+        # Columns before the states are the same in all versions. Each one after them is a part of its own.
+        last = [column.name for column in columns].index(parts[-1].fields[-1].name)
+        columns = columns[last + 1 :]
+    for column in columns:
+        parts.append(Part(len(parts), column.name, _emitted(aggregation, column.name), (column,)))
+    return tuple(parts)
 
 
-def parts_of_aggregates(aggregation: Aggregation, details: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Returns the parts of a value that holds the states of these aggregates, with ids from 0.
-
-    Args:
-        aggregation: the aggregates.
-        details: details of the description, which say whether the value records what was emitted.
-    """
-    parts = [
-        (name, aggregation.aggregates[name].to_json(), tuple(fields))
-        for name, fields in aggregation.states_by_name.items()
-    ]
-    others = list(aggregation.hidden)
-    if details.get("held"):
-        others += aggregation.held(changes=details.get("emit") == "changes")
-    parts += [(field.name, _emitted(aggregation, field.name), (field,)) for field in others]
-    return tuple(Part(number, *part) for number, part in enumerate(parts))
-
-
-def _emitted(aggregation: Aggregation, column: str) -> Any:
+def _emitted(aggregation: Aggregation | None, column: str) -> Any:
     """Returns the declaration of a column with an emitted result, which is renamed with its aggregate."""
     name = column.removeprefix("__emitted_")
-    return {"emitted": aggregation.aggregates[name].to_json()} if name in aggregation.aggregates else None
+    if aggregation is None or name == column or name not in aggregation.aggregates:
+        return None
+    return {"emitted": aggregation.aggregates[name].to_json()}
 
 
 # -- comparison
@@ -291,14 +284,9 @@ def show(description: Description) -> str:
         shown.append(", ".join(_part(part) for part in _shown(description)))
     if "version" in details:
         shown.append(f"version {details['version']!r}")
-    if "removed" in details:
-        shown.append(f"removed={details['removed']!r}")
-    if "emit" in details:
-        shown.append(f"emit={details['emit']!r}")
-    if details.get("held"):
-        shown.append("at_most_every set")
     if "window" in details:
         shown.append(" ".join(f"{name}={value}" for name, value in details["window"].items()))
+    shown += [f"{name}={value}" for name, value in _others(description).items()]
     return "; ".join(shown)
 
 

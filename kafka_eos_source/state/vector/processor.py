@@ -14,8 +14,8 @@ from kafka_eos_source.state.encoding.describe import Description, type_from_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.emission import EMIT, Emission, details_of
-from kafka_eos_source.state.vector.evolution import agree, parts_of_aggregates, versions_of
+from kafka_eos_source.state.vector.emission import EMIT, Emission
+from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
@@ -259,9 +259,6 @@ def grouping_of(
         emit: one of `EMIT`.
         limit_ms: how long a changed result is held back; None = not at all.
     """
-    if versions is None:
-        details = details_of(emit, limit_ms)
-        versions = (Version(1, parts_of_aggregates(aggregation, details)),)
     if isinstance(window, Session):
         return Sessionized(keys, aggregation, versions, window, time, emit)
     emission = Emission(aggregation, versions, emit, limit_ms)

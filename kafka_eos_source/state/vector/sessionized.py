@@ -22,7 +22,7 @@ from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.emission import details_of
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping
-from kafka_eos_source.state.vector.versions import Version, VersionedLists
+from kafka_eos_source.state.vector.versions import Version, VersionedLists, only_version
 from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
@@ -92,7 +92,7 @@ class Sessionized(Grouping):
         self,
         keys: pa.Schema,
         aggregation: Aggregation,
-        versions: Sequence[Version],
+        versions: Sequence[Version] | None,
         window: Session,
         time: pa.DataType,
         emit: str,
@@ -103,7 +103,7 @@ class Sessionized(Grouping):
         self._on_close = emit == "on_close"
         self._changes = emit == "changes"
         span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
-        self._lists = VersionedLists(span, versions)
+        self._lists = VersionedLists(span, versions or only_version(aggregation.state))
 
     @property
     def output(self) -> pa.Schema:

@@ -18,7 +18,7 @@ aggregate that was removed and added again are not confused, and an aggregate ma
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -108,6 +108,11 @@ class Version:
             for id_, name, declared, fields in written["parts"]
         )
         return cls(written["number"], tuple(parts))
+
+
+def only_version(columns: Iterable[pa.Field]) -> tuple[Version, ...]:
+    """Returns the versions of a store whose values always had these columns."""
+    return (Version(1, (Part(0, "", None, tuple(columns)),)),)
 
 
 def without_zones(written: Any) -> Any:
