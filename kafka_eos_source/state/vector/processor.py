@@ -17,7 +17,7 @@ from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.emission import EMIT, Emission
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.running import Running
+from kafka_eos_source.state.vector.running import HeldRunning, Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
 from kafka_eos_source.state.vector.windowed import Windowed
 from kafka_eos_source.state.vector.windows import (
@@ -241,7 +241,7 @@ def grouping_of(
         return Sessionized(keys, aggregation, window, time, emit)
     emission = Emission(aggregation, emit, limit_ms)
     if window is None:
-        return Running(keys, aggregation, emission)
+        return (Running if limit_ms is None else HeldRunning)(keys, aggregation, emission)
     return Windowed(keys, aggregation, window, time, emission)
 
 
