@@ -18,7 +18,7 @@ from kafka_eos_source.state.vector.emission import EMIT, Emission
 from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.running import Running
+from kafka_eos_source.state.vector.running import HeldRunning, Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
 from kafka_eos_source.state.vector.versions import Version
 from kafka_eos_source.state.vector.windowed import Windowed
@@ -263,7 +263,7 @@ def grouping_of(
         return Sessionized(keys, aggregation, versions, window, time, emit)
     emission = Emission(aggregation, versions, emit, limit_ms)
     if window is None:
-        return Running(keys, aggregation, emission)
+        return (Running if limit_ms is None else HeldRunning)(keys, aggregation, emission)
     return Windowed(keys, aggregation, window, time, emission)
 
 

@@ -22,8 +22,8 @@ from kafka_eos_source.state.vector.grouping import (
 )
 
 
-class Running(Grouping):
-    """Groups rows by key alone.
+class ByKey(Grouping):
+    """Groups rows by key alone; the base of both ways to emit the results.
 
     Layout of the store (a timed entry exists only for a result that is held back)::
 
@@ -57,38 +57,58 @@ class Running(Grouping):
         keys, _, states = self.split(partial)
         return self.batch(self.aggregation.merge_states(keys, states))
 
-    def update(
-        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
-    ) -> Iterator[list[pa.Array]]:
-        now_ms = None if self._emission.limit_ms is None else context.time_ms
-        waiting = due.due_keys(state, HELD, now_ms)
-        if now_ms is not None:
-            self._request_batch(partial.num_rows > 0, now_ms, state, context)
-        if partial.num_rows:
-            keys, _, new = self.split(partial)
-            store_keys = keyed_keys(VALUES, self.codec.encode(keys))
-            store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
-            combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
-            groups = Groups(store_keys, keys, *combined)
-            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
-            if len(waiting):
-                waiting = waiting.filter(due.is_not_in(waiting, split_keys(store_keys).group_keys))
-        if len(waiting):
-            store_keys = keyed_keys(VALUES, waiting)
-            groups = self._emission.stored(store_keys, self.codec.decode(waiting), state.get_many(store_keys))
-            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
-
-    def _request_batch(self, has_rows: bool, now_ms: int, state: StateAccess, context: BatchContext) -> None:
-        """Requests a batch at the time when the first result that is held back after this batch is due."""
-        first_ms = due.first_after(state, HELD, now_ms)
-        if first_ms is not None:
-            context.request_batch_at(first_ms)
-        if has_rows and self._emission.limit_ms is not None:
-            context.request_batch_at(now_ms + self._emission.limit_ms)
-
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         if table == HELD:
             return read_held(self.codec, self.keys, keys)
         groups = self._emission.stored(keys, self.codec.decode(split_keys(keys).group_keys), values)
         fields = [*self.keys, *self.aggregation.results]
         return pa.Table.from_arrays(self._emission.current(groups), schema=pa.schema(fields))
+
+    def _combined(self, partial: pa.RecordBatch, state: StateAccess) -> Groups:
+        """Returns the groups of partial rows with their new states."""
+        keys, _, new = self.split(partial)
+        store_keys = keyed_keys(VALUES, self.codec.encode(keys))
+        store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
+        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
+        return Groups(store_keys, keys, *combined)
+
+
+class Running(ByKey):
+    """Emits each changed result in the batch that changes it. A batch may be divided by key."""
+
+    def update(
+        self, partial: pa.RecordBatch, state: StateAccess, _context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        if partial.num_rows:
+            groups = self._combined(partial, state)
+            yield from self._emission.settle(groups, state, None, None, changed=True)
+
+
+class HeldRunning(ByKey):
+    """Holds changed results back in processing time.
+
+    `update` needs all rows of the batch at once, and also runs without rows, because a result may be due.
+    """
+
+    def update(
+        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        now_ms = context.time_ms
+        waiting = due.due_keys(state, HELD, now_ms)
+        self._request_batch(partial.num_rows > 0, state, context)
+        if partial.num_rows:
+            groups = self._combined(partial, state)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
+            waiting = waiting.filter(due.is_not_in(waiting, split_keys(groups.store_keys).group_keys))
+        if len(waiting):
+            store_keys = keyed_keys(VALUES, waiting)
+            groups = self._emission.stored(store_keys, self.codec.decode(waiting), state.get_many(store_keys))
+            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
+
+    def _request_batch(self, has_rows: bool, state: StateAccess, context: BatchContext) -> None:
+        """Requests a batch at the time when the first result that is held back after this batch is due."""
+        first_ms = due.first_after(state, HELD, context.time_ms)
+        if first_ms is not None:
+            context.request_batch_at(first_ms)
+        if has_rows and self._emission.limit_ms is not None:
+            context.request_batch_at(context.time_ms + self._emission.limit_ms)
