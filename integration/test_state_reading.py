@@ -6,11 +6,8 @@ import datetime
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from itertools import cycle
 from pathlib import Path
@@ -26,6 +23,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import Admin, read_back, transaction
+from integration.support.rescaling import killed_at
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
@@ -36,7 +34,7 @@ from kafka_eos_source.state.operator.transform import aggregate_with_changelog_s
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count
+from kafka_eos_source.state.vector import Aggregate, count, max_
 
 _ROWS = 2_000
 _SEED = 20_261_121
@@ -135,6 +133,7 @@ class Pages:
         self.state_dir = str(folder / "state")
         self.checkpoint = str(folder / "checkpoint")
         self.wanted: Counter[str] = Counter()
+        self.aggregates: dict[str, Aggregate] = {"views": count()}
 
     @property
     def connection(self) -> dict[str, str]:
@@ -158,7 +157,7 @@ class Pages:
         )
         counted = aggregate_with_changelog_state(
             pages,
-            {"views": count()},
+            self.aggregates,
             options={
                 **self.connection,
                 "application.id": self.application,
@@ -275,6 +274,36 @@ class Notebook:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
+def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
+    """Readers see the groups that the changed query has not touched, and those that it has."""
+    pages.feed(["home", "cart", "home"])
+    pages.run()
+    kafka = pages.connection
+    with pages.query_state(kafka=kafka) as state:
+        assert state.get("home") == {"views": 2}
+        pages.aggregates = {"last": max_("page"), "views": count()}
+        pages.feed(["home", "help"])
+        pages.run()
+        wanted = {
+            "home": {"last": "home", "views": 3},
+            "cart": {"last": None, "views": 1},
+            "help": {"last": "help", "views": 1},
+        }
+        state.refresh()
+        assert {row["key"]["page"]: row["value"] for row in state.all()} == wanted
+    found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
+    assert found == wanted
+    assert json.loads(command(pages, "get", "cart", "--json").output)["value"] == wanted["cart"]
+    pages.aggregates = {"views": max_("page")}
+    pages.feed(["cart"])
+    with pytest.raises(StreamingQueryException, match=r"'views' was count\(\).*is now max\(page\)"):
+        pages.run()
+    found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
+    assert found == wanted
+
+
+@pytest.mark.timeout(300)
 def test_lookups_while_the_query_runs_show_one_batch_each(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,36 +375,6 @@ def command(pages: Pages, *words: object) -> Result:
     return CliRunner().invoke(main, words_of(pages, *words))
 
 
-#: Forks a process for each step at which to be killed, so that the imports run only once.
-_KILLED = """
-import os, sys
-from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.cli import main
-import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
-for step in sys.argv[1].split(","):
-    pid = os.fork()
-    if pid == 0:
-        os.environ[failpoints.ENVIRONMENT_VARIABLE] = step + "=kill-worker"
-        main(sys.argv[2:], standalone_mode=False)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    print(step, os.waitstatus_to_exitcode(status))
-"""
-
-
-def killed_at(steps: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Runs the command once for each step, and returns the steps at which it was killed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, ",".join(steps), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    ends = [line.split() for line in done.stdout.splitlines() if line.startswith("rescale.")]
-    return [step for step, code in ends if int(code) == -signal.SIGKILL]
-
-
 #: Failpoints in the order in which a rescale reaches them. Each process continues where the last was killed.
 _STEPS = [
     "rescale.after_init",
@@ -427,12 +426,12 @@ def test_a_killed_rescale_continues_to_more_and_to_fewer_shards(
     pages.run()
     assert "With --yes" in command(pages, "rescale", "--shards", 5).output
     to_five = words_of(pages, "rescale", "--shards", 5, "--yes")
-    assert killed_at(_STEPS[:6], to_five) == _STEPS[:6]
+    assert killed_at(_STEPS[:6], to_five)[0] == _STEPS[:6]
     assert "from 3 to 5 shards is under way" in command(pages, "rescale", "--shards", 4).output
     pages.feed(names[:70])
     with pytest.raises(StreamingQueryException, match="is being moved to 5 shards"):
         pages.run(5)
-    assert killed_at(_STEPS[6:], to_five) == _STEPS[6:]
+    assert killed_at(_STEPS[6:], to_five)[0] == _STEPS[6:]
     moved = command(pages, "rescale", "--shards", 5, "--yes")
     assert moved.exit_code == 0, moved.output
     assert "has 5 shards" in command(pages, "rescale", "--shards", 5).output

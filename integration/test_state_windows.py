@@ -183,3 +183,46 @@ def test_the_page_views_example_prints_revisions_and_complete_windows(broker: st
     ]
     assert written[6] == ["→ dropped and counted: 1 view"]
     assert steps[-1] == "20 results, 1 late view dropped"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.fault(
+    "T182", "an event time is in the year 2262, and the driver is killed", "two stateful steps in Spark"
+)
+def test_two_stateful_steps_equal_a_batch_query_although_one_time_is_wrong(
+    broker: str, topic: Callable[..., str], driver: Any, tmp_path: Path
+) -> None:
+    """The histogram of window counts equals that of plain Spark over the same records, in spite of all."""
+    chance, begin_ms = random.Random(3), int(time.time() * 1000) - 3_600_000
+    times = [begin_ms + 200 * index - chance.randrange(20_000) for index in range(300)]
+    times.insert(50, 9_214_646_400_000)  # early, so that it would make most events late
+    source, sink = topic(2), topic(2)
+    for part in range(2):
+        own = times[part::2]
+        produce(
+            broker, source, [str(each) for each in own], keys=[f"u{each % 5}" for each in own], partition=part
+        )
+    servers = {"kafka.bootstrap.servers": broker}
+    ours = {**servers, "application.id": f"app-{sink}"}
+    reading = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+    spec = {
+        "source": {**servers, **reading},
+        "operator": {**ours, "state.dir": str(tmp_path / "state")},
+        "sink": {**ours, "topic": sink, "checkpointLocation": str(tmp_path / "checkpoint")},
+        "batch_result": str(tmp_path / "batch.json"),
+        "counts": str(tmp_path / "counts.json"),
+    }
+    module, once = "integration.support.chained_windows", tmp_path / "once"
+    killed = driver(spec, f"commit.after_commit=kill*3@{once}", module=module)
+    assert killed.wait() != 0
+    assert once.exists(), killed.tail()
+    driver(spec, module=module).finish()
+
+    written: defaultdict[str, list[str | None]] = defaultdict(list)
+    for record in read_back(broker, sink):
+        written[(record.key or b"").decode()].append(None if record.value is None else record.value.decode())
+    newest = {key: values[-1] for key, values in written.items() if values[-1] is not None}
+    assert newest == json.loads((tmp_path / "batch.json").read_text())
+    assert sum(map(len, written.values())) > 2 * len(written), "results were revised"
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"future_rows": 1}

@@ -54,17 +54,24 @@ OPEN_FOR_EACH_COMMIT = (
 @pytest.fixture(scope="module", params=[OPEN_ONCE, OPEN_FOR_EACH_COMMIT], ids=["open once", "open for each"])
 def crashes(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders as kills left them, each with the number of commits acknowledged before the kill."""
-    return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", commits=40)
+    return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", request.param, commits=40)
 
 
 @pytest.fixture(scope="module")
 def crashes_while_spilling(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """As `crashes`, for a store whose transactions are too large for its memory."""
-    return _crashes(tmp_path_factory.mktemp("crashes"), "SPILLING", commits=8)
+    return _crashes(tmp_path_factory.mktemp("crashes"), "SPILLING", OPEN_ONCE, commits=8)
 
 
-def _crashes(folder: Path, config: str, *, commits: int) -> list[tuple[Path, int]]:
-    """Returns copies of a store's folder, each after up to this number of further commits."""
+def _crashes(folder: Path, config: str, work: str, *, commits: int) -> list[tuple[Path, int]]:
+    """Returns copies of a store's folder, each after up to this number of further commits.
+
+    Args:
+        folder: for the store and its copies.
+        config: name of its configuration.
+        work: what the process does that is killed.
+        commits: see above.
+    """
     rng = random.Random(SEED)
     images = []
     with other_process() as other:
@@ -74,7 +81,7 @@ def _crashes(folder: Path, config: str, *, commits: int) -> list[tuple[Path, int
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
-        other.send(request.param)
+        other.send(work)
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
             enough = _number(acknowledged) + rng.randrange(1, commits)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from model_state import ModelState
-from processor_shard import Custom, check_indexes, custom, nothing, runner, variables_in, with_state
+from processor_shard import check_indexes, custom, nothing, variables_in, with_state
 from pyspark.sql import Row
 
 from kafka_eos_source.errors import (
@@ -64,10 +64,14 @@ class TestChangedProcessors:
         shard.batch()
         with pytest.raises(StateMismatchError, match="created with time_mode 'ProcessingTime'"):
             self._declared(nothing, shard.state)
-        with pytest.raises(StateMismatchError, match="grouped by bigint, but the query by string"):
+        with pytest.raises(StateMismatchError, match="grouped by k bigint, but the query by k string"):
             self._declared(
                 nothing, shard.state, key="k STRING", columns="k STRING", time_mode="ProcessingTime"
             )
+        two = custom(nothing, key="a STRING, b STRING", columns="a STRING, b STRING")
+        two.batch()
+        with pytest.raises(StateMismatchError, match="grouped by a string, b string, but the query by b str"):
+            self._declared(nothing, two.state, key="b STRING, a STRING", columns="a STRING, b STRING")
         maps = custom(lambda h: h.getMapState("m", "a LONG", "n LONG"))
         maps.batch()
         with pytest.raises(
@@ -80,15 +84,6 @@ class TestChangedProcessors:
         state.put(META_KEY, Description("aggregate", pa.schema([("k", pa.int64())]), {}).to_json())
         with pytest.raises(StateMismatchError, match="holds the state of an operator of kind 'aggregate'"):
             self._declared(nothing, state)
-
-    def test_the_fingerprint_depends_only_on_the_key(self) -> None:
-        def fingerprint(init: Any, key: str) -> str:
-            return runner(Custom(init), key=key, columns=key, output="n LONG").schema
-
-        plain = fingerprint(nothing, "k LONG")
-        assert plain == fingerprint(lambda h: h.getValueState("v", "n LONG"), "k LONG")
-        assert plain == fingerprint(nothing, "other LONG NOT NULL")
-        assert plain != fingerprint(nothing, "k STRING")
 
     def test_variables_may_be_added_and_deleted(self, state: StateAccess) -> None:
         def both(handle: Any) -> Any:

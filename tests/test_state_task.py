@@ -19,6 +19,7 @@ from kafka_eos_source.state.operator import task as operator_task
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.state.shard_batches import BATCH_TIME, SHARD
 
 
 class EmptyProcessor:
@@ -125,3 +126,18 @@ def test_a_host_that_cannot_write_the_record_only_delays_the_detection_of_a_loss
     run(monkeypatch, now)
     assert operator._shard_task().identity.shard == 1
     assert recorded_operators(now) == ()
+
+
+def test_the_time_of_the_batch_limits_event_times_before_the_first_row_is_read(operator: Operator) -> None:
+    """The time comes from Spark and not from a clock, so a batch that runs again makes the same choice."""
+    context = BatchContext(0, 0, 2, True, 5)
+    batch = pa.record_batch(
+        {
+            "n": pa.array([1, 2]),
+            SHARD: pa.array([0, 0], pa.int32()),
+            BATCH_TIME: pa.array([1_700_000_000_123_456] * 2, pa.timestamp("us", "UTC")),
+        }
+    )
+    (rows,) = operator._rows([batch], 0, [], context)
+    assert context.event_time_limit_ms == 1_700_000_000_123 + 24 * 3_600_000
+    assert rows.schema.names == ["n"]

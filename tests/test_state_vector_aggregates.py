@@ -246,31 +246,40 @@ def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
         AggregateProcessor(pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": count()})
     with pytest.raises(
-        InvalidOptionError, match="emit is 'on_close'; expected on_update, because there is no window"
+        InvalidOptionError,
+        match="emit is 'on_close'; expected on_update or changes, because there is no window",
     ):
         AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
 
 
 def test_a_processor_is_pickled_without_its_compiled_parts() -> None:
     copy = pickle.loads(pickle.dumps(PROCESSOR))
-    assert set(vars(copy)) == {"_schema", "_keys", "_aggregates", "_window", "_emit"}
-    assert copy.schema == PROCESSOR.schema
+    assert set(vars(copy)) == {
+        "_schema",
+        "_keys",
+        "_aggregates",
+        "_window",
+        "_emit",
+        "_removed",
+        "_limit_ms",
+    }
+    assert copy.description == PROCESSOR.description
     assert copy.output == PROCESSOR.output
 
 
-def test_the_fingerprint_covers_everything_the_state_depends_on() -> None:
-    def fingerprint(keys: list[str], **aggregates: Any) -> str:
-        return AggregateProcessor(SCHEMA, keys, aggregates).schema
+def test_the_description_covers_everything_the_state_depends_on() -> None:
+    def described(keys: list[str], **aggregates: Any) -> bytes:
+        return AggregateProcessor(SCHEMA, keys, aggregates).description.to_json()
 
-    assert fingerprint(["k"], n=count()) == fingerprint(["k"], n=count())
+    assert described(["k"], n=count()) == described(["k"], n=count())
     others = [
-        fingerprint(["k"], n=count()),
-        fingerprint(["k", "i"], n=count()),
-        fingerprint(["k"], n=count("i")),
-        fingerprint(["k"], m=count()),
-        fingerprint(["k"], n=sum_("i")),
-        fingerprint(["k"], n=latest("i", by="ts")),
-        fingerprint(["k"], n=latest("i", by=("ts", "seq"))),
+        described(["k"], n=count()),
+        described(["k", "i"], n=count()),
+        described(["k"], n=count("i")),
+        described(["k"], m=count()),
+        described(["k"], n=sum_("i")),
+        described(["k"], n=latest("i", by="ts")),
+        described(["k"], n=latest("i", by=("ts", "seq"))),
     ]
     assert len(set(others)) == len(others)
 

@@ -334,7 +334,7 @@ def test_a_value_that_is_not_an_encoded_list_is_refused() -> None:
     good = codec.encode(np.array([1]), np.array([2]), [pa.array([1, 2])])[0].as_py()
     for bad, message in (
         (good[:5], "expected 13 or more"),
-        (b"\x02" + good[1:], "version of an encoded list is not 1"),
+        (b"\x02" + good[1:], "an encoded list does not begin with"),
         (good[:-1], "shorter than its rows"),
         (good + b"x", "longer or shorter"),
     ):

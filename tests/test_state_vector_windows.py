@@ -275,14 +275,15 @@ def test_a_time_outside_the_supported_range_is_named() -> None:
 
 
 def test_grace_and_emit_mode_may_change_but_windows_may_not() -> None:
-    def schema(window: Tumbling, emit: str = "on_update") -> str:
-        return AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit=emit).schema
+    def described(window: Tumbling | None, emit: str = "on_update") -> bytes:
+        processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit=emit)
+        return processor.description.to_json()
 
-    first = schema(tumbling("5s", on="ts"))
-    assert schema(tumbling("5s", on="ts", grace="1h"), "on_close") == first
-    others = {schema(tumbling("6s", on="ts")), schema(hopping("5s", every="1s", on="ts")), first}
-    others.add(schema(tumbling("5s", on="ts", offset="1s")))
-    others.add(AggregateProcessor(SCHEMA, ["k"], {"n": count()}).schema)
+    first = described(tumbling("5s", on="ts"))
+    assert described(tumbling("5s", on="ts", grace="1h"), "on_close") == first
+    others = {described(tumbling("6s", on="ts")), described(hopping("5s", every="1s", on="ts")), first}
+    others.add(described(tumbling("5s", on="ts", offset="1s")))
+    others.add(described(None))
     assert len(others) == 5
 
 

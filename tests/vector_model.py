@@ -233,6 +233,7 @@ class Stream:
     shards: int = 1
     states: list[DictState] = field(default_factory=list)
     event_time_ms: int | None = None
+    event_time_limit_ms: int | None = None
     metrics: dict[str, int] = field(default_factory=dict)
     batch_id: int = 0
 
@@ -246,7 +247,13 @@ class Stream:
         seen: list[int] = []
         for shard, batches in enumerate(shard_batches):
             context = BatchContext(
-                self.batch_id, shard, self.shards, self.batch_id == 0, self.batch_id, self.event_time_ms
+                self.batch_id,
+                shard,
+                self.shards,
+                self.batch_id == 0,
+                self.batch_id,
+                self.event_time_ms,
+                event_time_limit_ms=self.event_time_limit_ms,
             )
             for batch in processor.process(iter(batches), self.states[shard], context):
                 assert batch.schema == processor.output

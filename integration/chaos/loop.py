@@ -5,10 +5,12 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null, "marks": null, "prefix": "", "in_read": false, "lost_attempt": null}
+     "history": null, "state": null, "chained": null, "held": false, "marks": null, "prefix": "",
+     "in_read": false, "lost_attempt": null}
 
 ``marks`` is a pattern: records whose value matches it are marked as invalid. Each value is written with
 ``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
+``chained`` holds the options of two stateful steps (`chained`).
 ``in_read`` lets the tasks that read stage the rows (``write=`` of `map_in_read`). ``lost_attempt`` is a file:
 as long as it does not exist, the first reading task of a batch runs twice, and the sink gets the reports of
 both attempts, as after the loss of a shuffle file; the file then exists.
@@ -276,6 +278,10 @@ def main(path: str) -> None:
         from integration.chaos.stateful import StatefulRun
 
         run = StatefulRun
+    if "chained" in spec:
+        from integration.chaos.chained import ChainedRun
+
+        run = ChainedRun
     for restarts_left in range(spec.get("restarts", 0), -1, -1):
         try:
             run(spec, stop).to_the_end()

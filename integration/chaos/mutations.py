@@ -18,14 +18,17 @@ from kafka_eos_source.datasource import writer
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.operate import replay
+from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.operator import shard
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.records import Applying
+from kafka_eos_source.state.vector import processor
 
 _CLIENTS = (TransactionalProducer, WireProducer)
 
@@ -217,6 +220,31 @@ def _no_state_log() -> None:
     Database.close = close_and_lose  # type: ignore[method-assign]
 
 
+def _no_state_versions() -> None:
+    """Overwrites the description of a store by what the query declares, and reads its values as such."""
+
+    def overwrite(state: StateAccess, declared: Description) -> Description:
+        state.put(META_KEY, declared.to_json())
+        return declared
+
+    processor.agree = overwrite
+
+
+def _no_rescale_cut() -> None:
+    """Continues a copy of the state, although the query has run since."""
+    rescale_journal.CopyJournal.continues = lambda *_: True  # type: ignore[method-assign]
+
+
+def _journal_ahead_of_the_slice() -> None:
+    """Writes into the journal of a rescale that some more records were copied than were."""
+    encode = rescale_journal.CopyJournal.encode
+
+    def encode_ahead(self: rescale_journal.CopyJournal) -> str:
+        return encode(replace(self, offset=self.offset + 5))
+
+    rescale_journal.CopyJournal.encode = encode_ahead  # type: ignore[method-assign]
+
+
 def _no_old_sink_transactions() -> None:
     """Looks for sink transactions of the current form only, whatever the token's format."""
     named_by = sink_fate.named_by
@@ -242,6 +270,27 @@ def _next_format() -> None:
     token.FORMAT += 1
     token.READABLE = (*token.READABLE, token.FORMAT)
     token.package_version = lambda: "99.0.0"  # type: ignore[assignment]
+
+
+def _no_packets_before() -> None:
+    """Drops the state changes of the stateful step before this one, so that its state never commits."""
+    from kafka_eos_source.state.operator.task import Operator
+
+    packets = Operator._packets
+    Operator._packets = lambda self, _before, report, changes: packets(self, (), report, changes)  # type: ignore[method-assign]
+
+
+def _wrong_removal() -> None:
+    """Removes the newest result of a group instead of the one that was emitted before."""
+    from kafka_eos_source.state.vector.emission import Emission
+
+    rows = Emission._rows
+
+    def remove_newest(self: Emission, place: Any, states: Any, lives: Any, was: Any, before: Any) -> Any:
+        newest = None if before is None else self._aggregation.finish(states)
+        return rows(self, place, states, lives, was, newest)
+
+    Emission._rows = remove_newest  # type: ignore[method-assign]
 
 
 class _Prepared:
@@ -277,7 +326,12 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "pending state": _any_pending_state,
     "applying": _no_unfinished_batches,
     "state log": _no_state_log,
+    "state versions": _no_state_versions,
+    "rescale cut": _no_rescale_cut,
+    "rescale journal": _journal_ahead_of_the_slice,
     "old sink transactions": _no_old_sink_transactions,
+    "packets before": _no_packets_before,
+    "removed result": _wrong_removal,
 }
 
 

@@ -6,6 +6,7 @@ alone therefore shows a lost, doubled or reordered batch, and state that was app
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state import layout, transform_with_changelog_state
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
+from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, max_, sum_
 
 _COUNTS = 1
 
@@ -49,6 +51,71 @@ class RunningCounts:
             values.append(f"{before + more} +{more}")
         if keys:
             yield pa.record_batch([pa.array(keys), pa.array(values)], schema=self.output)
+
+
+class ChangingAggregates:
+    """Computes aggregates that change from run to run; the values of the output rows are JSON.
+
+    Args:
+        names: names in `AGGREGATES`, in the order of the results; ``a=b`` is the aggregate ``b`` under the
+            name ``a``. ``wide`` widens the type of the input.
+    """
+
+    AGGREGATES: Mapping[str, Aggregate] = {
+        "rows": count(),
+        "bytes": sum_("size"),
+        "longest": max_("size"),
+    }
+    output = pa.schema([("key", pa.binary()), ("value", pa.string())])
+    schema = ""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._size = pa.int64() if "wide" in names else pa.int32()
+        aggregates = {
+            name.partition("=")[0]: self.AGGREGATES[name.rpartition("=")[2]]
+            for name in names
+            if name != "wide"
+        }
+        self._inner = AggregateProcessor(
+            pa.schema([("key", pa.binary()), ("size", self._size)]), ["key"], aggregates
+        )
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        sized = (
+            pa.record_batch({"key": keys, "size": pc.binary_length(keys).cast(self._size)})
+            for keys in (batch.column("key").cast(pa.binary()) for batch in batches)
+        )
+        for results in self._inner.process(sized, state, context):
+            failpoints.reach("test.within_process")
+            values = [json.dumps(row) for row in results.drop_columns(["key"]).to_pylist()]
+            yield pa.record_batch([results.column("key"), pa.array(values)], schema=self.output)
+
+
+def check_changing_aggregates(wanted: Mapping[str, int], found: Sequence[Record]) -> None:
+    """Checks that each key's rows were counted without a gap, and that ``bytes`` counts from its beginning.
+
+    Args:
+        wanted: number of input rows of each key.
+        found: the committed output records, ordered within each partition. All keys are equally long.
+    """
+    at: dict[str, int] = {}
+    before_bytes: dict[str, int] = {}
+    for record in found:
+        key, results = (record.key or b"").decode(), json.loads(record.value or b"{}")
+        rows = results["renamed" if "renamed" in results else "rows"]
+        assert rows > at.get(key, 0), f"key {key!r} was at {at.get(key, 0)}, then {results}"
+        if "bytes" in results:
+            assert key in before_bytes or key in at, f"key {key!r} has no rows of before the change"
+            since = before_bytes.setdefault(key, at.get(key, 0))
+            assert results["bytes"] == len(key) * (rows - since), (
+                f"key {key!r}, {since} rows before: {results}"
+            )
+            assert results.get("longest", len(key)) == len(key), results
+        at[key] = rows
+    assert at == dict(wanted)
+    assert before_bytes.keys() == wanted.keys(), "every key was changed"
 
 
 def running_counts(

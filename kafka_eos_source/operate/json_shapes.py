@@ -196,6 +196,18 @@ SHAPES: dict[str, Any] = {
         "next_stage": "`copy`, `remake`, `fill`, `clean`, or `done`",
         "moved": "whether the command moved the state",
         "steps": ["a sentence about a step of the move"],
+        "progress": [
+            {
+                "stage": "`copy` or `fill`",
+                "records": "records that this run of the command has committed",
+                "bytes": "size of their keys and values",
+                "slices": "number of transactions",
+                "offsets_done": "offsets that are processed",
+                "offsets_total": "all offsets of the stage",
+                "seconds": "duration of the stage, s",
+                "left_seconds": "estimated remaining duration, s; null = unknown",
+            }
+        ],
     },
     "state restore": {
         "application_id": "the query",

@@ -3,23 +3,26 @@
 Kafka can add partitions to a topic but not remove them, and a key's old records must not remain in the
 partition that the key leaves. So the command creates the changelog again, by way of a copy::
 
-    COPY     changelog ──────▶ copy, placed by the new number of shards          ┐ one transaction of the
-             move record instead of tokens on the offsets of changelog and copy  ┘ query's transactional id
+    COPY     changelog ──────▶ copy, placed by the new number of shards          ┐ slices: transactions of
+             journal on the offsets of the copy                                  ┘ the query's own id
+             move record instead of tokens on the offsets of changelog and copy    in the last slice
     REMAKE   changelog deleted, created with the new number of partitions and the move record
-    FILL     copy ──────▶ changelog, partition by partition                      ┐ one transaction
-             tokens of the query's last batch on the changelog's offsets         ┘
+    FILL     copy ──────▶ changelog, partition by partition                      ┐ slices
+             journal on the offsets of the copy                                  ┘
+             tokens of the query's last batch on the changelog's offsets           in the last slice
     CLEAN    copy deleted
 
-The next stage follows from what Kafka holds (`state.changelog.move`), so after a failure the same command is
-run again:
+The next stage follows from what Kafka holds (`state.changelog.move`), and the slice from the journal
+(`rescale_journal`). So after a failure the same command is run again, and continues after the last slice:
 
 =====================================  ====================================================================
 the command is killed, or Kafka fails  what Kafka then holds
 =====================================  ====================================================================
-before COPY's transaction commits      the old state, unchanged; the query could continue with its old shards
+before COPY's last slice commits       the old state, unchanged; the query could continue with its old shards,
+                                       and the next run would then copy its newer state from the beginning
 between COPY and the end of FILL       all state and tokens in the copy; the query refuses to run, because its
                                        tasks and its sink find the move record, and fail with the fix
-within FILL's transaction              the same; the records of the aborted transaction are never read
+within a slice of FILL                 the same; the records of the aborted transaction are never read
 before CLEAN                           the new state; the command still has to delete the copy
 COPY's or FILL's commit unanswered     one of the two states above; the next run finds out which
 =====================================  ====================================================================
@@ -42,6 +45,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.session import KafkaClients
@@ -56,7 +60,14 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.rescale_records import RecordSender, copy_back, copy_to_new_shards
+from kafka_eos_source.operate.rescale_journal import CopyJournal, Progress, digest, filled_until, with_filled
+from kafka_eos_source.operate.rescale_records import (
+    SLICE_SECONDS,
+    RecordSender,
+    copy_back,
+    copy_to_new_shards,
+    finish_changelog,
+)
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -74,12 +85,16 @@ from kafka_eos_source.state.reading.cut import Changelog, Cut
 
 _log = logging.getLogger(__name__)
 
-#: Longest transaction, in ms, that a broker allows by default (``transaction.max.timeout.ms``).
-TRANSACTION_MS = 900_000
+#: Timeout of the transactions, in ms; a slice takes about a tenth of it (`rescale_records.SLICE_SECONDS`).
+TRANSACTION_MS = 120_000
 
 _PAUSE_SECONDS = 0.1
 
 Report = Callable[[str], None]
+
+
+class _Again(Exception):
+    """The stage must go on with a new producer, because the old one may not begin another transaction."""
 
 
 def copy_name(application_id: str, store: str) -> str:
@@ -101,6 +116,7 @@ class Rescale:
         to: new number of shards.
         timeout_ms: limits each single wait for the brokers, not the whole move.
         report: called with a message at each stage.
+        show: called with the progress of a stage after each of its transactions.
     """
 
     def __init__(
@@ -113,6 +129,7 @@ class Rescale:
         *,
         timeout_ms: int = 30_000,
         report: Report = _log.info,
+        show: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._application_id = application_id
         self._store = store
@@ -120,8 +137,10 @@ class Rescale:
         self._to = to
         self._timeout_ms = timeout_ms
         self._report = report
+        self._show = show
         self._connection = admin_config(kafka)
-        self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
+        self._transaction_ms = int(kafka.get("transaction.timeout.ms", TRANSACTION_MS))
+        self._clients = KafkaClients({**kafka, "transaction.timeout.ms": str(self._transaction_ms)})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
 
@@ -195,11 +214,19 @@ class Rescale:
                     "program changes the topics or the group's offsets.",
                     fix="stop that program, then run the command again.",
                 )
-            steps[stage]()
+            while not self._is_done(steps[stage]):
+                continue
             failpoints.reach(f"rescale.after_{stage.value}")
             last = stage
 
     # ------------------------------------------------------------------ stages
+
+    def _is_done(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except _Again:
+            return False
+        return True
 
     def _copy_out(self) -> None:
         try:
@@ -212,30 +239,67 @@ class Rescale:
                     )
                 cut, move = self._plan_move(seen, offsets)
                 self._report(f"copying {cut.shards} shards to {self._to} at batch {move.token.batch_id}")
-                self._recreate(Stage.COPY, self._copy, self._changelog)
-                self._begin_transaction(producer, self._copy)
-                sender = RecordSender(producer, self._copy, self._timeout_ms)
-                copy_to_new_shards(self._store_changelog(), cut, self._to, sender)
-                self._flush(producer, sender.records)
-                ends = self._ends(producer, self._copy)
-                record = move.encode()
-                self._commit(
-                    producer,
-                    [
-                        *(GroupOffset(tp, end, record) for tp, end in ends.items()),
-                        *(GroupOffset(cut.tp(k), cut.ends[k], record) for k in range(cut.shards)),
-                    ],
-                )
-                self._report(
-                    f"copied {sender.records:,} records to topic {self._copy}; the query cannot run until "
-                    "the move is complete"
-                )
+                journal = self._begun_copy(seen, offsets, cut)
+                self._copy_slices(producer, cut, move, journal)
         except FencedError as error:
             raise StateError(
                 f"a driver of application.id={self._application_id!r} is alive and took its transactional id "
                 f"back, so the move did not begin: {error.message}",
                 fix="nothing was changed. Stop the query, then run the command again.",
             ) from error
+
+    def _begun_copy(
+        self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset], cut: Cut
+    ) -> CopyJournal:
+        """Returns the journal of an earlier run if its copy is of this state; else creates an empty copy."""
+        first = offsets.get(TopicPartition(self._copy, 0))
+        journal = None if first is None else CopyJournal.decode(first.metadata)
+        if journal is not None and seen.copy is not None:
+            if journal.continues(cut, self._to, seen.copy.topic_id):
+                self._report(
+                    f"continuing at offset {journal.offset} of shard {journal.shard}; the copy already holds "
+                    f"{journal.records:,} records"
+                )
+                return journal
+            self._report("copying from the beginning: the query has run since the last attempt")
+        self._recreate(Stage.COPY, self._copy, self._changelog)
+        with TopicAdmin(self._connection) as admin:
+            copy = admin.shape(self._copy, self._deadline())
+        if copy is None:
+            raise ChangelogError(
+                f"topic {self._copy!r} was created, and is gone.", fix="find out which program deletes it."
+            )
+        return CopyJournal(digest(cut), self._to, copy.topic_id)
+
+    def _copy_slices(self, producer: Producer, cut: Cut, move: Move, journal: CopyJournal) -> None:
+        before = sum(cut.ends[k] for k in range(journal.shard)) + journal.offset
+        progress = Progress("copy", before, sum(cut.ends.values()))
+        sender = self._sender(producer, self._copy, progress, journal.records)
+        notes_tp = TopicPartition(self._copy, 0)
+
+        def commit_slice(now: CopyJournal, done: int) -> None:
+            self._flush(producer, sender)
+            end = producer.ends([notes_tp])[notes_tp]
+            now = replace(now, notes=end - 1)  # the notes were sent last, and nobody else writes
+            self._commit(producer, [GroupOffset(notes_tp, end, now.encode())], "rescale.slice")
+            self._begin_slice(producer, sender, done)
+
+        self._begin_transaction(producer, self._copy)
+        complete = copy_to_new_shards(self._store_changelog(), cut, journal, sender, commit_slice)
+        self._flush(producer, sender)
+        record = move.encode()
+        self._commit(
+            producer,
+            [
+                *(GroupOffset(tp, end, record) for tp, end in self._ends(producer, self._copy).items()),
+                *(GroupOffset(cut.tp(k), cut.ends[k], record) for k in range(cut.shards)),
+            ],
+        )
+        self._show(sender.committed(progress.total))
+        self._report(
+            f"copied {complete.records:,} records to topic {self._copy}; the query cannot run until the move "
+            "is complete"
+        )
 
     def _recreate_changelog(self) -> None:
         self._report(f"creating topic {self._changelog} again with {self._to} partition(s)")
@@ -252,13 +316,35 @@ class Rescale:
         with self._transaction() as producer:
             seen, offsets = self.observe()
             move = seen.move
-            if next_stage(seen, self._to) is not Stage.FILL or move is None:
+            if next_stage(seen, self._to) is not Stage.FILL or move is None or seen.changelog is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
-            self._report(f"filling topic {self._changelog}")
+            topic_id = seen.changelog.topic_id
+            of_copy = {tp: offsets[tp] for tp in self._partitions(self._copy) if tp in offsets}
+            if len(of_copy) < self._to:
+                raise ChangelogError(
+                    f"the group has committed offsets of {len(of_copy)} of the {self._to} partitions of "
+                    f"{self._copy!r}; expected all of them.",
+                    fix="another program deleted offsets of the group; commit the end offsets of the topic "
+                    "again, with the metadata of the other partitions, and run the command again.",
+                )
+            copy = {tp: each.offset for tp, each in of_copy.items()}
+            filled = {tp: filled_until(each.metadata, topic_id) for tp, each in of_copy.items()}
+            begun = sum(filled.values())
+            after = f", after {begun:,} offsets of an earlier run" if begun else ""
+            self._report(f"filling topic {self._changelog}{after}")
+            progress = Progress("fill", begun, sum(copy.values()))
+            sender = self._sender(producer, self._changelog, progress)
+
+            def commit_slice(now: Mapping[TopicPartition, int], done: int) -> None:
+                self._flush(producer, sender)
+                journal = [GroupOffset(tp, copy[tp], with_filled(move, topic_id, now[tp])) for tp in copy]
+                self._commit(producer, journal, "rescale.slice")
+                self._begin_slice(producer, sender, done)
+
             self._begin_transaction(producer, self._changelog)
-            sender = RecordSender(producer, self._changelog, self._timeout_ms)
-            copy_back(self._store_changelog(), self._copy, move, offsets, sender)
-            self._flush(producer, sender.records)
+            copy_back(self._store_changelog(), copy, filled, sender, commit_slice)
+            finish_changelog(move, sender)
+            self._flush(producer, sender)
             ends = self._ends(producer, self._changelog)
             self._commit(
                 producer,
@@ -267,13 +353,34 @@ class Rescale:
                         GroupOffset(tp, end, move.shard_token(tp.partition).encode())
                         for tp, end in ends.items()
                     ),
-                    *(
-                        GroupOffset(tp, each.offset)
-                        for tp, each in sorted(offsets.items())
-                        if tp.topic == self._copy
-                    ),
+                    *(GroupOffset(tp, end) for tp, end in copy.items()),
                 ],
             )
+            self._show(sender.committed(progress.total))
+
+    def _sender(
+        self, producer: Producer, topic: str, progress: Progress, records_before: int = 0
+    ) -> RecordSender:
+        return RecordSender(
+            producer,
+            topic,
+            self._timeout_ms,
+            progress,
+            slice_seconds=min(SLICE_SECONDS, self._transaction_ms / 4000),
+            records_before=records_before,
+        )
+
+    def _begin_slice(self, producer: Producer, sender: RecordSender, done: int) -> None:
+        """Reports the slice that was committed, and begins the next one.
+
+        Raises:
+            _Again: if an old request to end a transaction may still reach the broker (the epoch rule).
+        """
+        self._show(sender.committed(done))
+        if not producer.is_clean():
+            raise _Again
+        producer.begin()
+        sender.begin_slice()
 
     def _delete_copy(self) -> None:
         with TopicAdmin(self._connection) as admin:
@@ -373,10 +480,10 @@ class Rescale:
         producer.check_partitions({topic: self._to - 1}, self._deadline())
         producer.begin()
 
-    def _flush(self, producer: Producer, records: int) -> None:
-        producer.flush(Deadline.after_ms(TRANSACTION_MS))
-        if producer.enqueued != records:
-            raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {records}")
+    def _flush(self, producer: Producer, sender: RecordSender) -> None:
+        producer.flush(Deadline.after_ms(self._transaction_ms))
+        if producer.enqueued != sender.records:
+            raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {sender.records}")
 
     def _ends(self, producer: Producer, topic: str) -> Mapping[TopicPartition, int]:
         return producer.ends(self._partitions(topic))
@@ -384,11 +491,11 @@ class Rescale:
     def _partitions(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for number in range(self._to)]
 
-    def _commit(self, producer: Producer, offsets: Sequence[GroupOffset]) -> None:
+    def _commit(self, producer: Producer, offsets: Sequence[GroupOffset], what: str = "rescale") -> None:
         producer.send_offsets(offsets, self._group_id, self._deadline())
-        failpoints.reach("rescale.before_commit")
+        failpoints.reach(f"{what}.before_commit")
         producer.commit(self._deadline())
-        failpoints.reach("rescale.after_commit")
+        failpoints.reach(f"{what}.after_commit")
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._timeout_ms)

@@ -1,42 +1,93 @@
-"""Copies the records of a store to the partitions of their new shards, and back to the changelog."""
+"""Copies the records of a store to the partitions of their new shards, and back to the changelog.
+
+Both directions work in slices. A slice is a transaction that ends after some seconds or bytes, so that it is
+far shorter than ``transaction.timeout.ms``, whatever the size of the state.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate.rescale_journal import (
+    NOTES_KEY,
+    CopyJournal,
+    Progress,
+    decode_notes,
+    encode_notes,
+)
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.batch_record import encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, merge_keyless_entries
 from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
 
-_Handler = Callable[[pa.BinaryArray, pa.BinaryArray], None]
+#: A slice ends when it has lasted this long, or holds this much; it exceeds a limit by one chunk at most.
+SLICE_SECONDS = 10.0
+SLICE_RECORDS = 1_000_000
+SLICE_BYTES = 64 << 20
+
+#: Receives the records between two positions of a partition, and the second position.
+_Handler = Callable[[pa.BinaryArray, pa.BinaryArray, int], None]
 
 
 class RecordSender:
-    """Sends records to one topic, each to a given partition.
+    """Sends records to one topic, each to a given partition, and counts them.
 
     Attributes:
-        records: number of records sent.
+        topic: the topic.
+        records: number of records sent in this slice.
+        size_bytes: size of their keys and values.
+        state_records: number of records of the state that all runs of the command have sent.
     """
 
-    def __init__(self, producer: Producer, topic: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        timeout_ms: int,
+        progress: Progress,
+        *,
+        slice_seconds: float,
+        records_before: int = 0,
+    ) -> None:
         self._producer = producer
+        self._progress = progress
         self.topic = topic
         self.timeout_ms = timeout_ms
-        self.records = 0
+        self._slice_seconds = slice_seconds
+        self.state_records = self._records_before = records_before
+        self.begin_slice()
+
+    def begin_slice(self) -> None:
+        """Counts from zero again."""
+        self.records, self.size_bytes = 0, 0
+        self._since = time.monotonic()
+
+    @property
+    def is_slice_full(self) -> bool:
+        """Whether the transaction should end here."""
+        return (
+            self.records >= SLICE_RECORDS
+            or self.size_bytes >= SLICE_BYTES
+            or time.monotonic() - self._since >= self._slice_seconds
+        )
 
     def send(
         self,
@@ -44,23 +95,64 @@ class RecordSender:
         values: pa.BinaryArray,
         partitions: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> None:
-        """Sends records without waiting for their acknowledgement."""
+        """Sends records of the state, without waiting for their acknowledgement."""
         if len(keys):
-            rows = pa.record_batch(
-                [keys, values, pa.array(partitions.astype(np.int32))], ["key", "value", "partition"]
-            )
-            self._producer.send(rows, self.topic, Deadline.after_ms(self.timeout_ms))
-            self.records += len(keys)
+            self._send(keys, values, partitions)
+            self.state_records += len(keys)
+
+    def send_other(self, key: bytes, value: bytes | None, partition: int) -> None:
+        """Sends a record that is not part of the state; a value of None is a tombstone."""
+        keys, values = pa.array([key], pa.binary()), pa.array([value], pa.binary())
+        self._send(keys, values, np.full(1, partition, np.int64))
+
+    def _send(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        partitions: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> None:
+        rows = pa.record_batch(
+            [keys, values, pa.array(partitions.astype(np.int32))], ["key", "value", "partition"]
+        )
+        self._producer.send(rows, self.topic, Deadline.after_ms(self.timeout_ms))
+        self.records += len(keys)
+        self.size_bytes += _size(keys) + _size(values)
+
+    def committed(self, done: int) -> Progress:
+        """Records that the slice is committed; returns the progress of the stage.
+
+        Args:
+            done: offsets of the stage that are processed now.
+        """
+        progress = self._progress
+        progress.records = self.state_records - self._records_before
+        progress.size_bytes += self.size_bytes
+        progress.slices += 1
+        progress.done = done
+        return progress
 
 
-def copy_to_new_shards(changelog: Changelog, cut: Cut, shards: int, sender: RecordSender) -> None:
-    """Copies the changelog, each record to the partition of its new shard.
+def copy_to_new_shards(
+    changelog: Changelog,
+    cut: Cut,
+    journal: CopyJournal,
+    sender: RecordSender,
+    commit_slice: Callable[[CopyJournal, int], None],
+) -> CopyJournal:
+    """Copies the changelog from where the journal ends, each record to the partition of its new shard.
+
+    The transaction of the last slice is still open at the end.
 
     Args:
         changelog: changelog of the store.
         cut: how far the changelog is committed.
-        shards: new number of shards.
+        journal: what the copy holds already.
         sender: sends to the copy, which has a partition for each new shard.
+        commit_slice: commits a slice, given the journal without ``notes``, and the number of offsets done. It
+            then begins the next one. The record with the notes is the last one that was sent to partition 0.
+
+    Returns:
+        The journal of the complete copy.
 
     Raises:
         ChangelogError: if the changelog does not describe its store, or changed while it was read.
@@ -72,15 +164,17 @@ def copy_to_new_shards(changelog: Changelog, cut: Cut, shards: int, sender: Reco
             f"changelog {cut.topic!r} contains no description of its store, so its keys cannot be moved.",
             fix="only stores of this package's stateful operators can be moved.",
         )
-    placement = Placement(description, cut.shards, shards)
-    common: dict[int, dict[bytes, bytes]] = {}
-    for shard in range(cut.shards):
-        held = common.setdefault(shard, {})
+    placement = Placement(description, cut.shards, journal.to)
+    done, held = _notes(changelog, sender, journal)
+    for shard in range(journal.shard, cut.shards):
+        start = journal.offset if shard == journal.shard else 0
 
         def place(
             keys: pa.BinaryArray,
             values: pa.BinaryArray,
+            position: int,
             shard: int = shard,
+            done: dict[bytes, bytes] = done,
             held: dict[bytes, bytes] = held,
         ) -> None:
             placed = placement.of(keys, shard)
@@ -96,57 +190,146 @@ def copy_to_new_shards(changelog: Changelog, cut: Cut, shards: int, sender: Reco
                 keep = pa.array(~is_common)
                 keys, values, placed = keys.filter(keep), values.filter(keep), placed[~is_common]
             sender.send(keys, values, placed)
+            if sender.is_slice_full:
+                sender.send_other(NOTES_KEY, encode_notes(done, held), 0)
+                now = replace(journal, shard=shard, offset=position, records=sender.state_records)
+                commit_slice(now, sum(cut.ends[k] for k in range(shard)) + position)
 
-        _read(changelog, cut.tp(shard), cut.ends[shard], place, sender.timeout_ms)
-    everywhere = merge_keyless_entries(common)
-    _raise_if_changed(everywhere, description)
-    for number in range(shards):
+        _read(changelog, cut.tp(shard), start, cut.ends[shard], place, sender.timeout_ms)
+        done = merge_keyless_entries({0: done, 1: held})
+        held = {}
+    _raise_if_changed(done, description)
+    for number in range(journal.to):
         sender.send(
-            pa.array(list(everywhere), pa.binary()),
-            pa.array(list(everywhere.values()), pa.binary()),
-            np.full(len(everywhere), number, np.int64),
+            pa.array(list(done), pa.binary()),
+            pa.array(list(done.values()), pa.binary()),
+            np.full(len(done), number, np.int64),
         )
+    sender.send_other(NOTES_KEY, None, 0)
+    return replace(journal, shard=cut.shards, offset=0, records=sender.state_records)
 
 
 def copy_back(
     changelog: Changelog,
-    copy: str,
-    move: Move,
-    offsets: Mapping[TopicPartition, GroupOffset],
+    copy: Mapping[TopicPartition, int],
+    filled: Mapping[TopicPartition, int],
     sender: RecordSender,
+    commit_slice: Callable[[Mapping[TopicPartition, int], int], None],
 ) -> None:
-    """Copies each partition of the copy to the changelog, followed by the record of the batch it belongs to.
+    """Copies each partition of the copy to the changelog, from where an earlier run stopped.
+
+    The transaction of the last slice is still open at the end.
 
     Args:
         changelog: changelog of the store.
-        copy: topic with a partition for each new shard.
-        move: the move under way.
-        offsets: committed offsets of the group, which say how far the copy is committed.
+        copy: committed end of each partition of the copy.
+        filled: offset up to which each partition is in the changelog already.
         sender: sends to the changelog.
+        commit_slice: commits a slice, given the offsets up to which the partitions are in the changelog then,
+            and the number of offsets done. It then begins the next one.
 
     Raises:
         KafkaEosError: if Kafka fails.
     """
+    now = dict(filled)
+    for source, end in copy.items():
+
+        def same(
+            keys: pa.BinaryArray, values: pa.BinaryArray, position: int, source: TopicPartition = source
+        ) -> None:
+            is_note = pc.equal(keys, pa.scalar(NOTES_KEY))
+            if is_note.true_count:
+                keys, values = keys.filter(pc.invert(is_note)), values.filter(pc.invert(is_note))
+            sender.send(keys, values, np.full(len(keys), source.partition, np.int64))
+            now[source] = position
+            if sender.is_slice_full:
+                commit_slice(now, sum(now.values()))
+
+        _read(changelog, source, now[source], end, same, sender.timeout_ms)
+        now[source] = end
+
+
+def finish_changelog(move: Move, sender: RecordSender) -> None:
+    """Sends to each partition of the changelog the record of the batch that its records belong to."""
     for number in range(move.to):
-        source = TopicPartition(copy, number)
-
-        def same(keys: pa.BinaryArray, values: pa.BinaryArray, number: int = number) -> None:
-            sender.send(keys, values, np.full(len(keys), number, np.int64))
-
-        _read(changelog, source, offsets[source].offset, same, sender.timeout_ms)
-        record = encode_batch(record_of(move.shard_token(number)))
-        sender.send(pa.array([layout.BATCH_KEY]), pa.array([record]), np.full(1, number, np.int64))
+        sender.send_other(layout.BATCH_KEY, encode_batch(record_of(move.shard_token(number))), number)
 
 
-def _read(changelog: Changelog, tp: TopicPartition, end: int, handle: _Handler, timeout_ms: int) -> None:
-    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-        restore(
-            ForwardingTarget(handle),
-            tp,
-            end,
-            ChangelogReader(consumer, tp),
-            deadline=Deadline.after_ms(timeout_ms),
+def _notes(
+    changelog: Changelog, sender: RecordSender, journal: CopyJournal
+) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Returns the entries of no key that earlier runs found: in complete shards, and in the next one.
+
+    Raises:
+        ChangelogError: if another program changed the copy.
+    """
+    if journal.notes < 0:
+        return {}, {}
+    found: list[bytes] = []
+
+    def keep(keys: pa.BinaryArray, values: pa.BinaryArray, _position: int) -> None:
+        pairs = zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        found.extend(value for key, value in pairs if key == NOTES_KEY)
+
+    source = TopicPartition(sender.topic, 0)
+    _read(changelog, source, journal.notes, journal.notes + 1, keep, sender.timeout_ms)
+    if not found:
+        raise ChangelogError(
+            f"the topic {sender.topic!r} with the copy of the state lost a record at offset {journal.notes}.",
+            fix="delete the topic, and run the command again; the state itself is not damaged.",
         )
+    return decode_notes(found[-1])
+
+
+def _read(
+    changelog: Changelog, tp: TopicPartition, start: int, end: int, handle: _Handler, timeout_ms: int
+) -> None:
+    """Reads the records of a partition from one offset to another; raises as `restore`."""
+    if start >= end:
+        return
+    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
+        target = _PositionedTarget(tp, handle, start)
+        outcome = restore(
+            target, tp, end, ChangelogReader(consumer, tp), deadline=Deadline.after_ms(timeout_ms)
+        )
+    if isinstance(outcome, WipeNeeded):
+        raise ChangelogError(
+            f"partition {tp} lost records while it was copied: {outcome.why}.",
+            fix="find out what deletes records of this topic, then run the command again.",
+        )
+
+
+class _PositionedTarget(ForwardingTarget):
+    """Passes each chunk on with the position after it; reading begins at an offset.
+
+    Args:
+        tp: the partition.
+        handle: receives keys, values and position.
+        start: offset of the first record; 0 = the first one that the log has.
+    """
+
+    def __init__(self, tp: TopicPartition, handle: _Handler, start: int) -> None:
+        batch = BatchRecord("", 0, "") if start else None  # `plan_restore` takes a batch to have an offset
+        super().__init__(lambda *_: None, offsets={tp: start} if start else {}, batch=batch)
+        self._tp = tp
+        self._handle = handle
+
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        super().restore_chunk(keys, values, changelog_offsets, batch=batch, done=done)
+        if len(keys):
+            self._handle(keys, values, changelog_offsets[self._tp])
+
+
+def _size(column: pa.BinaryArray) -> int:
+    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
 
 
 def _raise_if_changed(everywhere: Mapping[bytes, bytes], description: Description) -> None:

@@ -21,6 +21,7 @@ from kafka_eos_source.operate.shared_options import (
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
+    from kafka_eos_source.operate.rescale_journal import Progress
     from kafka_eos_source.operate.target import Target
     from kafka_eos_source.state.reading.cut import Changelog
 
@@ -229,9 +230,14 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
     """Move the state of a stopped query to another number of shards.
 
     The command copies the changelog, deletes it, creates it again with the new number of partitions, and
-    fills it from the copy. If the command is killed, run it again: it continues. Until it has finished, the
-    query refuses to run. Then start the query with the new number of shards; they restore themselves.
+    fills it from the copy, in many short transactions. If the command is killed, run it again: it continues
+    after its last transaction. Until it has finished, the query refuses to run. Then start the query with the
+    new number of shards; they restore themselves.
+
+    With --json, the progress goes to standard error, one line of JSON after each transaction.
     """
+    import json
+
     from kafka_eos_source.operate.rescale import Rescale, copy_name
     from kafka_eos_source.state.changelog.move import Stage
 
@@ -240,6 +246,12 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
     application_id = _application_id(target)
     name = require_option("--store", store)
     steps: list[str] = []
+    progress: dict[str, Progress] = {}
+
+    def show(now: Progress) -> None:
+        progress[now.stage] = now
+        click.echo(json.dumps(now.to_json()) if as_json else str(now), err=as_json)
+
     move = Rescale(
         require_brokers(target),
         application_id,
@@ -248,6 +260,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         shards,
         timeout_ms=int(1000 * deadline.budget_seconds),
         report=steps.append if as_json else click.echo,
+        show=show,
     )
     stage = move.stage()
     moves = yes and stage is not Stage.DONE
@@ -257,7 +270,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         left = Stage.DONE if moves else stage
         print_json(
             {"application_id": application_id, "store": name, "shards": shards, "next_stage": left.value}
-            | {"moved": moves, "steps": steps}
+            | {"moved": moves, "steps": steps, "progress": [each.to_json() for each in progress.values()]}
         )
     elif moves:
         click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")

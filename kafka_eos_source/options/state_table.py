@@ -55,6 +55,17 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         "restore a few batches from the changelog after a power failure.",
     ),
     Option(
+        "state.event.time.max.ahead",
+        STATE,
+        values.duration_ms,
+        86_400_000,
+        "time: `30s`, `15m`, `36h`",
+        "How far an event time may be ahead of the time of its micro-batch and still advance the watermark, so "
+        "that one record with a wrong time in the far future does not close all windows. A row that is further "
+        "ahead is processed like any other, but the watermark ignores it; the metric `future_rows` counts it.",
+        "`24h`",
+    ),
+    Option(
         "state.lock.timeout.ms",
         STATE,
         values.integer(0),

@@ -32,7 +32,7 @@ class StoreIdentity:
         changelog_topic: ``<application.id>-<store>-changelog``.
         topic_id: Kafka's id of that topic; "" if unknown. Another id means that the topic was deleted and
             recreated, and that the local state is invalid.
-        schema: fingerprint of how keys and values are encoded.
+        schema: fingerprint of how keys and values are encoded; "" if it is not compared.
     """
 
     application_id: str
@@ -139,6 +139,8 @@ class BatchContext:
             none.
         metrics: what the processor counted in this batch, by name (``late_rows``). The sums over all batches
             commit with the state, so a batch that runs twice is counted once.
+        event_time_limit_ms: latest event time that may advance the watermark, in ms since the epoch; None if
+            every event time may. Later ones are not part of ``seen_event_time_ms``.
     """
 
     batch_id: int
@@ -150,6 +152,7 @@ class BatchContext:
     seen_event_time_ms: int | None = None
     due_ms: int | None = None
     metrics: dict[str, int] = field(default_factory=dict)
+    event_time_limit_ms: int | None = None
 
     def count(self, metric: str, more: int) -> None:
         """Adds to a metric. Only a few metrics with short names fit, because the token contains their sums.
@@ -199,7 +202,11 @@ class ShardProcessor(Protocol):
 
     @property
     def schema(self) -> str:
-        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`."""
+        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`.
+
+        It is empty if `process` compares the description in the store (`encoding.describe`) with what the
+        query declares. A database may be restored from a changelog, which has no fingerprint.
+        """
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext

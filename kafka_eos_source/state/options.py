@@ -28,6 +28,7 @@ class StateOptions:
     replication_factor: int
     min_insync_replicas: int | None
     wal_sync: bool
+    event_time_max_ahead_ms: int
     lock_timeout_ms: int
     timeout_ms: int
     missing_state: str
@@ -82,6 +83,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         replication_factor=values["state.changelog.replication.factor"],
         min_insync_replicas=values["state.changelog.min.insync.replicas"],
         wal_sync=values["state.wal.sync"],
+        event_time_max_ahead_ms=values["state.event.time.max.ahead"],
         lock_timeout_ms=values["state.lock.timeout.ms"],
         timeout_ms=values["state.timeout.ms"],
         missing_state=values["onMissingState"],

@@ -29,6 +29,8 @@ from kafka_eos_source.state.encoding.spark_hash import shards_of
 ROUTE = "__kafka_eos_route"
 SHARD = "__kafka_eos_shard"
 PACKED_BATCH = "__kafka_eos_packed_batch"
+#: Name of the column with Spark's time of the micro-batch, for operators that use event times.
+BATCH_TIME = "__kafka_eos_batch_time"
 
 #: Schema of a frame that holds packed batches.
 PACKED_SCHEMA = pa.schema(

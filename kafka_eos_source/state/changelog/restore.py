@@ -334,6 +334,8 @@ class _Run:
             self._batch = decode_batch(chunk.batch_value)
         batch = tag_restoring(self._batch, self._plan.since_ms)
         self._store.restore_chunk(chunk.keys, chunk.values, {self._tp: self._at}, batch=batch, done=False)
+        # The deadline limits the waits for the brokers, not how long a chunk takes to be stored or sent on.
+        self._deadline = Deadline.after_seconds(self._budget_seconds)
         self._progress.advance(chunk.records, self._at)
 
     def _at_log_end(self, log_end: int) -> None:

@@ -12,22 +12,22 @@ Types are written as Arrow's names (``"int64"``), or as ``["timestamp", "us", "U
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.model import StateAccess
 
 #: The table that holds only the description. Processors use the tables 2 to 127 and 129 to 255.
 META_TABLE = 0x01
 META_KEY = layout.keyed(META_TABLE, b"")
 
-VERSION = 1
+#: Version of the document. A description that lists versions of its values (`vector.versions`) has version 2,
+#: so that a release that does not know these versions refuses to decode the values.
+VERSION, WITH_VERSIONS = 1, 2
 
 _NAMES = {
     str(type_): type_
@@ -98,21 +98,13 @@ class Description:
             for byte, table in sorted(self.tables.items())
         }
         document = {
-            "version": VERSION,
+            "version": WITH_VERSIONS if "versions" in self.details else VERSION,
             "kind": self.kind,
             "key": fields_to_json(self.key),
             "tables": tables,
             "details": dict(self.details),
         }
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-
-    def fingerprint(self) -> str:
-        """Returns the fingerprint for `StoreIdentity.schema`, which differs if the description differs.
-
-        Time zones do not count: they only affect how an instant is displayed, and may be the session's.
-        """
-        document = _without_zones(json.loads(self.to_json()))
-        return sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
     def from_json(cls, value: bytes) -> Description:
@@ -125,7 +117,7 @@ class Description:
         try:
             document = json.loads(value)
             version = document["version"]
-            if version == VERSION:
+            if version in (VERSION, WITH_VERSIONS):
                 return cls(
                     kind=document["kind"],
                     key=fields_from_json(document["key"]),
@@ -148,29 +140,12 @@ class Description:
                 fix="find out which other program writes to the store or to its changelog topic.",
             ) from error
         raise StateFormatError(
-            f"the description of the store has version {version}, expected {VERSION}.",
+            f"the description of the store has version {version}, expected up to {WITH_VERSIONS}.",
             fix="use the version of kafka-eos that the query runs with.",
         )
 
 
-def _without_zones(written: Any) -> Any:
-    if isinstance(written, dict):
-        return {name: _without_zones(value) for name, value in written.items()}
-    if isinstance(written, list):
-        if len(written) == 3 and written[0] == "timestamp" and written[2] is not None:
-            return [*written[:2], "UTC"]
-        return [_without_zones(value) for value in written]
-    return written
-
-
-def describe(state: StateAccess, description: Description) -> None:
-    """Writes the description to the store, unless the store contains it already."""
-    written = description.to_json()
-    if state.get(META_KEY) != written:
-        state.put(META_KEY, written)
-
-
-def fields_to_json(schema: pa.Schema | pa.StructType) -> list[Any]:
+def fields_to_json(schema: Iterable[pa.Field]) -> list[Any]:
     """Returns columns as ``[[name, type, nullable], …]``."""
     return [[column.name, type_to_json(column.type), column.nullable] for column in schema]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
@@ -17,7 +18,7 @@ from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.shard_batches import PACKED_SCHEMA, pack, routed
+from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_SCHEMA, pack, routed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -71,6 +72,7 @@ def with_operator(
     shards: int | None,
     options: Mapping[str, str],
     packed_schema: pa.Schema | None = None,
+    has_event_times: bool = False,
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
@@ -84,6 +86,8 @@ def with_operator(
         shards: number of shards; None for `DEFAULT_SHARDS`.
         options: options of the operator, as ``docs/options.md`` lists them.
         packed_schema: schema of the rows in packed batches; None if the frame consists of ordinary rows.
+        has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
+            micro-batch.
 
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
@@ -100,6 +104,9 @@ def with_operator(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return operator(batches)
 
+    if has_event_times:
+        # In a streaming query, this is the time that Spark's offset log holds for the batch.
+        frame = frame.withColumn(BATCH_TIME, functions.current_timestamp())
     return by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
 
 

@@ -396,14 +396,16 @@ def _is_batch(record: BatchRecord | None) -> bool:
 
 
 def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
+    # Timers must not fire twice after the clock was set back, or on a host whose clock is behind.
+    time_ms = max(time.time_ns() // 1_000_000, 0 if last is None else last.time_ms)
     return BatchContext(
         batch_id=task.requested.batch_id,
         shard=task.identity.shard,
         shards=task.identity.shards,
         first=not _is_batch(last),
-        # Timers must not fire twice after the clock was set back, or on a host whose clock is behind.
-        time_ms=max(time.time_ns() // 1_000_000, 0 if last is None else last.time_ms),
+        time_ms=time_ms,
         event_time_ms=None if last is None else last.event_time_ms,
+        event_time_limit_ms=time_ms + task.options.event_time_max_ahead_ms,
     )
 
 

@@ -21,12 +21,12 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
-from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
+from kafka_eos_source.state.model import BatchContext, ShardProcessor, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.shard_batches import PACKED_BATCH, SHARD, unpack
+from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_BATCH, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
@@ -71,8 +71,9 @@ class Operator:
         task_begins()
         task = self._shard_task()
         packets_before: list[pa.Array] = []
-        rows = self._rows(batches, task.identity.shard, packets_before)
         with open_shard(task) as shard:
+            context = None if isinstance(shard, ShardReport) else shard.context
+            rows = self._rows(batches, task.identity.shard, packets_before, context)
             if isinstance(shard, ShardReport):
                 for _ in rows:  # a replay must detect a wrong partitioning too
                     continue
@@ -89,6 +90,7 @@ class Operator:
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
             else:
                 failpoints.reach("state.after_process")
+                _warn_of_future_rows(task, shard.context)
                 report, changes = shard.persist_pending()
             yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
@@ -146,9 +148,16 @@ class Operator:
         )
 
     def _rows(
-        self, batches: Iterable[pa.RecordBatch], shard: int, packets: list[pa.Array]
+        self,
+        batches: Iterable[pa.RecordBatch],
+        shard: int,
+        packets: list[pa.Array],
+        context: BatchContext | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the shard's rows without the routing columns, and appends their packets to ``packets``.
+        """Yields the shard's rows without the operator's columns, and appends their packets to ``packets``.
+
+        Spark's time of the micro-batch, if the rows carry it, sets the limit of event times in ``context``.
+        A batch that Spark runs again has the same time, and so has every task of the batch.
 
         Raises:
             StateError: if a row belongs to another shard. Spark may merge or shift partitions (for a union
@@ -161,6 +170,11 @@ class Operator:
             lowest_and_highest = pc.min_max(batch.column(SHARD)).as_py()
             if lowest_and_highest != {"min": shard, "max": shard}:
                 raise _misplaced(shard, None)
+            if BATCH_TIME in batch.schema.names:
+                if context is not None:
+                    batch_ms = int(batch.column(BATCH_TIME).cast(pa.int64())[0].as_py()) // 1000
+                    context.event_time_limit_ms = batch_ms + self.options.event_time_max_ahead_ms
+                batch = batch.drop_columns([BATCH_TIME])
             rows, packets_in_batch = split_packets(batch)
             if len(packets_in_batch):
                 packets.append(packets_in_batch)
@@ -204,6 +218,19 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     return (
         rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
     ), packets.drop_null()
+
+
+def _warn_of_future_rows(task: ShardTask, context: BatchContext) -> None:
+    rows = context.metrics.get("future_rows")
+    if rows:
+        _log.warning(
+            "shard %s, batch %d: the watermark ignores %d rows whose event time is more than "
+            "state.event.time.max.ahead=%d ms ahead of the batch",
+            task.tp,
+            context.batch_id,
+            rows,
+            task.options.event_time_max_ahead_ms,
+        )
 
 
 def _misplaced(task: int, shards: int | None) -> StateError:

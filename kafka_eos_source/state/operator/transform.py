@@ -116,7 +116,15 @@ def transform_with_changelog_state(
             user_options=options,
         )
         run = runner(initial)
-    return with_operator(frame, keys, run, store=store, shards=shards, options=options)
+    return with_operator(
+        frame,
+        keys,
+        run,
+        store=store,
+        shards=shards,
+        options=options,
+        has_event_times=event_time is not None,
+    )
 
 
 def aggregate_with_changelog_state(
@@ -129,6 +137,8 @@ def aggregate_with_changelog_state(
     shards: int | None = None,
     window: Window | None = None,
     emit: str = "on_update",
+    removed: str | None = None,
+    at_most_every: Duration | None = None,
     combine: bool | Literal["after_read"] = True,
 ) -> DataFrame:
     """Aggregates rows by key, and optionally by window; computes on Arrow columns.
@@ -138,8 +148,17 @@ def aggregate_with_changelog_state(
         aggregates: aggregates by the name of their result column:
             ``{"views": count(), "longest": max_("seconds")}``.
         window: ``tumbling``, ``hopping`` or ``session`` from `state.vector`; None for no window.
-        emit: ``"on_update"`` emits each changed result in each micro-batch; ``"on_close"`` emits the result
-            of each window once, when the watermark has passed the end of the window and its grace.
+        emit: ``"on_update"`` emits each changed result in each micro-batch. ``"changes"`` emits before it the
+            result that it replaces, with true in the column ``removed``, for a following aggregation.
+            ``"on_close"`` emits the result of each window once, when the watermark has passed the end of the
+            window and its grace.
+        removed: name of a boolean column; the aggregates take back the rows in which it is true. Set it to
+            ``"removed"`` if the rows come from an aggregation with ``emit="changes"``. Only count, and sum
+            and mean of integers and decimals, can take rows back.
+        at_most_every: time span, such as ``"1 minute"``. A changed result is emitted when the span has passed
+            since its first change that was not emitted, and when its window closes; so each key and window
+            emits at most one result per span. The span is event time if there is a window, and processing
+            time otherwise.
         combine: True combines the rows of each key in each input partition before the shuffle. The read does
             this itself if keys and columns come straight from this source (renamed, or
             ``cast(… as string)``); the combined rows then bypass Spark's row format, and Spark's
@@ -147,7 +166,8 @@ def aggregate_with_changelog_state(
             the read combines. False disables combining.
 
     Returns:
-        The key columns, ``window_start`` and ``window_end``, the results, and `CHANGELOG`.
+        The key columns, ``window_start`` and ``window_end``, the results, ``removed`` if there can be removed
+        rows, and `CHANGELOG`.
 
     Raises:
         InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
@@ -155,20 +175,34 @@ def aggregate_with_changelog_state(
     """
     frame, keys = grouping(rows, key)
     # Drop the other columns, because Spark would convert them to rows and back.
-    used = used_columns(keys, aggregates, window)
+    used = used_columns(keys, aggregates, window, removed)
     frame = _select(frame, used)
     processor = AggregateProcessor(
-        arrow_schema(_data_columns(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
+        arrow_schema(_data_columns(frame), _timezone(frame)),
+        keys,
+        aggregates,
+        window=window,
+        emit=emit,
+        removed=removed,
+        at_most_every=at_most_every,
     )
     packed_schema, count = processor.partial_schema if combine else None, shard_count(shards)
-    source = lineage(frame, used) if combine is True else None
+    # No column of the source can mark removed rows, so the read never combines them.
+    source = lineage(frame, used) if combine is True and removed is None else None
     if source is not None:
         in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
         frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
     elif combine:
         frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
     return with_operator(
-        frame, keys, processor, store=store, shards=shards, options=options, packed_schema=packed_schema
+        frame,
+        keys,
+        processor,
+        store=store,
+        shards=shards,
+        options=options,
+        packed_schema=packed_schema,
+        has_event_times=window is not None,
     )
 
 
@@ -214,7 +248,15 @@ def apply_with_changelog_state(
         event_time=event_time,
         version=version,
     )
-    return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+    return with_operator(
+        frame,
+        keys,
+        processor,
+        store=store,
+        shards=shards,
+        options=options,
+        has_event_times=event_time is not None,
+    )
 
 
 def deduplicate_with_changelog_state(
@@ -259,6 +301,7 @@ def deduplicate_with_changelog_state(
         shards=shards,
         options=options,
         packed_schema=schema if combine else None,
+        has_event_times=on is not None,
     )
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_TABLE
 from kafka_eos_source.state.model import BatchContext, StateAccess
 
@@ -57,11 +59,11 @@ def read_clock(state: StateAccess, context: BatchContext, time_mode: str, delay_
     return Clock(now_ms, TimerValues(now_ms, watermark_ms), watermark_ms, late_ms)
 
 
-def drop_late(table: pa.Table, event_time: str, late_ms: int | None) -> tuple[pa.Table, int | None]:
+def drop_late(table: pa.Table, event_time: str, late_ms: int | None) -> tuple[pa.Table, Ints]:
     """Removes the late rows. Rows without an event time are never late.
 
     Returns:
-        The other rows, and the largest event time of all rows in ms, rounded down; None if no row has one.
+        The other rows, and the event times of all rows that have one, in ms, rounded down.
 
     Raises:
         InvalidSchemaError: if the event time column is not a timestamp.
@@ -73,9 +75,8 @@ def drop_late(table: pa.Table, event_time: str, late_ms: int | None) -> tuple[pa
             fix="cast the column to a timestamp before the operator.",
         )
     times_us = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
-    latest_us = pc.max(times_us).as_py()
     if late_ms is not None:
         late = pc.less_equal(times_us, late_ms * _US_PER_MS).fill_null(False)
         if pc.any(late).as_py():
             table = table.filter(pc.invert(late))
-    return table, None if latest_us is None else latest_us // _US_PER_MS
+    return table, np.asarray(times_us.drop_null(), np.int64) // _US_PER_MS

@@ -224,12 +224,16 @@ def reconcile(
 
 
 def _check_query(stored: Registry, declared: Registry) -> None:
-    was = [evolution.shape(field.dataType) for field in stored.key.fields]
-    now = [evolution.shape(field.dataType) for field in declared.key.fields]
+    was, now = (
+        [f"{field.name} {evolution.shape(field.dataType)}" for field in key.fields]
+        for key in (stored.key, declared.key)
+    )
     if was != now:
         raise StateMismatchError(
             f"the state is grouped by {', '.join(was)}, but the query by {', '.join(now)}.",
-            fix="group by columns of the types that the state has, or start with a new store name.",
+            fix="group by the same columns in the same order. If they were only renamed, give them their "
+            "former names before the operator (withColumnRenamed). For other columns, start over with "
+            "another store name, a new application.id and a new checkpoint.",
         )
     if stored.time_mode != declared.time_mode:
         raise StateMismatchError(

@@ -110,7 +110,7 @@ class StateQuery:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts of dropped rows over all batches and shards: ``late_rows`` and ``null_time_rows``.
+        """Counts over all batches and shards, such as ``late_rows`` and ``future_rows``.
 
         The counts commit with the state, so a batch that ran twice is counted once.
         """

@@ -21,9 +21,7 @@ from kafka_eos_source.state.encoding import cells
 from kafka_eos_source.state.vector import exact, order
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Plan
-
-#: Digits that a mean of decimals adds to the precision and to the scale of its column, as Spark's `Average`.
-_MEAN_DIGITS = 4
+from kafka_eos_source.state.vector.retractable import retractable
 
 
 class Accumulator(Protocol):
@@ -50,16 +48,20 @@ class Accumulator(Protocol):
         """Computes the result of each group from its state."""
 
 
-def accumulator(name: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
+def accumulator(
+    name: str, aggregate: Aggregate, schema: pa.Schema, removed: str | None = None
+) -> Accumulator:
     """Returns the accumulator of a declared aggregate.
 
     Args:
         name: name of the result.
         aggregate: the declaration.
         schema: columns of the input rows.
+        removed: name of the column that marks the rows to take back; None = no row is taken back.
 
     Raises:
-        InvalidSchemaError: if a column is missing, or has a type that the aggregate does not support.
+        InvalidSchemaError: if a column is missing, or has a type that the aggregate does not support; or if
+            the aggregate cannot take rows back.
     """
     types = []
     for column in aggregate.columns():
@@ -69,6 +71,8 @@ def accumulator(name: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulat
                 fix=f"use one of the columns {', '.join(schema.names)}.",
             )
         types.append(schema.field(column).type)
+    if removed is not None:
+        return retractable(name, aggregate, types, removed)
     return _KINDS[aggregate.kind](name, aggregate, types)
 
 
@@ -122,12 +126,10 @@ class _Mean:
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         sum_type = _sum_type(name, aggregate, types[0])
-        if pa.types.is_decimal(sum_type):
-            digits, scale = types[0].precision + _MEAN_DIGITS, types[0].scale + _MEAN_DIGITS
-            self.result = pa.decimal128(min(38, digits), min(38, scale))
-        else:
+        self.result = exact.mean_type(types[0])
+        if pa.types.is_floating(self.result):
             # Spark also adds integers as doubles to compute a mean, so this sum cannot overflow.
-            self.result = sum_type = pa.float64()
+            sum_type = self.result
         self._sum_type = sum_type
         self.state = [
             pa.field(f"{name}__sum", sum_type),
@@ -151,15 +153,7 @@ class _Mean:
         return [exact.add(old[0], new[0], self._column), pc.add(old[1], new[1])]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        total, counts = states
-        divisor = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
-        if pa.types.is_floating(self.result):
-            return pc.divide(total, divisor.cast(pa.float64()))
-        # Divide with one extra digit and then round half up, as Spark does for decimals.
-        wide = pa.decimal256(76 - 20, self.result.scale + 1)
-        quotient = pc.divide(total.cast(wide), divisor.cast(pa.decimal256(19, 0)))
-        rounded = pc.round(quotient, self.result.scale, round_mode="half_towards_infinity")
-        return rounded.cast(self.result, safe=False)
+        return exact.divide(states[0], states[1], self.result)
 
 
 class _Extreme:

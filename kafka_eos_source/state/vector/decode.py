@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
-from kafka_eos_source.state.encoding.describe import META_TABLE, Description, TableDescription
+from kafka_eos_source.state.encoding.describe import META_TABLE, Description
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
-from kafka_eos_source.state.encoding.rows import RowCodec
-from kafka_eos_source.state.vector.grouping import TIMES, VALUE_VERSION
+from kafka_eos_source.state.vector.evolution import versions_of
+from kafka_eos_source.state.vector.grouping import TIMES
 from kafka_eos_source.state.vector.processor import grouping_of_description
+from kafka_eos_source.state.vector.versions import VersionedRows
 
 #: Values of `Description.kind` that this module decodes.
 KINDS = ("aggregate", "deduplicate", "function")
@@ -98,12 +99,8 @@ def _reader(description: Description) -> Callable[[int, pa.BinaryArray, pa.Binar
         if number == TIMES:
             fields, more = pa.schema([pa.field("due_ms", pa.int64())]), [pa.array(entries.times_ms)]
         else:
-            fields, more = _state(description.tables[number], values)
+            fields = description.tables[number].value
+            more = VersionedRows(versions_of(description)).decode(values)
         return pa.Table.from_arrays([*columns, *more], schema=pa.schema([*description.key, *fields]))
 
     return read
-
-
-def _state(table: TableDescription, values: pa.BinaryArray) -> tuple[pa.Schema, list[pa.Array]]:
-    codec = RowCodec(table.value, lead=VALUE_VERSION)
-    return table.value, codec.decode(values)

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.encoding.describe import Description, TableDescription, describe
+from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.encoding.rows import RowCodec
+from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
+from kafka_eos_source.state.vector.evolution import agree
 from kafka_eos_source.state.vector.grouping import (
     TIMES,
     VALUE_VERSION,
     VALUES,
     key_columns,
-    record_event_times,
     without_cached,
 )
 from kafka_eos_source.state.vector.held_chunks import HeldChunks
@@ -110,14 +111,14 @@ class DeduplicateProcessor:
         """Columns of the rows that `partial` yields: those of the input rows."""
         return self._schema
 
-    @cached_property
+    @property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding; ``grace`` and the length of ``within`` are not part of it."""
-        return self.description.fingerprint()
+        """Empty: `process` compares the state's description."""
+        return ""
 
     @cached_property
     def description(self) -> Description:
-        """Description that the processor writes into the store."""
+        """Description of the state; ``grace`` and the length of ``within`` do not affect it."""
         if self._on is None:
             return Description("deduplicate", self._keys, {VALUES: TableDescription("keys")})
         tables = {VALUES: TableDescription("keys", _PASSED), TIMES: TableDescription("due", encoding="due")}
@@ -150,8 +151,11 @@ class DeduplicateProcessor:
             batches: all rows of this shard in this micro-batch.
             state: state of this shard.
             context: the micro-batch; late rows and rows without a time are counted in it.
+
+        Raises:
+            StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        describe(state, self.description)
+        agree(state, self.description)
         if self._on is None:
             for rows in chunks(batches, self._schema):
                 yield from self._taken(rows, self._pass_new_keys(rows, state))

@@ -56,6 +56,13 @@ def due_keys(state: StateAccess, table: int, until_ms: int | None) -> pa.BinaryA
     return group_keys.take(pc.sort_indices(group_keys))
 
 
+def first_after(state: StateAccess, table: int, after_ms: int) -> int | None:
+    """Returns the time of the first entry after a time; None if there is none. Call it as `due`."""
+    rows = state.range(layout.before(table, after_ms + 1), bytes([table + 1]))
+    first = next(iter(rows), None)
+    return None if first is None else int(split_keys(pa.array([first[0]], pa.binary())).times_ms[0])
+
+
 def delete(state: StateAccess, keys: pa.BinaryArray) -> None:
     """Deletes these keys from the state."""
     if len(keys):
@@ -68,9 +75,14 @@ def is_not_in(keys: pa.BinaryArray, others: pa.BinaryArray) -> pa.BooleanArray:
 
 
 def move(
-    state: StateAccess, table: int, group_keys: pa.BinaryArray, old_ms: pa.Int64Array, new_ms: pa.Int64Array
+    state: StateAccess,
+    table: int,
+    group_keys: pa.BinaryArray,
+    old_ms: pa.Int64Array,
+    new_ms: pa.Int64Array,
+    rests: pa.BinaryArray | None = None,
 ) -> None:
-    """Moves the due entries of group keys, which must be distinct.
+    """Moves the due entries of group keys, which must be distinct, or distinct together with ``rests``.
 
     Args:
         state: state of the shard.
@@ -78,12 +90,15 @@ def move(
         group_keys: the group keys.
         old_ms: time of each key's present entry; null = the key has none.
         new_ms: time of each key's new entry; null = the entry is only removed.
+        rests: what follows each group key in the key of its entry; None = nothing.
     """
     for times, value in ((old_ms, None), (new_ms, b"")):
         has_entry = binary.valid(times)
         if bool(has_entry.any()):
             at = np.asarray(times.drop_null(), np.int64)
-            keys = timed_keys(table, at, group_keys.filter(pa.array(has_entry)))
+            has = pa.array(has_entry)
+            rest = None if rests is None else rests.filter(has)
+            keys = timed_keys(table, at, group_keys.filter(has), rest)
             state.put_many(keys, pa.repeat(pa.scalar(value, pa.binary()), len(keys)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, Plan
 _HALF = np.int64(32)
 _LOW = np.int64(0xFFFFFFFF)
 
+#: Digits that a mean of decimals adds to the precision and to the scale of its column, as Spark's `Average`.
+_MEAN_DIGITS = 4
+
 
 def sum_type(type_: pa.DataType) -> pa.DataType | None:
     """Returns Spark's type for the sum of a column of this type; None = the type cannot be summed."""
@@ -26,6 +30,30 @@ def sum_type(type_: pa.DataType) -> pa.DataType | None:
     if pa.types.is_decimal128(type_):
         return pa.decimal128(min(38, type_.precision + 10), type_.scale)
     return None
+
+
+def mean_type(type_: pa.DataType) -> pa.DataType:
+    """Returns Spark's type for the mean of a column of this type, which `sum_type` can sum."""
+    if pa.types.is_decimal(type_):
+        return pa.decimal128(min(38, type_.precision + _MEAN_DIGITS), min(38, type_.scale + _MEAN_DIGITS))
+    return pa.float64()
+
+
+def divide(total: pa.Array, counts: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Returns the mean of each group from its sum and its number of values; null for a group without values.
+
+    Args:
+        total: sums.
+        counts: numbers of values.
+        type_: `mean_type` of the values.
+    """
+    divisor = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
+    if pa.types.is_floating(type_):
+        return pc.divide(total.cast(pa.float64(), safe=False), divisor.cast(pa.float64(), safe=False))
+    # Divide with one extra digit and then round half up, as Spark does for decimals.
+    wide = pa.decimal256(76 - 20, type_.scale + 1)
+    quotient = pc.divide(total.cast(wide), divisor.cast(pa.decimal256(19, 0)))
+    return pc.round(quotient, type_.scale, round_mode="half_towards_infinity").cast(type_, safe=False)
 
 
 def plan_sum(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
@@ -102,7 +130,7 @@ def _decimals(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
 
 
 def _or_zero(column: pa.Array) -> pa.Array:
-    return column.fill_null(pa.scalar(0).cast(column.type)) if column.null_count else column
+    return column.fill_null(pa.scalar(Decimal(0), column.type)) if column.null_count else column
 
 
 def _narrow(sums: pa.Array, type_: pa.DataType, name: str) -> pa.Array:

@@ -13,18 +13,18 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.encoding import binary
-from kafka_eos_source.state.encoding.describe import Description, TableDescription, describe
+from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered_in_order
-from kafka_eos_source.state.encoding.rows import RowCodec
+from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import (
-    VALUE_VERSION,
     VALUES,
     key_columns,
-    record_event_times,
     without_cached,
 )
 from kafka_eos_source.state.vector.intake import chunks, conform, output_batches
+from kafka_eos_source.state.vector.versions import VersionedRows
 from kafka_eos_source.state.vector.windows import check_time_column, times_ms
 
 
@@ -91,7 +91,8 @@ class FunctionProcessor:
         state: columns of the state of a key: bool, int8 to int64, float, double, decimal, string, binary,
             date or timestamp.
         event_time: name of the column whose largest value is the watermark; None = no watermark.
-        version: part of the state's fingerprint; change it when the meaning of the state columns changes.
+        version: version of the state; change it when the meaning of the state columns changes. The operator
+            then refuses older state.
 
     Raises:
         InvalidSchemaError: if a column is missing or has an unsupported type, or the state has no columns.
@@ -126,21 +127,21 @@ class FunctionProcessor:
         if not len(state):
             raise InvalidSchemaError("the state has no columns.", fix="declare at least one state column.")
         self._codec.encode([pa.array([], field.type) for field in self._keys])
-        self._values.encode([pa.array([], field.type) for field in state])
+        VersionedRows(versions_of(self.description)).encode([pa.array([], field.type) for field in state])
 
     @property
     def output(self) -> pa.Schema:
         """Columns of the rows that the function returns."""
         return self._output
 
-    @cached_property
+    @property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding."""
-        return self.description.fingerprint()
+        """Empty: `process` compares the state's description."""
+        return ""
 
     @cached_property
     def description(self) -> Description:
-        """Description that the processor writes into the store."""
+        """Description of the state as declared."""
         tables = {VALUES: TableDescription("state", self._state)}
         return Description("function", self._keys, tables, {"version": self._version})
 
@@ -157,16 +158,17 @@ class FunctionProcessor:
         Raises:
             InvalidSchemaError: if the function returned columns other than those declared, or a number of
                 states that differs from the number of keys.
+            StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        describe(state, self.description)
+        codec = VersionedRows(versions_of(agree(state, self.description)))
         for rows in chunks(batches, self._schema):
             if self._event_time is not None:
                 times, is_valid = times_ms(rows.column(self._event_time))
                 record_event_times(context, times[is_valid])
-            yield from self._call(rows, state, context)
+            yield from self._call(rows, state, context, codec)
 
     def _call(
-        self, rows: pa.RecordBatch, state: StateAccess, context: BatchContext
+        self, rows: pa.RecordBatch, state: StateAccess, context: BatchContext, codec: VersionedRows
     ) -> Iterator[pa.RecordBatch]:
         number, group_keys = numbered_in_order(
             self._codec.encode([rows.column(name) for name in self._keys.names])
@@ -178,13 +180,13 @@ class FunctionProcessor:
                 rows,
                 pa.RecordBatch.from_arrays(self._codec.decode(group_keys), schema=self._keys),
                 pa.array(number),
-                self._decode_state(stored),
+                self._decode_state(stored, codec),
                 context.batch_id,
                 context.time_ms,
                 context.event_time_ms,
             )
         )
-        values = self._encode_state(new, len(group_keys))
+        values = self._encode_state(new, len(group_keys), codec)
         same = pc.or_(pc.equal(stored, values).fill_null(False), pc.and_(stored.is_null(), values.is_null()))
         changed = pc.invert(same)
         state.put_many(places.filter(changed), values.filter(changed))
@@ -193,12 +195,12 @@ class FunctionProcessor:
             for part in parts:
                 yield from output_batches(self._output, conform(part, self._output).columns)
 
-    def _decode_state(self, stored: pa.BinaryArray) -> pa.StructArray:
-        columns = self._values.decode(stored)
+    def _decode_state(self, stored: pa.BinaryArray, codec: VersionedRows) -> pa.StructArray:
+        columns = codec.decode(stored)
         mask = pa.array(~binary.valid(stored))
         return pa.StructArray.from_arrays(columns, fields=list(self._state), mask=mask)
 
-    def _encode_state(self, new: pa.StructArray, keys: int) -> pa.BinaryArray:
+    def _encode_state(self, new: pa.StructArray, keys: int, codec: VersionedRows) -> pa.BinaryArray:
         if isinstance(new, pa.ChunkedArray):
             new = binary.concat(new.chunks, new.type)
         if not isinstance(new, pa.StructArray) or len(new) != keys:
@@ -209,7 +211,7 @@ class FunctionProcessor:
             )
         present = new.filter(new.is_valid())
         rows = pa.RecordBatch.from_struct_array(present)
-        values = self._values.encode(conform(rows, self._state).columns)
+        values = codec.encode(conform(rows, self._state).columns)
         if not new.null_count:
             return values
         place = np.cumsum(binary.valid(new)) - 1
@@ -218,10 +220,6 @@ class FunctionProcessor:
     @cached_property
     def _codec(self) -> KeyCodec:
         return KeyCodec(self._keys)
-
-    @cached_property
-    def _values(self) -> RowCodec:
-        return RowCodec(self._state, lead=VALUE_VERSION)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""

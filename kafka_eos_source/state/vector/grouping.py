@@ -10,25 +10,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
-from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.versions import VersionedRows
 
-#: First byte of every value: version of the encoding.
+#: First byte of the values of operators whose values have only one version (`versions`).
 VALUE_VERSION = b"\x01"
 
-#: Numbers of the table with the values of the keys, and of the timed table (window ends or due entries).
+#: Numbers of the table with the values of the keys, of the timed table (window ends or due entries), and of
+#: the timed table of results that are held back.
 VALUES = 0x02
 TIMES = 0x81
+HELD = 0x82
 
 
 class Grouping(ABC):
@@ -48,7 +49,6 @@ class Grouping(ABC):
         self.keys = keys
         self.aggregation = aggregation
         self.codec = KeyCodec(keys)
-        self.values = RowCodec(aggregation.state, lead=VALUE_VERSION)
         self.partial = pa.schema([*keys, *self.extra, *aggregation.state])
 
     @property
@@ -60,6 +60,11 @@ class Grouping(ABC):
     @abstractmethod
     def tables(self) -> dict[int, TableDescription]:
         """Descriptions of the tables in the store, by table number."""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the store's description says about the grouping, besides the aggregates and the window."""
+        return {}
 
     @abstractmethod
     def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -140,47 +145,38 @@ def sort_by_store_key(
     )
 
 
+class Combined(NamedTuple):
+    """States of groups after this batch, and what was stored before it.
+
+    Attributes:
+        states: columns of `Aggregation.state`.
+        stored: columns of the stored values; null, or zero, for a group without a value.
+        had_value: whether the group has a stored value.
+    """
+
+    states: list[pa.Array]
+    stored: list[pa.Array]
+    had_value: pa.BooleanArray
+
+
 def combine_with_stored(
-    state: StateAccess, keys: pa.BinaryArray, codec: RowCodec, aggregation: Aggregation, new: list[pa.Array]
-) -> tuple[list[pa.Array], pa.BinaryArray]:
+    state: StateAccess,
+    keys: pa.BinaryArray,
+    codec: VersionedRows,
+    aggregation: Aggregation,
+    new: list[pa.Array],
+) -> Combined:
     """Combines the stored states of keys with new states.
 
     Args:
         state: state of the shard.
         keys: distinct keys in the store.
-        codec: codec of the values.
+        codec: codec of the values, whose first columns are the states.
         aggregation: the aggregates.
         new: states that this batch adds, in the order of ``keys``.
-
-    Returns:
-        The combined states, and the values that were stored before; null = the key had no value.
     """
     values = state.get_many(keys)
+    stored = codec.decode(values)
     if values.null_count == len(values):
-        return new, values
-    return aggregation.combine(codec.decode(values), new), values
-
-
-def record_event_times(context: BatchContext, times_ms: Ints) -> None:
-    """Records the largest event time of this shard's rows in the context of the batch."""
-    if len(times_ms):
-        largest = int(times_ms.max())
-        known = context.seen_event_time_ms
-        context.seen_event_time_ms = largest if known is None else max(known, largest)
-
-
-def closed_until(context: BatchContext, grace_ms: int) -> int | None:
-    """Returns the time up to which windows are closed at the end of the batch; None = no window closes.
-
-    The event times that this shard saw in the running batch count. The watermark of the next batch is at
-    least as late, so no later row can fall into these windows, and their results can be emitted now.
-
-    Args:
-        context: the micro-batch.
-        grace_ms: how long a window accepts rows after its end.
-
-    Returns:
-        Milliseconds since the epoch. A window that ends at this time or earlier is closed.
-    """
-    times = [time for time in (context.event_time_ms, context.seen_event_time_ms) if time is not None]
-    return max(times) - grace_ms if times else None
+        return Combined(new, stored, values.is_valid())
+    return Combined(aggregation.combine(stored[: len(new)], new), stored, values.is_valid())

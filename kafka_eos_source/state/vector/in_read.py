@@ -98,10 +98,15 @@ class AggregateInRead:
 
 
 def used_columns(
-    keys: Sequence[str], aggregates: Mapping[str, Aggregate], window: Window | None
+    keys: Sequence[str],
+    aggregates: Mapping[str, Aggregate],
+    window: Window | None,
+    removed: str | None = None,
 ) -> list[str]:
     """Returns the names of the columns that an aggregation reads, without duplicates."""
     names = [*keys, *(column for each in aggregates.values() for column in each.columns())]
     if window is not None:
         names.append(window.on)
+    if removed is not None:
+        names.append(removed)
     return list(dict.fromkeys(names))

@@ -2,10 +2,10 @@
 
 Layout of a value, with sizes in bytes::
 
-    version (1) │ due (8, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
+    lead │ due (8, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
 
-`encoding.rows` defines the cells and bodies; here the cells of all rows precede the bodies of all rows.
-*due* is the time of the key's due entry (see `due`).
+*lead* names the version of the rows (`versions`). `encoding.rows` defines the cells and bodies; here the
+cells of all rows precede the bodies of all rows. *due* is the time of the key's due entry (see `due`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.rows import RowCodec
 
-_VERSION = 1
-_HEAD = 13
+#: Bytes between the lead and the cells.
+_COUNTED = 12
 
 
 class Lists(NamedTuple):
@@ -43,10 +43,13 @@ class ListCodec:
 
     Args:
         schema: columns of the rows; the same types as for `RowCodec`.
+        lead: bytes with which every value begins: its version.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, lead: bytes = b"\x01") -> None:
         self.rows = RowCodec(schema)
+        self._lead = np.frombuffer(lead, np.uint8)
+        self._head = len(lead) + _COUNTED
 
     def encode(self, due_ms: Ints, counts: Ints, columns: Sequence[pa.Array]) -> pa.BinaryArray:
         """Encodes one value per key; a key without rows gets null, which deletes it from the state.
@@ -58,10 +61,10 @@ class ListCodec:
         """
         head, bodies = self.rows.split(columns)
         firsts = np.concatenate([[0], np.cumsum(counts)])
-        lead = np.empty((len(counts), _HEAD), np.uint8)
-        lead[:, 0] = _VERSION
-        lead[:, 1:9] = cells.pack(pa.array(due_ms))
-        lead[:, 9:] = counts.astype(">u4").view(np.uint8).reshape(-1, 4)
+        lead = np.empty((len(counts), self._head), np.uint8)
+        lead[:, :-_COUNTED] = self._lead
+        lead[:, -_COUNTED:-4] = cells.pack(pa.array(due_ms))
+        lead[:, -4:] = counts.astype(">u4").view(np.uint8).reshape(-1, 4)
         parts = [binary.from_matrix(lead), binary.from_parts(firsts * self.rows.width, head.reshape(-1))]
         if bodies:
             whole = binary.join(*bodies)
@@ -81,14 +84,14 @@ class ListCodec:
         present = binary.valid(values)
         if not bool(present.all()):
             values = values.drop_null()
-        head = binary.head(values, _HEAD)
-        if not bool((head[:, 0] == _VERSION).all()):
-            raise ValueError(f"the version of an encoded list is not {_VERSION}")
-        own = np.ascontiguousarray(head[:, 9:]).reshape(-1).view(">u4").astype(np.int64)
+        head = binary.head(values, self._head)
+        if not bool((head[:, :-_COUNTED] == self._lead).all()):
+            raise ValueError(f"an encoded list does not begin with {self._lead.tobytes()!r}")
+        own = np.ascontiguousarray(head[:, -4:]).reshape(-1).view(">u4").astype(np.int64)
         counts = np.zeros(len(present), np.int64)
         counts[present] = own
         due = np.zeros(len(present), np.int64)
-        due[present] = cells.raw(cells.unpack(head[:, 1:9], pa.int64()), np.int64)
+        due[present] = cells.raw(cells.unpack(head[:, -_COUNTED:-4], pa.int64()), np.int64)
         begins = binary.offsets(values).astype(np.int64)
         columns = self._columns(values, begins, own)
         return Lists(pa.array(due, mask=~present), counts, columns)
@@ -96,12 +99,12 @@ class ListCodec:
     def _columns(self, values: pa.BinaryArray, begins: Ints, counts: Ints) -> list[pa.Array]:
         """Decodes the columns of all rows; in each value the cells of its rows precede their bodies."""
         width = self.rows.width
-        ends_of_cells = begins[:-1] + _HEAD + counts * width
+        ends_of_cells = begins[:-1] + self._head + counts * width
         if bool((ends_of_cells > begins[1:]).any()):
             raise ValueError("an encoded list is shorter than its rows")
         firsts = np.cumsum(counts) - counts
         number = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
-        starts = np.repeat(begins[:-1] + _HEAD, counts) + number * width
+        starts = np.repeat(begins[:-1] + self._head, counts) + number * width
         head = binary.head(binary.substrings(starts, starts + width, binary.data(values)), width)
         lengths = self.rows.body_lengths(head)
         before = np.cumsum(lengths) - lengths

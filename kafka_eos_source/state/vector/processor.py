@@ -10,19 +10,27 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.encoding.describe import Description, describe, type_from_json, type_to_json
+from kafka_eos_source.state.encoding.describe import Description, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.rows_by_key import RowsByKey
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.emission import EMIT, Emission
+from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
 from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.running import Running
+from kafka_eos_source.state.vector.running import HeldRunning, Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
+from kafka_eos_source.state.vector.versions import Version
 from kafka_eos_source.state.vector.windowed import Windowed
-from kafka_eos_source.state.vector.windows import Session, Window, check_time_column, window_from_json
-
-EMIT = ("on_update", "on_close")
+from kafka_eos_source.state.vector.windows import (
+    Duration,
+    Session,
+    Window,
+    check_time_column,
+    milliseconds,
+    window_from_json,
+)
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
@@ -42,6 +50,10 @@ class AggregateProcessor:
     columns, ``window_start`` and ``window_end`` if there is a window (both in the type of the event-time
     column), and the results.
 
+    With ``emit="changes"``, each micro-batch emits for each of its changes the row that was emitted before,
+    with true in the boolean column ``removed``, and then the row that replaces it. A key or window without
+    an earlier row has no removed row. The next aggregation subtracts the removed rows (``removed``).
+
     Sessions with ``on_update`` also have a boolean column ``removed``. It is true in a row that retracts an
     earlier one, because its session became part of a longer session. The results of such a row are null, and
     it precedes the row of the longer session.
@@ -51,12 +63,19 @@ class AggregateProcessor:
         keys: names of the columns to group by.
         aggregates: aggregates by the name of their result.
         window: `windows.tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
-        emit: ``"on_update"``; or ``"on_close"`` if there is a window.
+        emit: ``"on_update"`` or ``"changes"``; or ``"on_close"`` if there is a window.
+        removed: name of a boolean column; the aggregates take back the rows in which it is true. A key or
+            window without rows left is deleted, and with ``emit="on_update"`` emitted once more: with true
+            in the column ``removed`` and null results.
+        at_most_every: time span; a changed result is held back until the span has passed since its first
+            change that was not emitted. The span is event time if there is a window, and processing time
+            otherwise. A window that closes emits what it holds back.
 
     Raises:
-        InvalidSchemaError: if a column is missing or has an unsupported type, or two columns of the result
-            would have the same name.
-        InvalidOptionError: if ``emit`` has another value, or is ``"on_close"`` without a window.
+        InvalidSchemaError: if a column is missing or has an unsupported type, two columns of the result
+            would have the same name, or an aggregate cannot take rows back.
+        InvalidOptionError: if ``emit`` has another value, or is ``"on_close"`` without a window; or if a
+            session has ``removed`` or ``at_most_every``, or ``on_close`` has ``at_most_every``.
 
     Example::
 
@@ -72,17 +91,33 @@ class AggregateProcessor:
         *,
         window: Window | None = None,
         emit: str = "on_update",
+        removed: str | None = None,
+        at_most_every: Duration | None = None,
     ) -> None:
         if emit not in EMIT or (emit == "on_close" and window is None):
-            expected = " or ".join(EMIT) if window else "on_update, because there is no window to close"
+            expected = (
+                "on_update, changes or on_close"
+                if window
+                else "on_update or changes, because there is no window to close"
+            )
             raise InvalidOptionError(
                 f"emit is {emit!r}; expected {expected}.", fix="set 'emit' to an expected value."
+            )
+        _check_session(window, removed, at_most_every)
+        if emit == "on_close" and at_most_every is not None:
+            raise InvalidOptionError(
+                f"at_most_every is {at_most_every!r} with emit='on_close', which emits each window once.",
+                fix="remove 'at_most_every', or use emit='on_update' or 'changes'.",
             )
         self._schema = schema
         self._keys = key_columns(schema, keys)
         self._aggregates = _by_event_time(aggregates, window)
         self._window = window
         self._emit = emit
+        self._removed = removed
+        self._limit_ms = (
+            None if at_most_every is None else milliseconds("at_most_every", at_most_every, at_least=1)
+        )
         _check_names(schema, self._grouping)
 
     @property
@@ -95,15 +130,19 @@ class AggregateProcessor:
         """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
 
-    @cached_property
+    @property
     def schema(self) -> str:
-        """Fingerprint of the state's encoding; ``grace`` and ``emit`` are not part of it."""
-        return self.description.fingerprint()
+        """Empty: `process` compares the state's description."""
+        return ""
 
     @cached_property
     def description(self) -> Description:
-        """Description that the processor writes into the store."""
-        details = self._grouping.aggregation.to_json()
+        """Description of the state as declared.
+
+        These do not affect the state: ``grace``, the length of ``at_most_every``, and ``emit`` if it changes
+        between ``"on_update"`` and ``"on_close"``. The other modes need to know what was emitted before.
+        """
+        details = {**self._grouping.aggregation.to_json(), **self._grouping.details}
         if self._window is not None:
             details["window"] = self._window.to_json()
             details["time"] = type_to_json(self._schema.field(self._window.on).type)
@@ -128,11 +167,16 @@ class AggregateProcessor:
             batches: all rows of this shard in this micro-batch, or the rows that `partial` made of them.
             state: state of this shard.
             context: the micro-batch; late rows and rows without a time are counted in it.
+
+        Raises:
+            StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        describe(state, self.description)
+        description = agree(state, self.description)
         grouping = self._grouping
+        if "versions" in description.details:
+            grouping = self._grouping_of(versions_of(description))
         if isinstance(grouping, Running):
-            yield from self._process_by_key(batches, state, context)
+            yield from self._process_by_key(grouping, batches, state, context)
             return
         if grouping.merges:
             parts = list(self._parts(batches, merged=False))
@@ -143,13 +187,16 @@ class AggregateProcessor:
             yield from output_batches(grouping.output, columns)
 
     def _process_by_key(
-        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+        self,
+        grouping: Grouping,
+        batches: Iterator[pa.RecordBatch],
+        state: StateAccess,
+        context: BatchContext,
     ) -> Iterator[pa.RecordBatch]:
         """Does what `process` does for some keys after the other, so that memory is bounded.
 
         Windows and sessions cannot be divided: which of them close depends on the event times of all keys.
         """
-        grouping = self._grouping
         with RowsByKey(self._keys.names) as rows:
             parts = self._parts(batches, most_rows=KEYED_ROWS)
             for partial in self._reduced(parts, bounded=True, most_rows=KEYED_ROWS):
@@ -211,10 +258,13 @@ class AggregateProcessor:
 
     @cached_property
     def _grouping(self) -> Grouping:
+        return self._grouping_of(None)
+
+    def _grouping_of(self, versions: Sequence[Version] | None) -> Grouping:
+        """Returns the grouping that reads values of these versions; None = only the declared one."""
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
-        return grouping_of(
-            self._keys, Aggregation(self._aggregates, self._schema), self._window, time, self._emit
-        )
+        aggregation = Aggregation(self._aggregates, self._schema, self._removed)
+        return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit, self._limit_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
@@ -222,14 +272,31 @@ class AggregateProcessor:
 
 
 def grouping_of(
-    keys: pa.Schema, aggregation: Aggregation, window: Window | None, time: pa.DataType, emit: str
+    keys: pa.Schema,
+    aggregation: Aggregation,
+    versions: Sequence[Version] | None,
+    window: Window | None,
+    time: pa.DataType,
+    emit: str,
+    limit_ms: int | None,
 ) -> Grouping:
-    """Returns the grouping for a window, or for no window."""
-    if window is None:
-        return Running(keys, aggregation)
+    """Returns the grouping for a window, or for no window.
+
+    Args:
+        keys: columns of the key.
+        aggregation: the aggregates.
+        versions: versions of the stored values, oldest first; None = only the declared one.
+        window: the window; None = no window.
+        time: type of the event-time column.
+        emit: one of `EMIT`.
+        limit_ms: how long a changed result is held back; None = not at all.
+    """
     if isinstance(window, Session):
-        return Sessionized(keys, aggregation, window, time, emit)
-    return Windowed(keys, aggregation, window, time, emit)
+        return Sessionized(keys, aggregation, versions, window, time, emit)
+    emission = Emission(aggregation, versions, emit, limit_ms)
+    if window is None:
+        return (Running if limit_ms is None else HeldRunning)(keys, aggregation, emission)
+    return Windowed(keys, aggregation, window, time, emission)
 
 
 def grouping_of_description(description: Description) -> Grouping:
@@ -237,7 +304,25 @@ def grouping_of_description(description: Description) -> Grouping:
     details = description.details
     window = window_from_json(details["window"]) if "window" in details else None
     time = type_from_json(details["time"]) if "window" in details else None
-    return grouping_of(description.key, Aggregation.from_json(details), window, time, "on_close")
+    limit_ms = 1 if details.get("held") else None  # the length does not matter to a reader
+    emit = details.get("emit", "on_update" if limit_ms else "on_close")
+    aggregation = Aggregation.from_json(details)
+    return grouping_of(description.key, aggregation, versions_of(description), window, time, emit, limit_ms)
+
+
+def _check_session(window: Window | None, removed: str | None, at_most_every: Duration | None) -> None:
+    if not isinstance(window, Session):
+        return
+    if removed is not None:
+        raise InvalidOptionError(
+            f"removed is {removed!r}, but a session cannot take rows back: it might have to become two.",
+            fix="use tumbling or hopping windows, or no window.",
+        )
+    if at_most_every is not None:
+        raise InvalidOptionError(
+            f"at_most_every is {at_most_every!r}, which sessions do not support.",
+            fix="remove 'at_most_every', or use tumbling or hopping windows.",
+        )
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import keyed_keys, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.vector.grouping import VALUES, Grouping, combine_with_stored, sort_by_store_key
+from kafka_eos_source.state.vector import due
+from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.emission import Emission, Groups, held_table, read_held
+from kafka_eos_source.state.vector.grouping import (
+    HELD,
+    VALUES,
+    Grouping,
+    combine_with_stored,
+    sort_by_store_key,
+)
 
 
-class Running(Grouping):
-    """Groups rows by key alone.
+class ByKey(Grouping):
+    """Groups rows by key alone; the base of both ways to emit the results.
 
-    Layout of the store::
+    Layout of the store (a timed entry exists only for a result that is held back)::
 
-        keyed 0x02 │ group key    →    version │ states
+        keyed 0x02 │ group key           →    version │ states [ │ due │ what was emitted ]
+        timed 0x82 │ due │ group key     →    (empty)
     """
 
     extra: ClassVar[pa.Schema] = pa.schema([])
 
+    def __init__(self, keys: pa.Schema, aggregation: Aggregation, emission: Emission) -> None:
+        super().__init__(keys, aggregation)
+        self._emission = emission
+
     @property
     def output(self) -> pa.Schema:
-        return pa.schema([*self.keys, *self.aggregation.results])
+        return pa.schema([*self.keys, *self._emission.output])
 
     @property
     def tables(self) -> dict[int, TableDescription]:
-        return {VALUES: TableDescription("aggregates", self.aggregation.state)}
+        return {VALUES: TableDescription("aggregates", self._emission.value), **held_table(self._emission)}
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self._emission.details()
 
     def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: rows.column(name) for name in self.aggregation.columns}
@@ -39,18 +57,58 @@ class Running(Grouping):
         keys, _, states = self.split(partial)
         return self.batch(self.aggregation.merge_states(keys, states))
 
+    def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        if table == HELD:
+            return read_held(self.codec, self.keys, keys)
+        groups = self._emission.stored(keys, self.codec.decode(split_keys(keys).group_keys), values)
+        fields = [*self.keys, *self.aggregation.results]
+        return pa.Table.from_arrays(self._emission.current(groups), schema=pa.schema(fields))
+
+    def _combined(self, partial: pa.RecordBatch, state: StateAccess) -> Groups:
+        """Returns the groups of partial rows with their new states."""
+        keys, _, new = self.split(partial)
+        store_keys = keyed_keys(VALUES, self.codec.encode(keys))
+        store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
+        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
+        return Groups(store_keys, keys, *combined)
+
+
+class Running(ByKey):
+    """Emits each changed result in the batch that changes it. A batch may be divided by key."""
+
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, _context: BatchContext
     ) -> Iterator[list[pa.Array]]:
-        if not partial.num_rows:
-            return
-        keys, _, new = self.split(partial)
-        store_keys, keys, new = sort_by_store_key(keyed_keys(VALUES, self.codec.encode(keys)), keys, new)
-        states, _ = combine_with_stored(state, store_keys, self.values, self.aggregation, new)
-        state.put_many(store_keys, self.values.encode(states))
-        yield [*keys, *self.aggregation.finish(states)]
+        if partial.num_rows:
+            groups = self._combined(partial, state)
+            yield from self._emission.settle(groups, state, None, None, changed=True)
 
-    def read(self, _table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
-        columns = self.codec.decode(split_keys(keys).group_keys)
-        results = self.aggregation.finish(self.values.decode(values))
-        return pa.Table.from_arrays([*columns, *results], schema=self.output)
+
+class HeldRunning(ByKey):
+    """Holds changed results back in processing time.
+
+    `update` needs all rows of the batch at once, and also runs without rows, because a result may be due.
+    """
+
+    def update(
+        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        now_ms = context.time_ms
+        waiting = due.due_keys(state, HELD, now_ms)
+        self._request_batch(partial.num_rows > 0, state, context)
+        if partial.num_rows:
+            groups = self._combined(partial, state)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
+            waiting = waiting.filter(due.is_not_in(waiting, split_keys(groups.store_keys).group_keys))
+        if len(waiting):
+            store_keys = keyed_keys(VALUES, waiting)
+            groups = self._emission.stored(store_keys, self.codec.decode(waiting), state.get_many(store_keys))
+            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
+
+    def _request_batch(self, has_rows: bool, state: StateAccess, context: BatchContext) -> None:
+        """Requests a batch at the time when the first result that is held back after this batch is due."""
+        first_ms = due.first_after(state, HELD, context.time_ms)
+        if first_ms is not None:
+            context.request_batch_at(first_ms)
+        if has_rows and self._emission.limit_ms is not None:
+            context.request_batch_at(context.time_ms + self._emission.limit_ms)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,14 @@ from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import keyed_keys, numbered, numbered_in_order, split_keys
+from kafka_eos_source.state.event_times import closed_until, record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.emission import details_of
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, record_event_times
-from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping
+from kafka_eos_source.state.vector.versions import Version, VersionedLists, only_version
 from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
@@ -87,14 +89,21 @@ class Sessionized(Grouping):
     )
 
     def __init__(
-        self, keys: pa.Schema, aggregation: Aggregation, window: Session, time: pa.DataType, emit: str
+        self,
+        keys: pa.Schema,
+        aggregation: Aggregation,
+        versions: Sequence[Version] | None,
+        window: Session,
+        time: pa.DataType,
+        emit: str,
     ) -> None:
         super().__init__(keys, aggregation)
         self._window = window
         self._time = time
         self._on_close = emit == "on_close"
+        self._changes = emit == "changes"
         span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
-        self._lists = ListCodec(pa.schema([*span, *aggregation.state]))
+        self._lists = VersionedLists(span, versions or only_version(aggregation.state))
 
     @property
     def output(self) -> pa.Schema:
@@ -105,9 +114,13 @@ class Sessionized(Grouping):
     @property
     def tables(self) -> dict[int, TableDescription]:
         return {
-            VALUES: TableDescription("sessions", self._lists.rows.schema, encoding="lists"),
+            VALUES: TableDescription("sessions", self._lists.schema, encoding="lists"),
             TIMES: TableDescription("due", encoding="due"),
         }
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return details_of("changes" if self._changes else "on_update", None)
 
     # -- partial rows
 
@@ -153,7 +166,8 @@ class Sessionized(Grouping):
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
         partial = self._drop_rows_without_time(partial, context)
-        record_event_times(context, cells.raw(partial.column("__last_ms"), np.int64))
+        names = ("__first_ms", "__last_ms", "__rows")
+        record_event_times(context, *(cells.raw(partial.column(name), np.int64) for name in names))
         until_ms = closed_until(context, self._window.grace_ms)
         due_keys = due.due_keys(state, TIMES, until_ms)
         if partial.num_rows:
@@ -178,7 +192,7 @@ class Sessionized(Grouping):
         # A session that is closed by the watermark accepts no rows, even if it is still in the state.
         was_closed = self._is_closed(old, watermark)
         open_before = old.where(~was_closed)
-        joined, has_new, changed, late = self._join(open_before, new, cells.raw(counts, np.int64), watermark)
+        joined, has_new, replaced, late = self._join(open_before, new, cells.raw(counts, np.int64), watermark)
         if late:
             context.count("late_rows", late)
         closes = self._is_closed(joined, until_ms)
@@ -186,7 +200,7 @@ class Sessionized(Grouping):
         if self._on_close:
             yield self._result(group_keys, old.where(was_closed).followed_by(joined.where(closes)))
         else:
-            yield self._result(group_keys, open_before.where(changed), removed=True)
+            yield self._result(group_keys, open_before.where(replaced), removed=True)
             yield self._result(group_keys, joined.where(has_new))
         return group_keys
 
@@ -202,8 +216,9 @@ class Sessionized(Grouping):
             watermark: ms since the epoch; None = no row had an event time yet.
 
         Returns:
-            The joined sessions without late ones; which of them have new rows; which of the old sessions now
-            have another first or last row; and the number of late rows.
+            The joined sessions without late ones; which of them have new rows; which of the old sessions are
+            replaced: those with another first or last row now, or in mode "changes" those with new rows; and
+            the number of late rows.
         """
         both = old.followed_by(new)
         session = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
@@ -221,10 +236,12 @@ class Sessionized(Grouping):
         key, first, last, has_new, rows = (cells.raw(column, np.int64)[order] for column in more)
         joined = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
         now = session[: len(old)]
-        changed = (first[now] != old.first_ms) | (last[now] != old.last_ms)
+        replaced = (first[now] != old.first_ms) | (last[now] != old.last_ms)
+        if self._changes:
+            replaced = has_new[now] == 1
         # The old sessions are all open, so a closed session consists of new rows only, which are late.
         late = self._is_closed(joined, watermark)
-        return joined.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
+        return joined.where(~late), has_new[~late] == 1, replaced, int(rows[late].sum())
 
     def _close(
         self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess
@@ -289,7 +306,7 @@ class Sessionized(Grouping):
         results = self.aggregation.finish(emitted.states)
         if self._on_close:
             return [*keys, *span, *results]
-        if removed:
+        if removed and not self._changes:
             results = [pa.nulls(len(emitted), column.type) for column in results]
         return [*keys, *span, *results, pa.repeat(pa.scalar(removed), len(emitted))]
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kafka_eos_source.state.encoding import cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
+from kafka_eos_source.state.event_times import closed_until, record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.emission import Emission, Groups, held_table, held_windows, read_held
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import (
+    HELD,
     TIMES,
     Grouping,
-    closed_until,
     combine_with_stored,
-    record_event_times,
     sort_by_store_key,
 )
 from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
@@ -33,10 +33,12 @@ class Windowed(Grouping):
 
     Layout of the store::
 
-        timed 0x81 │ end of the window │ group key    →    version │ states
+        timed 0x81 │ end of the window │ group key       →    version │ states [ │ due │ what was emitted ]
+        timed 0x82 │ due │ group key │ end of the window →    (empty)
 
-    The table is ordered by time, so the windows that close are a range at its start. The processor finds and
-    deletes them without reading any other window, and without an index.
+    The first table is ordered by time, so the windows that close are a range at its start. The processor
+    finds and deletes them without reading any other window, and without an index. The second table exists
+    only if results are held back (see `emission`).
 
     A partial row belongs to a *pane*, which is the longest span that lies entirely inside or outside every
     window. The rows of hopping windows are merged into panes first, and the panes are then added to each of
@@ -52,21 +54,35 @@ class Windowed(Grouping):
     )
 
     def __init__(
-        self, keys: pa.Schema, aggregation: Aggregation, window: Tumbling, time: pa.DataType, emit: str
+        self,
+        keys: pa.Schema,
+        aggregation: Aggregation,
+        window: Tumbling,
+        time: pa.DataType,
+        emission: Emission,
     ) -> None:
         super().__init__(keys, aggregation)
         self._window = window
         self._time = time
-        self._on_close = emit == "on_close"
+        self._emission = emission
 
     @property
     def output(self) -> pa.Schema:
-        window = [pa.field("window_start", self._time), pa.field("window_end", self._time)]
-        return pa.schema([*self.keys, *window, *self.aggregation.results])
+        return pa.schema([*self._place, *self._emission.output])
 
     @property
     def tables(self) -> dict[int, TableDescription]:
-        return {TIMES: TableDescription("windows", self.aggregation.state, details={"time": "window_end"})}
+        windows = TableDescription("windows", self._emission.value, details={"time": "window_end"})
+        return {TIMES: windows, **held_table(self._emission)}
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self._emission.details()
+
+    @property
+    def _place(self) -> list[pa.Field]:
+        """Columns that identify a window in the output."""
+        return [*self.keys, pa.field("window_start", self._time), pa.field("window_end", self._time)]
 
     def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
@@ -86,19 +102,32 @@ class Windowed(Grouping):
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
         panes = _drop_rows_without_time(partial, context)
-        record_event_times(context, cells.raw(panes.column("__seen_ms"), np.int64))
+        names = ("__pane_ms", "__seen_ms", "__rows")
+        record_event_times(context, *(cells.raw(panes.column(name), np.int64) for name in names))
         until_ms = closed_until(context, self._window.grace_ms)
-        closing = due.due(state, TIMES, until_ms)
+        now_ms = None if self._emission.limit_ms is None else closed_until(context, 0)
+        closing, waiting = due.due(state, TIMES, until_ms), due.due(state, HELD, now_ms)
         keys, starts, new = self._windows(panes, context)
-        closed = pa.array([], pa.binary())
+        merged = pa.array([], pa.binary())
         if len(starts):
-            closed = yield from self._merge(keys, starts, new, until_ms, state)
+            merged = yield from self._merge(keys, starts, new, until_ms, now_ms, state)
         for store_keys, values in closing:
-            unchanged = due.is_not_in(store_keys, closed)
+            unchanged = due.is_not_in(store_keys, merged)
             store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
-            due.delete(state, store_keys)
-            if self._on_close:
-                yield self._decode(store_keys, values)
+            if not self._emission.emits_unchanged:
+                due.delete(state, store_keys)
+                continue
+            groups = self._stored(store_keys, values)
+            closed = pa.array(np.ones(len(groups.store_keys), np.bool_))
+            yield from self._emission.settle(groups, state, closed, now_ms, changed=False)
+        for held, _ in waiting:
+            group_keys, ends = held_windows(held)
+            store_keys = timed_keys(TIMES, ends, group_keys)
+            if until_ms is not None:
+                store_keys = store_keys.filter(pa.array(ends > until_ms))
+            store_keys = store_keys.filter(due.is_not_in(store_keys, merged))
+            groups = self._stored(store_keys, state.get_many(store_keys))
+            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
 
     def _windows(
         self, panes: pa.RecordBatch, context: BatchContext
@@ -131,48 +160,41 @@ class Windowed(Grouping):
         starts: Ints,
         new: list[pa.Array],
         until_ms: int | None,
+        now_ms: int | None,
         state: StateAccess,
     ) -> Generator[list[pa.Array], None, pa.BinaryArray]:
         """Merges windows into the state, emits results, and deletes the windows that close.
 
         Returns:
-            Keys in the store of the windows that this batch changed and closed.
+            Keys in the store of the windows that this batch changed: those that close; or all, if results are
+            held back.
         """
         store_keys = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
         store_keys, [begins, *keys], new = sort_by_store_key(store_keys, [pa.array(starts), *keys], new)
         ends = cells.raw(begins, np.int64) + self._window.size_ms
-        states, before = combine_with_stored(state, store_keys, self.values, self.aggregation, new)
-        is_closed = pa.array(np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms)
-        closed = store_keys.filter(is_closed)
-        if len(closed):
-            due.delete(state, store_keys.filter(pc.and_(is_closed, before.is_valid())))
-            is_open = pc.invert(is_closed)
-            values = self.values.encode([column.filter(is_open) for column in states])
-            state.put_many(store_keys.filter(is_open), values)
-        else:
-            state.put_many(store_keys, self.values.encode(states))
-        if not self._on_close:
-            yield self._result(keys, ends, states)
-        elif len(closed):
-            yield self._result(
-                [key.filter(is_closed) for key in keys],
-                ends[np.asarray(is_closed)],
-                [column.filter(is_closed) for column in states],
-            )
-        return closed
+        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
+        is_closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
+        closed = pa.array(is_closed) if bool(is_closed.any()) else None
+        groups = Groups(store_keys, self._window_columns(keys, ends), *combined)
+        yield from self._emission.settle(groups, state, closed, now_ms, changed=True)
+        return store_keys if now_ms is not None else store_keys.filter(pa.array(is_closed))
 
-    def _decode(self, store_keys: pa.BinaryArray, values: pa.BinaryArray) -> list[pa.Array]:
+    def _stored(self, store_keys: pa.BinaryArray, values: pa.BinaryArray) -> Groups:
         entries = split_keys(store_keys)
-        return self._result(
-            self.codec.decode(entries.group_keys), entries.times_ms, self.values.decode(values)
-        )
+        place = self._window_columns(self.codec.decode(entries.group_keys), entries.times_ms)
+        return self._emission.stored(store_keys, place, values)
 
-    def _result(self, keys: list[pa.Array], ends: Ints, states: list[pa.Array]) -> list[pa.Array]:
+    def _window_columns(self, keys: list[pa.Array], ends: Ints) -> list[pa.Array]:
+        """Returns the columns that identify windows in the output."""
         begins = times_from_ms(ends - self._window.size_ms, self._time)
-        return [*keys, begins, times_from_ms(ends, self._time), *self.aggregation.finish(states)]
+        return [*keys, begins, times_from_ms(ends, self._time)]
 
-    def read(self, _table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
-        return pa.Table.from_arrays(self._decode(keys, values), schema=self.output)
+    def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        if table == HELD:
+            return read_held(self.codec, self.keys, keys)
+        fields = [*self._place, *self.aggregation.results]
+        current = self._emission.current(self._stored(keys, values))
+        return pa.Table.from_arrays(current, schema=pa.schema(fields))
 
 
 def _drop_rows_without_time(partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
