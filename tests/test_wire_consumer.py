@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fetch_cluster import FetchCluster
-from fetched_log import ABORT, COMMIT, Batch, Log, Record
+from fetched_log import ABORT, COMMIT, GZIP, Batch, Log, Record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -23,6 +23,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.kafka.wire import fetched_batches
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
@@ -344,6 +345,42 @@ def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
             assert first[t] >= 3  # the batch of offset 4 begins there or later
         if change in ("release", "assign"):
             assert first[u] >= 2
+
+
+@pytest.mark.parametrize("change", ["drop", "move"])
+def test_a_partition_is_left_while_a_part_of_it_is_decoded(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_batches, "_PART_BYTES", 1)
+    logs = {("t", 0): Log(), ("u", 0): Log()}
+    for log in logs.values():
+        for number in range(4):
+            log.append([Record(0, value=b"%d" % number)] * 2, codec=GZIP)
+    with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
+        positions = {TopicPartition(*tp): 0 for tp in logs}
+        consumer.assign(positions, dict.fromkeys(positions, 8))
+        deadline = time.monotonic() + SECONDS
+        while len(consumer._arrived) < 2:
+            assert time.monotonic() < deadline
+            consumer._fetch()
+            consumer._cluster.network.wait(0.05)
+        taken = consumer.take(1, 1)
+        (left,) = taken.reached
+        assert list(taken.messages.offsets) == [0, 1]
+        if change == "drop":
+            consumer.drop([left])
+        else:
+            consumer.move(left, 4)
+        wanted = {tp: list(range(8)) for tp in positions if tp != left}
+        if change == "move":
+            wanted[left] = list(range(4, 8))
+        found: dict[TopicPartition, list[int]] = {}
+        while found != wanted:
+            assert time.monotonic() < deadline, found
+            taken = consumer.take(1, 0.2)
+            for tp in taken.reached:
+                assert taken.messages.partition_at(0) == tp
+                found.setdefault(tp, []).extend(taken.messages.offsets.tolist())
 
 
 # -- partitions that are gone, refused or in an old format
