@@ -85,8 +85,8 @@ class ModelStore:
         self.disk.pending.append((PendingBatch(record, self.disk.batch, 0), self.staged))
         self.staged = {}
 
-    def approximate_num_uncommitted_bytes(self) -> int:
-        return 0
+    def staged_bytes(self) -> tuple[int, int]:
+        return 0, 0
 
     def approximate_committed_size(self) -> tuple[int, int]:
         return 0, 0

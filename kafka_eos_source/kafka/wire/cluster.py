@@ -75,6 +75,7 @@ class Cluster:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._leader_epochs: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, Any] = {}
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -243,15 +244,28 @@ class Cluster:
         self.leaders_as_of += has_topics
         for topic in answer.topics or () if has_topics else ():
             if topic.error_code == 0:
-                # partitions that are gone, because the topic was created again, have no leader any more
-                for tp in [tp for tp in self._leaders if tp.topic == topic.name]:
-                    del self._leaders[tp]
-                    self._leader_epochs.pop(tp, None)
-                for each in topic.partitions or ():
-                    tp = TopicPartition(topic.name, each.partition_index)
-                    self._leaders[tp] = each.leader_id
-                    self._leader_epochs[tp] = getattr(each, "leader_epoch", -1)
+                self._learn_leaders(topic)
         return answer
+
+    def _learn_leaders(self, topic: Any) -> None:
+        """Takes over the leaders of a topic from an answer, but for those that are older than what is known.
+
+        A broker that is cut off from the others may still name an older leader, whose log may be shorter.
+        """
+        topic_id = getattr(topic, "topic_id", None)
+        # before Kafka 2.8 all ids are zero
+        is_same = topic_id is not None and topic_id.int != 0 and self._topic_ids.get(topic.name) == topic_id
+        self._topic_ids[topic.name] = topic_id
+        found = {TopicPartition(topic.name, each.partition_index): each for each in topic.partitions or ()}
+        # partitions that are gone, because the topic was created again, have no leader any more
+        for tp in [tp for tp in self._leaders if tp.topic == topic.name and tp not in found]:
+            del self._leaders[tp]
+            self._leader_epochs.pop(tp, None)
+        for tp, each in found.items():
+            epoch = getattr(each, "leader_epoch", -1)
+            if not is_same or epoch < 0 or epoch >= self._leader_epochs.get(tp, -1):
+                self._leaders[tp] = each.leader_id
+                self._leader_epochs[tp] = epoch
 
     def leader(self, tp: TopicPartition) -> int | None:
         """Returns the node id of a partition's leader, as of the last metadata; None if it has none."""
