@@ -50,7 +50,9 @@ def reading_consumer(conf: Mapping[str, Any], client: str = "") -> type[Any]:
         _log.info("topics are read by %s: %s", *chosen)
     if chosen.client == LIBRDKAFKA:
         return range_consumer()
-    from kafka_eos_source.kafka.wire.consumer import WireConsumer  # takes 0.1 s, and more if nobody has imported kafka-python
+    from kafka_eos_source.kafka.wire.consumer import (
+        WireConsumer,  # takes 0.1 s, and more if nobody has imported kafka-python
+    )
 
     return WireConsumer
 
