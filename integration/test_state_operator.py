@@ -143,6 +143,7 @@ def test_state_stays_exact_although_a_worker_is_killed_at_every_step(
     case.check()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.fault("T162", "a stateful task is killed while its changes go to disk", "three steps")
 def test_t162_state_on_disk_stays_exact_although_workers_are_killed_in_slices_and_in_promotion(

@@ -101,6 +101,7 @@ def native_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(read_client.VARIABLE, read_client.NATIVE)
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     "T191", "every broker restarts while producers commit and abort", "tasks read; native client"
 )
@@ -123,7 +124,13 @@ def test_t191_a_query_reads_only_committed_records_while_every_broker_restarts(
     "T192", "the driver is killed; aborted transactions in the input", "within the transaction"
 )
 @pytest.mark.usefixtures("native_reads")
-@pytest.mark.parametrize("has_rule", [True, False], ids=["", "without the abort rule"])
+@pytest.mark.parametrize(
+    "has_rule",
+    [
+        pytest.param(True, id="rule"),
+        pytest.param(False, id="without the abort rule", marks=pytest.mark.long),
+    ],
+)
 def test_t192_a_killed_driver_reads_only_committed_records_again(
     on_three: Scenario, tmp_path: Path, has_rule: bool
 ) -> None:

@@ -55,7 +55,9 @@ def test_t34_a_record_larger_than_the_topic_allows_fails_the_batch_until_the_lim
 
 
 @pytest.mark.fault("T37", "the output topic is deleted", "before and during the transaction")
-@pytest.mark.parametrize("at", ["commit.before_begin", "commit.within_produce"])
+@pytest.mark.parametrize(
+    "at", ["commit.before_begin", pytest.param("commit.within_produce", marks=pytest.mark.long)]
+)
 def test_t37_a_deleted_output_topic_fails_the_batch_and_a_new_one_gets_it_once(
     scenario: Scenario, at: str
 ) -> None:
