@@ -369,3 +369,15 @@ def test_a_forked_child_does_not_use_its_parents_consumers(monkeypatch: pytest.M
             assert second is not first
         pool.close()
     first.close()
+
+
+def test_events_without_progress_do_not_keep_a_task_waiting_for_ever() -> None:
+    """A position that is out of range again and again, although it is in the log: remote storage that fails."""
+
+    class Refusing(ModelConsumer):
+        def take(self, at_most: int, wait_seconds: float) -> Taken:  # noqa: ARG002
+            return Taken((), out_of_range=[A])
+
+    consumer = Refusing({A: Log(range(10), 10)}, sizes=[10])
+    with pytest.raises(UnavailableError, match="no records of t-0 arrived within 50 ms"):
+        read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=50)

@@ -127,3 +127,16 @@ def test_other_operators_ignore_such_times_too(kind: str) -> None:
     stream.run([[batch_of([row_at("a", 1), {**row_at("b", 0), "ts": YEAR_2262}])]])
     assert (stream.event_time_ms, stream.metrics) == (BASE + 1, {"future_rows": 1})
     assert len(stream.run([[batch_of([row_at("c", 1)])]])) == 1, "the row is not late"
+
+
+@pytest.mark.parametrize("emit", ["on_update", "changes"])
+def test_results_are_held_back_before_any_event_time_counts(emit: str) -> None:
+    """The first batch of a shard has only times of the far future, which its watermark ignores."""
+    processor = AggregateProcessor(
+        SCHEMA, ["k"], {"n": count()}, window=_window("tumbling"), emit=emit, at_most_every="10s"
+    )
+    stream = Stream(processor, 1, event_time_limit_ms=LIMIT_MS)
+    wrong = [{**row_at("a", 0), "ts": YEAR_2262}]
+    for some in (wrong, [row_at("b", 0)], [row_at("b", 30)]):
+        stream.run([[batch_of(some)]])
+    assert stream.metrics["future_rows"] == 1

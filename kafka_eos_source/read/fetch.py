@@ -23,7 +23,7 @@ from kafka_eos_source.errors import DataLossError, KafkaEosError, RetriableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
-from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.read_client import reading_consumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import record_batches
@@ -121,7 +121,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
             with cycle_collection_paused():
                 try:
                     runs = reading.next_runs()
-                except OldFormatError as found:
+                except NeedsLibrdkafkaError as found:
                     _log.info("librdkafka reads this task's partitions, because %s", found)
                     borrowed.close()
                     reading.use(borrowed.enter_context(POOL.borrow(settings.conf, range_consumer())))
@@ -175,7 +175,7 @@ class Reading:
 
         Raises:
             DataLossError, UnavailableError, AuthorizationError: as `read_ranges`.
-            OldFormatError: if another consumer must read what is left; see `use`. Nothing is lost.
+            NeedsLibrdkafkaError: if another consumer must read what is left; see `use`. Nothing is lost.
         """
         self._deadline = Deadline.after_ms(
             self._settings.poll_timeout_ms
@@ -188,7 +188,7 @@ class Reading:
                     break  # rows of two polls in one batch would have to be copied
                 try:
                     self._left.extend(self._poll(BATCH_ROWS - rows))
-                except OldFormatError:
+                except NeedsLibrdkafkaError:
                     self._left.extend(runs)
                     raise
                 continue
@@ -219,8 +219,7 @@ class Reading:
         if taken.empty:
             self._check_silence()
             return []
-        self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)
-        open_before = progress.open
+        open_before, remaining_before = progress.open, progress.remaining
         runs = self._split(_messages(taken)) if taken.messages else []
         for tp, log_end in taken.log_ends.items():
             self._at_log_end(tp, log_end)
@@ -234,6 +233,10 @@ class Reading:
         finished = open_before - progress.open
         if finished and not progress.done:
             self._consumer.drop(sorted(finished))
+        if progress.remaining < remaining_before:
+            self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)
+        else:  # events alone are no progress: the same ones may come for ever
+            self._check_silence()
         return runs
 
     def _split(self, messages: Messages) -> list[Run]:
@@ -262,7 +265,7 @@ class Reading:
             self._short_since.setdefault(tp, time.monotonic())
 
     def _check_silence(self) -> None:
-        """Handles a poll that returned nothing.
+        """Handles a poll without progress.
 
         Raises:
             DataLossError: if a log is too short for its range.

@@ -337,7 +337,7 @@ class Cluster:
                         partitions=[
                             kind.ListOffsetsPartition(
                                 partition_index=number,
-                                current_leader_epoch=-1,
+                                current_leader_epoch=self.leader_epoch(TopicPartition(name, number)),
                                 timestamp=_EARLIEST if earliest else _LATEST,
                                 version=version,
                             )

@@ -21,7 +21,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.consumer import TUNED, Taken
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice
-from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
@@ -48,6 +48,7 @@ _FIRST_MEAN_BYTES, _FIRST_BATCH_BYTES = 1024.0, 64 << 10
 _MOST_ANSWERS = 2
 #: How long a partition waits after an error.
 _PAUSE_SECONDS = 0.1
+_SHORT_PAUSE_SECONDS = 0.005
 #: How long one connection attempt, or one look for leaders, may keep a caller waiting.
 _CONNECT_SECONDS = 10.0
 #: How long brokers may not know a topic that exists (librdkafka's ``topic.metadata.propagation.max.ms``).
@@ -58,6 +59,9 @@ _NO_END = 2**63 - 1
 _SESSION_ERRORS = frozenset({70, 71, 106})
 _OUT_OF_RANGE = KafkaError.OFFSET_OUT_OF_RANGE
 _UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+#: Besides temporary errors. Brokers answer UNKNOWN when remote storage fails for a moment; Java's consumer
+#: asks again, too.
+_LOOKS_AGAIN = frozenset({_UNKNOWN, KafkaError.UNKNOWN})
 
 
 @dataclass(slots=True)
@@ -141,6 +145,8 @@ class WireConsumer:
         self._answers = 0
         #: Decodes the first of those, part by part; None = nothing of it was decoded.
         self._parts: Iterator[Part] | None = None
+        #: The offset up to which that was decoded.
+        self._decoded = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
         #: What the next `take` returns besides messages.
@@ -151,6 +157,8 @@ class WireConsumer:
         #: How many leaders are asked at present.
         self._leaders = 1
         self._looks_for_leaders = False
+        #: Looks for leaders since one of them has answered.
+        self._looks = 0
         self._next_look = 0.0
 
     # -- the assignment --------------------------------------------------------------------------
@@ -220,7 +228,7 @@ class WireConsumer:
 
         Raises:
             AuthorizationError: if the principal may not read, or the login is refused for good.
-            OldFormatError: if records have a format that only librdkafka decodes. Nothing was skipped.
+            NeedsLibrdkafkaError: if records have a format that only librdkafka decodes. Nothing was skipped.
             KafkaEosError: if a broker refuses for another reason that no retry mends.
         """
         deadline = Deadline.after_seconds(wait_seconds)
@@ -246,6 +254,9 @@ class WireConsumer:
             UnavailableError: if the partition does not exist.
         """
         deadline = Deadline.after_seconds(timeout_seconds)
+        # callers ask when a log is not what they expect: the leader may be an old one, cut off from the
+        # others, and so may be the broker that named it
+        self._cluster.ask_another()
 
         def ask() -> tuple[int, int]:
             low = self._cluster.offsets([tp], deadline, earliest=True)[tp]
@@ -265,14 +276,15 @@ class WireConsumer:
             *_, batches = self._arrived[0]
             if self._parts is None:
                 end = self._partitions[batches.tp].end
+                self._decoded = batches.position
                 self._parts = batches.parts(self._kernel, self._wanted, end, committed=self._committed)
             try:
                 taken.messages, reached = next(self._parts)
             except DamagedBatchError as error:
                 self.last_complaint = str(error)
-                self.move(batches.tp, batches.position)  # fetches again, until the caller's timeout
+                self.move(batches.tp, self._decoded)  # fetches again, until the caller's timeout
                 return taken
-            taken.reached[batches.tp] = reached
+            taken.reached[batches.tp] = self._decoded = reached
             if reached >= batches.past_offset:
                 self._arrived.popleft()
                 self._parts = None
@@ -379,6 +391,10 @@ class WireConsumer:
             self._on_refusal(tp, fetched.error_code, partition)
             return
         partition.unknown_since = None
+        self._looks = 0
+        if fetched.replica >= 0:
+            self._failure = NeedsLibrdkafkaError(f"{tp} is to be read from replica {fetched.replica}")
+            return
         try:
             batches = FetchedBatches.of(
                 self._kernel,
@@ -391,7 +407,7 @@ class WireConsumer:
         except DamagedBatchError as error:
             self._pause(tp, str(error))
             return
-        except OldFormatError as error:
+        except NeedsLibrdkafkaError as error:
             self._failure = error
             return
         if batches.past_offset > partition.position:
@@ -402,7 +418,11 @@ class WireConsumer:
             self._arrived.append((node, self._answers, batches))
             return
         end = fetched.last_stable_offset if self._committed else fetched.high_watermark
-        if partition.position >= end:
+        if partition.position < end:
+            # other partitions filled the answer; or the broker does not have what it says, and asking at once
+            # would occupy it
+            partition.resumes_at = time.monotonic() + _SHORT_PAUSE_SECONDS
+        else:
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
             # not before the caller has what arrived: it would take those records for read
             if partition.told_end < partition.position and not self._has_arrived(tp):
@@ -416,7 +436,7 @@ class WireConsumer:
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
             self._events.out_of_range.append(tp)
-        elif code == _UNKNOWN or is_transient(error):
+        elif code in _LOOKS_AGAIN or is_transient(error):
             self._look_again([tp], f"{tp}: {error.str()}")
         else:
             self._failure = classify(error, f"reading {tp}")
@@ -446,6 +466,9 @@ class WireConsumer:
         started = time.monotonic()
         self._next_look = started + _PAUSE_SECONDS
         topics = {tp.topic for tp in self._partitions}
+        self._looks += 1
+        if self._looks > 1:  # the leaders of the last answer do not answer; it may be an old one
+            self._cluster.ask_another()
         try:
             answer = self._cluster.metadata(topics, Deadline.after_seconds(_CONNECT_SECONDS))
         except TemporaryError as error:

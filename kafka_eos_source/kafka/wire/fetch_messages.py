@@ -50,6 +50,8 @@ class Fetched:
         last_stable_offset: offset of the first record of the oldest open transaction, or the high watermark.
         aborted: producer id and first offset of each aborted transaction among the records.
         records: record batches; the last one may be cut off.
+        replica: the broker to read from instead, as the cluster's ``replica.selector.class`` chose it; -1 =
+            none.
     """
 
     tp: TopicPartition
@@ -58,6 +60,7 @@ class Fetched:
     last_stable_offset: int
     aborted: tuple[tuple[int, int], ...]
     records: memoryview
+    replica: int = -1
 
 
 @dataclass(frozen=True)
@@ -153,10 +156,10 @@ def _fetched(reader: _Reader, topic: str) -> Fetched:
     for _ in range(reader.array()):
         aborted.append((reader.int64(), reader.int64()))
         reader.tags()
-    reader.int32()  # the replica to read from instead, which is only named if the request names a rack
+    replica = reader.int32()
     records = reader.bytes()
     reader.tags()
-    return Fetched(TopicPartition(topic, number), error_code, high, stable, tuple(aborted), records)
+    return Fetched(TopicPartition(topic, number), error_code, high, stable, tuple(aborted), records, replica)
 
 
 class _Reader:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
-from kafka_eos_source.kafka.old_format import OldFormatError
+from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES
 
@@ -114,7 +114,7 @@ class FetchedBatches:
             checks: whether to check their checksums.
 
         Raises:
-            OldFormatError: if the first batch has an older format.
+            NeedsLibrdkafkaError: if the first batch has an older format.
             DamagedBatchError: if the first batch is damaged, or batches overlap. Another damaged batch ends
                 the list.
         """
@@ -346,7 +346,9 @@ def _after_varint(data: memoryview, at: int) -> int:
 def _unreadable(tp: TopicPartition, batch: Any) -> Exception:
     offset = int(batch["first_offset"])
     if 0 <= int(batch["magic"]) < _MAGIC:
-        return OldFormatError(f"the record batch at offset {offset} of {tp} has format {batch['magic']}")
+        return NeedsLibrdkafkaError(
+            f"the record batch at offset {offset} of {tp} has format {batch['magic']}"
+        )
     return DamagedBatchError(f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong")
 
 

@@ -32,7 +32,7 @@ import tempfile
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -45,9 +45,10 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.frozen import current_manifest, freeze
+from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
+from kafka_eos_source.state.store.scans import check_end
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -92,6 +93,7 @@ class Database:
         self.path = path
         self.key = str(path.resolve())
         self._db: Any = db
+        self._writes = 0
         self._read_only = read_only
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
@@ -141,7 +143,7 @@ class Database:
 
         def open_frozen() -> Database:
             folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
-            manifest = None
+            manifest, named = None, named_manifest(path)
             try:
                 manifest = freeze(path, folder)
                 access = rocksdict.AccessType.read_only(False)
@@ -150,13 +152,9 @@ class Database:
                 # If the owner rewrote files meanwhile, a missing table is no damage.
                 if manifest is not None and current_manifest(path) == manifest:
                     raise
-                if manifest is None and not (path / "CURRENT").exists():
+                if manifest is None and named_manifest(path) == named:
                     raise
-                raise StateLockedError(
-                    f"the owner of the database {path} rewrote its files while they were read; tried for "
-                    f"{_READER_RETRY_SECONDS:.0f} s.",
-                    fix="read again.",
-                ) from error
+                raise rewritten(path) from error
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -175,6 +173,7 @@ class Database:
         _check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
+        self._writes += 1
         self._call(self._db.write, batch.raw, options)
 
     def new_batch(self) -> WriteBatch:
@@ -256,7 +255,8 @@ class Database:
                     break
                 if len(first) == _SHORT_SCAN:
                     items = self._families[family].items(backwards=reverse, from_key=key, read_opt=options)
-                    return first, self._pairs(items, low if reverse else None, options)
+                    last = low if reverse else None
+                    return first, self._pairs(items, key, last, options, family, reverse, self._writes)
                 first.append((key, cursor.value()))
                 step()
             cursor.status()
@@ -291,7 +291,7 @@ class Database:
         Args:
             keys: in order, without repetition.
             values: null deletes the key.
-            scratch: path of the file, which does not exist yet.
+            scratch: path of the file; one that a dead process left is replaced.
             config: of the store.
         """
         slices = range(0, len(keys), _ROWS_PER_SLICE)
@@ -306,7 +306,6 @@ class Database:
             scratch: path of the file; one that a dead process left is replaced.
             config: of the store.
         """
-        scratch.unlink(missing_ok=True)
         self._ingest([([key for key, _ in rows], [value for _, value in rows])], scratch, config)
 
     def _ingest(
@@ -316,6 +315,9 @@ class Database:
         config: StoreConfig,
     ) -> None:
         """Writes keys and values to a sorted file, and moves the file into the data family."""
+        # it may be another name of a table of the database, whose contents must not change
+        scratch.unlink(missing_ok=True)
+        self._writes += 1
         writer = rocksdict.SstFileWriter(family_options(config))
         self._call(writer.open, str(scratch))
         for keys, values in parts:
@@ -363,13 +365,33 @@ class Database:
         sizes = [log.stat().st_size for log in self.path.glob("*.log")]
         return len(sizes) <= _KEPT_LOGS and sum(sizes) <= _KEPT_LOG_BYTES
 
-    def _pairs(self, items: Any, low: bytes | None, _options: Any) -> Generator[Pair, None, None]:
-        """Yields ``items`` down to ``low``; keeps ``_options`` alive, which hold the upper bound."""
+    def _pairs(
+        self,
+        items: Any,
+        first: bytes,
+        low: bytes | None,
+        options: Any,
+        family: str,
+        reverse: bool,
+        writes: int,
+    ) -> Generator[Pair, None, None]:
+        """Yields ``items`` from the key ``first`` on, down to ``low``. ``options`` hold the upper bound.
+
+        Args:
+            writes: number of writes when the scan began.
+
+        Raises:
+            StateCorruptedError, StateError: if ``items`` ended because a file could not be read.
+        """
+        last = first
         try:
-            if low is None:
-                yield from items
-            else:
-                yield from takewhile(lambda pair: pair[0] >= low, items)
+            for pair in items:
+                if low is not None and pair[0] < low:
+                    return
+                last = pair[0]
+                yield pair
+            cursor = self._families[family].iter(options)
+            check_end(cursor, last, reverse=reverse, is_quiet=self._writes == writes)
         except Exception as error:
             raise translate(error, self.path) from error
 

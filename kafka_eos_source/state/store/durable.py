@@ -117,8 +117,11 @@ class DurableState:
                 failpoints.reach("state.apply_slice")
 
     def end_applying(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
-        """Writes the metadata after a large batch, with ``writes``."""
-        self._write_with(writes, replace(metadata, restoring=False, applying=None))
+        """Writes the metadata after a large batch, with ``writes``.
+
+        It is on disk when the call returns, because the caller then removes the rows that it came from.
+        """
+        self._write_with(writes, replace(metadata, restoring=False, applying=None), sync=True)
 
     def _delete_ranges(self, writes: WriteBatch, ranges: Ranges) -> None:
         for low, high in ranges.spans:

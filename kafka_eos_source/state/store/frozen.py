@@ -6,8 +6,19 @@ import os
 import shutil
 from pathlib import Path
 
-from kafka_eos_source.errors import StateCorruptedError
+from kafka_eos_source.errors import StateCorruptedError, StateLockedError
 from kafka_eos_source.state.store.records import RESTORE_FIX
+
+
+def named_manifest(database: Path) -> bytes:
+    """Returns the name of the manifest that the database says it has; empty if it says nothing.
+
+    The owner replaces the name before it deletes the manifest that had the old one.
+    """
+    try:
+        return (database / "CURRENT").read_bytes()
+    except OSError:
+        return b""
 
 
 def current_manifest(database: Path) -> tuple[str, int]:
@@ -19,9 +30,9 @@ def current_manifest(database: Path) -> tuple[str, int]:
         StateCorruptedError: if the folder has no manifest.
     """
     try:
-        name = (database / "CURRENT").read_text().strip()
+        name = (database / "CURRENT").read_text(errors="replace").strip()
         return name, (database / name).stat().st_size
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _no_manifest(database, error) from error
 
 
@@ -38,6 +49,8 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
     2. Tables are linked before the manifest is copied, so that a compaction cannot delete them.
     3. The manifest is copied.
     4. Tables are linked again, for those that a flush wrote in between.
+    5. The manifest must be the one that was there at first. Otherwise a batch may be in the copy in part:
+       large ones are added as tables, and the log that says so may have been left out or copied too early.
 
     Only a table that is both written and compacted away during this call can be missing; opening ``target``
     then fails. On another file system, where hard links are impossible, logs are copied and tables become
@@ -53,7 +66,9 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
 
     Raises:
         StateCorruptedError: if the folder has no manifest.
+        StateLockedError: if the owner changed the manifest meanwhile. Another call may succeed.
     """
+    first = current_manifest(database)
     names = sorted(os.listdir(database))
     for name in names:
         if name.endswith(".log"):
@@ -66,7 +81,16 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
         raise _no_manifest(database, error) from error
     (target / "CURRENT").write_text(f"{manifest[0]}\n")
     _link_tables(database, target, os.listdir(database))
+    if not first == manifest == current_manifest(database):
+        raise rewritten(database)
     return manifest
+
+
+def rewritten(database: Path) -> StateLockedError:
+    """Returns the error for a reader whose files the owner of the database replaced."""
+    return StateLockedError(
+        f"the owner of the database {database} rewrote its files while they were read.", fix="read again."
+    )
 
 
 def _link_log(source: Path, target: Path) -> None:
@@ -95,7 +119,7 @@ def _link_tables(source: Path, target: Path, names: list[str]) -> None:
             os.symlink((source / name).resolve(), target / name)
 
 
-def _no_manifest(database: Path, error: OSError) -> StateCorruptedError:
+def _no_manifest(database: Path, error: Exception) -> StateCorruptedError:
     return StateCorruptedError(
         f"the database {database} has no manifest, RocksDB's list of its files: {error}.",
         fix=RESTORE_FIX,

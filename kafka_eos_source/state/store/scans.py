@@ -71,6 +71,33 @@ class Scans:
         self._open.clear()
 
 
+def check_end(cursor: Any, last: bytes, *, reverse: bool, is_quiet: bool) -> None:
+    """Raises if a scan ended because a file could not be read, and not because there are no more rows.
+
+    RocksDB's iterators become invalid in both cases. Those that rocksdict iterates over by itself do not tell
+    which of them it was.
+
+    Args:
+        cursor: another iterator with the bounds of the scan.
+        last: key of the last row of the scan.
+        reverse: direction of the scan.
+        is_quiet: whether nothing was written since the scan began, so that there cannot be more rows now.
+
+    Raises:
+        Exception: RocksDB's error, or one like it.
+    """
+    if reverse:
+        cursor.seek_for_prev(last)
+    else:
+        cursor.seek(last)
+    if cursor.valid() and cursor.key() == last:
+        cursor.prev() if reverse else cursor.next()
+    if not cursor.valid():
+        cursor.status()
+    elif is_quiet:
+        raise OSError("IO error: a scan ended before its last row, because a file could not be read")
+
+
 class Cursor:
     """A RocksDB iterator over the data of one moment, shared by all scans of a view.
 
@@ -85,7 +112,10 @@ class Cursor:
         with self._lock:
             cursor = self._require_open()
             cursor.seek(key)
-            value: bytes | None = cursor.value() if cursor.valid() and cursor.key() == key else None
+            if not cursor.valid():
+                cursor.status()
+                return None
+            value: bytes | None = cursor.value() if cursor.key() == key else None
             return value
 
     def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[Pair]:
@@ -120,6 +150,8 @@ class Cursor:
                     break
                 pairs.append((key, cursor.value()))
                 cursor.next()
+            if not cursor.valid():
+                cursor.status()
         return pairs
 
     def _backwards(self, at: bytes | None, low: bytes | None, rows: int) -> list[Pair]:
@@ -139,6 +171,8 @@ class Cursor:
                     break
                 pairs.append((key, cursor.value()))
                 cursor.prev()
+            if not cursor.valid():
+                cursor.status()
         return pairs
 
     def _require_open(self) -> Any:

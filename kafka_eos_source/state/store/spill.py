@@ -19,7 +19,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +29,7 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
 from kafka_eos_source.state.store.records import RESTORE_FIX
 from kafka_eos_source.state.store.rocksdb import family_options, translate
-from kafka_eos_source.state.store.scans import Cursor, Scans
+from kafka_eos_source.state.store.scans import Cursor, Scans, check_end
 
 #: Name of the folder next to the store's database.
 FOLDER = "spill"
@@ -72,6 +71,7 @@ class SpilledRows:
         self.size_bytes = 0
         self._config = config
         self._scans = Scans()
+        self._writes = 0
         self._db: Any = self._call(
             rocksdict.Rdict, str(path), options=_options(config, log_folder), access_type=access
         )
@@ -116,6 +116,7 @@ class SpilledRows:
         keys = sorted(rows)
         values = [_DELETED if value is None else _PRESENT + value for value in map(rows.__getitem__, keys)]
         file = self.path / "run.sst"
+        self._writes += 1
         try:
             write_sorted_file(file, self._config, keys, values, self._call)
             self._call(self._db.ingest_external_file, [str(file)], ingest_options())
@@ -132,6 +133,7 @@ class SpilledRows:
             last = next(self.scan(None, None, reverse=True), None)
             high = b"" if last is None else last[0] + b"\0"
         if low < high:
+            self._writes += 1
             self._call(self._db.delete_range, low, high)
 
     def seal(self) -> None:
@@ -177,13 +179,21 @@ class SpilledRows:
         return cast("Iterator[StagedPair]", self._scans.track(pairs, pairs))
 
     def _forwards(self, low: bytes | None, high: bytes | None) -> Generator[Any, None, None]:
-        items = self._call(self._db.items, from_key=low)
+        items, writes = self._call(self._db.items, from_key=low), self._writes
         yield None
-        if high is not None:
-            items = takewhile(lambda pair: pair[0] < high, items)
+        last = None
         try:
             for key, value in items:
+                if high is not None and key >= high:
+                    return
+                last = key
                 yield key, value[1:] if value[0] else None
+            cursor = self._db.iter()
+            if last is not None:
+                check_end(cursor, last, reverse=False, is_quiet=self._writes == writes)
+            else:
+                cursor.seek_to_first() if low is None else cursor.seek(low)
+                cursor.status()
         except Exception as error:
             raise translate(error, self.path) from error
 

@@ -107,7 +107,11 @@ class TransactionalStateStore(ViewedMap):
         database, metadata = folder.open_store(where, identity, config)
         store = cls(where, database, metadata, config)
         if metadata.applying is not None:
-            store._finish_applying(metadata.applying)
+            try:
+                store._finish_applying(metadata.applying)
+            except BaseException:
+                store._shut_down()
+                raise
         return store
 
     @staticmethod

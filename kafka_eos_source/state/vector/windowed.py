@@ -105,7 +105,11 @@ class Windowed(Grouping):
         names = ("__pane_ms", "__seen_ms", "__rows")
         record_event_times(context, *(cells.raw(panes.column(name), np.int64) for name in names))
         until_ms = closed_until(context, self._window.grace_ms)
-        now_ms = None if self._emission.limit_ms is None else closed_until(context, 0)
+        now_ms = None
+        if self._emission.limit_ms is not None:
+            now_ms = closed_until(context, 0)
+            if now_ms is None:  # no event time counts yet; the first that does is usually close to this one
+                now_ms = context.time_ms
         closing, waiting = due.due(state, TIMES, until_ms), due.due(state, HELD, now_ms)
         keys, starts, new = self._windows(panes, context)
         merged = pa.array([], pa.binary())
