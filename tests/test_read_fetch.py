@@ -375,7 +375,7 @@ def test_events_without_progress_do_not_keep_a_task_waiting_for_ever() -> None:
     """A position that is out of range again and again, although it is in the log: remote storage that fails."""
 
     class Refusing(ModelConsumer):
-        def take(self, at_most: int, wait_seconds: float) -> Taken:  # noqa: ARG002
+        def take(self, at_most: int, wait_seconds: float) -> Taken:
             return Taken((), out_of_range=[A])
 
     consumer = Refusing({A: Log(range(10), 10)}, sizes=[10])
