@@ -372,7 +372,7 @@ def test_a_forked_child_does_not_use_its_parents_consumers(monkeypatch: pytest.M
 
 
 def test_events_without_progress_do_not_keep_a_task_waiting_for_ever() -> None:
-    """A position that is out of range again and again, although it is in the log: remote storage that fails."""
+    """A position is out of range again and again, although it is in the log: remote storage that fails."""
 
     class Refusing(ModelConsumer):
         def take(self, at_most: int, wait_seconds: float) -> Taken:
