@@ -285,7 +285,6 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[CaseRun]]
         yield futures
 
 
-@pytest.mark.xdist_group("mock_errors")  # one worker runs all cases, once
 @pytest.mark.timeout(1800)  # the first test waits for all cases; _HANG_SECONDS detects those that hang
 @pytest.mark.parametrize("case", list(_cases()), ids=str)
 def test_t21_an_error_is_handled_as_the_table_says(case: Case, runs: dict[Case, Future[CaseRun]]) -> None:
