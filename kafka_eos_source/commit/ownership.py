@@ -88,6 +88,10 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     progress.move(Step.TOKEN)
     session.cluster = Cluster(*producer.cluster(deadline))
     if not session.cluster.has(request.anchor):
+        # a new cluster creates the topic of committed offsets when it is first asked for those of a group
+        context.clients.group_offsets(request.group_id, {request.anchor}, deadline)
+        session.cluster = Cluster(*producer.cluster(deadline))
+    if not session.cluster.has(request.anchor):
         raise UnavailableError(
             f"the anchor topic {request.anchor.topic!r} does not exist on the sink's cluster "
             f"({session.cluster.cluster_id}), or this principal may not describe it.",
