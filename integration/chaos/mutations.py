@@ -196,9 +196,7 @@ def _no_unfinished_batches() -> None:
     """Records a large batch as applied when its rows begin to be written, and not when they are."""
 
     def begin_applying(self: DurableState, _ranges: Any, applying: Applying) -> None:
-        done = replace(
-            self.metadata, offsets=applying.offsets, position=applying.position, batch=applying.batch
-        )
+        done = replace(self.metadata, offsets=applying.offsets, batch=applying.batch)
         self._write_with(self.database.new_batch(), done)
 
     DurableState.begin_applying = begin_applying  # type: ignore[method-assign]
