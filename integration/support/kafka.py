@@ -10,6 +10,7 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
+    KafkaException,
     Producer,
     TopicPartition,
 )
@@ -24,6 +25,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.runtime.deadline import Deadline
 
 TIMEOUT_SECONDS = 60.0
@@ -116,7 +118,12 @@ class Admin:
             future = self.client.list_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(group_id)], require_stable=True
             )[group_id]
-            found = future.result(TIMEOUT_SECONDS).topic_partitions
+            try:
+                found = future.result(TIMEOUT_SECONDS).topic_partitions
+            except KafkaException as error:  # a new broker loads the group's coordinator
+                if limit.expired or not is_transient(error):
+                    raise
+                continue
             is_stable = all(each.error is None for each in found) and (may_be_empty or found)
             if limit.expired or is_stable:
                 break
