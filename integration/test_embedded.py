@@ -180,6 +180,7 @@ def test_data_in_a_directory_is_kept_and_used_by_one_broker_at_a_time(tmp_path: 
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_three_brokers_serve_while_one_is_down(fresh_cluster: Callable[..., EmbeddedKafka]) -> None:
     kafka = fresh_cluster(3)
     assert kafka.nodes == (1, 2, 3)

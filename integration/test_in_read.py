@@ -203,6 +203,7 @@ def test_staged_frames_may_be_united_and_shuffled(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_staged_frame_that_is_not_written_as_it_is_is_refused_and_nothing_is_written(
     pipeline: Pipeline, topic: Callable[..., str]
 ) -> None:
