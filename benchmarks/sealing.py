@@ -21,7 +21,8 @@ from benchmarks.transaction_client import BATCH, SECONDS, SOURCE, WORK, rows
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.transaction_client import NATIVE, transactional_producer
+from kafka_eos_source.kafka.native_support import NATIVE
+from kafka_eos_source.kafka.transaction_client import transactional_producer
 from kafka_eos_source.model import GroupOffset, StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED

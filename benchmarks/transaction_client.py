@@ -18,7 +18,8 @@ from benchmarks.kafka import Cluster
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE, transactional_producer
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA, NATIVE
+from kafka_eos_source.kafka.transaction_client import transactional_producer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -21,7 +21,7 @@ from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.transaction_client import choose
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.kafka.wire import access
 from kafka_eos_source.kafka.wire import producer as module
 from kafka_eos_source.kafka.wire.producer import WireProducer
@@ -180,7 +180,7 @@ def test_sessions_that_expire_under_load_are_renewed_without_an_error(
     addresses, admin = cluster
     topic = admin.create(f"renewed-{name}", 3)
     config = producer_config(login(name, addresses, service), f"renewed-{name}")
-    assert choose(config).client == "native"
+    assert TRANSACTION_CLIENT.choose(config).client == "native"
     found = kernel.choice().kernel
     assert found is not None
     client = WireProducer(config, found)

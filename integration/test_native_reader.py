@@ -10,8 +10,9 @@ from confluent_kafka import Producer
 
 from integration.support.kafka import TIMEOUT_SECONDS, end_offsets, transaction
 from integration.support.tools import run
-from kafka_eos_source.kafka import kernel, read_client
+from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA, NATIVE
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
@@ -64,8 +65,8 @@ def test_the_native_reader_and_librdkafka_read_the_same(
                 *(f"bootstrap.servers={broker}", f"compression.type={codec}"),
             )
     for isolation in ("read_committed", "read_uncommitted"):
-        found = rows(broker, name, isolation, read_client.NATIVE)
+        found = rows(broker, name, isolation, NATIVE)
         written = 2 if append_time else 3
         hidden = 2 * RECORDS if isolation == "read_committed" else 0
         assert len(found) == written * RECORDS * len(CODECS) - hidden
-        assert found == rows(broker, name, isolation, read_client.LIBRDKAFKA)
+        assert found == rows(broker, name, isolation, LIBRDKAFKA)

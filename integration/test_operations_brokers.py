@@ -28,7 +28,8 @@ from integration.support.processes import await_condition
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE, VARIABLE
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA, NATIVE
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 
 TRANSACTION_VERSION = "transaction.version"
 
@@ -153,7 +154,7 @@ def test_t143_the_transaction_version_is_lowered_within_open_transactions(
     driver: Callable[..., Driver],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
+    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
     found = lowered_within_transactions(old_protocol, tmp_path, driver)
     assert all(each.exactly_once for each in found.values()), found
 
@@ -172,7 +173,7 @@ def test_t187_the_transaction_version_is_lowered_within_open_transactions_of_ver
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At level 0, brokers cannot write what they know of these transactional ids."""
-    monkeypatch.setenv(VARIABLE, NATIVE)
+    monkeypatch.setenv(TRANSACTION_CLIENT.variable, NATIVE)
     found = lowered_within_transactions(old_protocol, tmp_path, driver)
     assert all(each.exactly_once for each in found.values()), found
 
@@ -207,7 +208,7 @@ def test_t144_a_late_endtxn_from_before_the_change_is_refused(
     expected: int,
 ) -> None:
     """The brokers' new protocol does not protect librdkafka from such a request; the epoch rule does."""
-    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
+    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
     with behind_a_proxy(features={TRANSACTION_VERSION: 0}) as proxied:
         scenario = Scenario(proxied.bootstrap, tmp_path, driver)
         answer, found = late_abort(

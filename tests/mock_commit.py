@@ -24,7 +24,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest

@@ -8,24 +8,19 @@ from collections.abc import Mapping
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import kernel, native_support, transaction_client
+from kafka_eos_source.kafka import kernel, native_support
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import Choice
-from kafka_eos_source.kafka.transaction_client import (
-    AUTO,
-    LIBRDKAFKA,
-    NATIVE,
-    VARIABLE,
-    Chosen,
-    choose,
-    transactional_producer,
-)
+from kafka_eos_source.kafka.native_support import AUTO, LIBRDKAFKA, NATIVE, Chosen
+from kafka_eos_source.kafka.read_client import READ_CLIENT
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT, transactional_producer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.options.parse import parse_write
 
 CONFIG = producer_config({"bootstrap.servers": "127.0.0.1:1"}, transactional_id="t")
+VARIABLE, choose = TRANSACTION_CLIENT.variable, TRANSACTION_CLIENT.choose
 needs_kernel = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 
@@ -100,10 +95,12 @@ def test_supported_logins_choose_the_native_client(
 
 def test_without_the_kernel_there_is_no_native_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(READ_CLIENT.variable, raising=False)
     monkeypatch.setattr(native_support, "choice", lambda: Choice(None, "it was not built"))
     with pytest.raises(InvalidOptionError, match=r"C kernel is not available \(it was not built\)"):
         choose(CONFIG, NATIVE)
-    assert choose(CONFIG) == Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
+    expected = Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
+    assert choose(CONFIG) == READ_CLIENT.choose(CONFIG) == expected
 
 
 @needs_kernel
@@ -120,8 +117,8 @@ def test_kerberos_stays_with_librdkafka_unless_the_option_says_otherwise(
 def test_the_choice_is_logged_once_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transaction_client, "_logged", set())
-    with caplog.at_level(logging.INFO, transaction_client.__name__):
+    TRANSACTION_CLIENT._logged.clear()
+    with caplog.at_level(logging.INFO, native_support.__name__):
         for _ in range(2):
             transactional_producer(CONFIG, LIBRDKAFKA).close()
     (record,) = caplog.records

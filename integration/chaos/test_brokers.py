@@ -18,7 +18,8 @@ from integration.support import broker as brokers
 from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka import read_client
+from kafka_eos_source.kafka.native_support import NATIVE
+from kafka_eos_source.kafka.read_client import READ_CLIENT
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
@@ -98,7 +99,7 @@ def test_t32_a_query_continues_while_every_broker_restarts_in_turn(
 @pytest.fixture
 def native_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the tasks of every process that the test starts read with the native client."""
-    monkeypatch.setenv(read_client.VARIABLE, read_client.NATIVE)
+    monkeypatch.setenv(READ_CLIENT.variable, NATIVE)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
 from integration.chaos.test_kills import STEPS
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, NATIVE
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA, NATIVE
 
 pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 

@@ -11,7 +11,8 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.proxy import END_TXN, PRODUCE, Action
 from integration.chaos.scenario import Scenario
 from integration.support.processes import await_condition
-from kafka_eos_source.kafka.transaction_client import LIBRDKAFKA, VARIABLE
+from kafka_eos_source.kafka.native_support import LIBRDKAFKA
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 
 Late = Callable[..., tuple[int, Outcome]]
 
@@ -90,7 +91,7 @@ LATE = [
 @pytest.fixture
 def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every process that the test starts write transactions with librdkafka (see T151 for the other)."""
-    monkeypatch.setenv(VARIABLE, LIBRDKAFKA)
+    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
 
 
 @pytest.mark.usefixtures("librdkafka")

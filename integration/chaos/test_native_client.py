@@ -25,7 +25,8 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.transaction_client import NATIVE, VARIABLE
+from kafka_eos_source.kafka.native_support import NATIVE
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -42,7 +43,7 @@ _LAST_EPOCH = 32766
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every process that the test starts use the native client."""
-    monkeypatch.setenv(VARIABLE, NATIVE)
+    monkeypatch.setenv(TRANSACTION_CLIENT.variable, NATIVE)
 
 
 @pytest.fixture(scope="module", params=VERSIONS, ids=lambda version: f"transaction.version={version}")

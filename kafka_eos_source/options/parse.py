@@ -168,9 +168,9 @@ def _read_client(client: str, kafka: Mapping[str, str]) -> str:
         InvalidOptionError: if the native client cannot read with the other options.
     """
     if client:
-        from kafka_eos_source.kafka.read_client import choose
+        from kafka_eos_source.kafka.read_client import READ_CLIENT
 
-        choose(config.check_consumer(kafka), client)
+        READ_CLIENT.choose(config.check_consumer(kafka), client)
     return client
 
 
@@ -185,9 +185,9 @@ def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> s
         raise _needs_exactly_once("transaction.client")
     if client:
         # imported here, because most processes of a query parse options and create no producer
-        from kafka_eos_source.kafka.transaction_client import choose
+        from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 
-        choose(config.check_producer(kafka, exactly_once=True), client)
+        TRANSACTION_CLIENT.choose(config.check_producer(kafka, exactly_once=True), client)
     return client
 
 

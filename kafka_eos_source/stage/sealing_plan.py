@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.native_support import NATIVE
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.transaction_client import NATIVE, choose
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.sealed_column import SealingPlan
 
@@ -34,7 +35,7 @@ def sealing_plan(kafka: Mapping[str, str], topic: str | None, client: str) -> Se
         topic: option ``topic``; None = each row names its topic.
         client: option ``transaction.client``.
     """
-    if topic is None or choose(producer_config(kafka), client).client != NATIVE:
+    if topic is None or TRANSACTION_CLIENT.choose(producer_config(kafka), client).client != NATIVE:
         return None
     key = repr((topic, sorted(kafka.items())))
     at, known = _known.get(key, (0.0, None))

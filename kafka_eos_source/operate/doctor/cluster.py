@@ -9,7 +9,7 @@ from kafka_eos_source.kafka.api_versions import finalized_features
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout, clock_difference, replicas_below
-from kafka_eos_source.kafka.transaction_client import choose
+from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, failure, ok
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -116,7 +116,7 @@ def transaction_version(
 def _client(kafka: Mapping[str, str]) -> str:
     """Says which client writes the transactions of a sink with these properties."""
     try:
-        return f"transactions are written by {choose(producer_config(kafka, 'doctor'))}"
+        return f"transactions are written by {TRANSACTION_CLIENT.choose(producer_config(kafka, 'doctor'))}"
     except InvalidOptionError as error:
         return error.message
 
