@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,6 +177,73 @@ def test_a_damaged_log_yields_an_older_commit_or_an_error(
             _restored(copy)
         shutil.rmtree(copy)
     assert "older" in outcomes, outcomes
+
+
+def test_a_log_that_ends_between_two_records_loses_no_commit_in_the_middle(tmp_path: Path) -> None:
+    """RocksDB takes such a log for complete. A power failure leaves one if the next log is on disk."""
+    image = _with_two_logs(tmp_path)
+    first, *_, last = (log for log in sorted((image / "db").glob("*.log")) if log.stat().st_size)
+    records = _records_of(first)
+    for case, size in enumerate([*records[1::5], records[-1]]):
+        copy = shutil.copytree(image, tmp_path / f"torn{case}")
+        os.truncate(copy / "db" / first.name, size)
+        with pytest.raises(StateCorruptedError, match="a log ends too early"):
+            TransactionalStateStore.open(copy, IDENTITY, TINY)
+        with pytest.raises(StateCorruptedError, match="a log ends too early"):
+            TransactionalStateStore.open_read_only(copy)
+        _restored(copy)
+        # Without the later log, nothing is missing in the middle.
+        copy = shutil.copytree(image, tmp_path / f"older{case}")
+        os.truncate(copy / "db" / first.name, size)
+        (copy / "db" / last.name).unlink()
+        _verify(copy)
+
+
+def _with_two_logs(folder: Path) -> Path:
+    """Returns a copy of a store whose first log has several records, and whose second log has some too."""
+    work = Workload(SEED)
+    with TransactionalStateStore.open(folder / "live", IDENTITY, TINY) as store:
+        for _ in range(2_000):
+            work.step(store)
+            logs = [log for log in sorted((folder / "live" / "db").glob("*.log")) if log.stat().st_size]
+            if len(logs) > 1 and len(_records_of(logs[0])) > 10:
+                # a flush could delete the first log while it is copied
+                image = shutil.copytree(folder / "live", folder / "image", dirs_exist_ok=True)
+                if all((image / "db" / log.name).exists() for log in logs) and _opens(image, folder):
+                    return image
+                shutil.rmtree(image)
+    raise AssertionError("RocksDB never kept two logs")
+
+
+def _opens(image: Path, folder: Path) -> bool:
+    """Returns whether a copy of a store that was in use is complete."""
+    tried = shutil.copytree(image, folder / "tried")
+    try:
+        _verify(tried)
+    except StateCorruptedError:
+        return False
+    finally:
+        shutil.rmtree(tried)
+    return True
+
+
+def _records_of(log: Path) -> list[int]:
+    """Returns where the records of a log of RocksDB begin, in bytes.
+
+    A log has blocks of 32 KiB. Each fragment has a header of 7 bytes: checksum, length, and type, which is 1
+    for a whole record and 2 for the first of several fragments.
+    """
+    content, at, found = log.read_bytes(), 0, []
+    while at + 7 <= len(content):
+        left_in_block = 32_768 - at % 32_768
+        if left_in_block < 7:
+            at += left_in_block
+            continue
+        _checksum, length, kind = struct.unpack_from("<IHB", content, at)
+        if kind in (1, 2):
+            found.append(at)
+        at += 7 + length
+    return found
 
 
 def _restored(path: Path) -> None:
