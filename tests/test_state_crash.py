@@ -312,6 +312,19 @@ def test_close_releases_the_files_although_views_and_scans_are_open(
         assert dict(store.all()) == {key(n): b"20" for n in range(100)}
 
 
+def test_close_succeeds_although_a_flush_deletes_a_log_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    store = TransactionalStateStore.open(path, IDENTITY)
+    store.put(b"\1a", b"1")
+    store.commit({TP: 1})
+    deleted = path / "db" / "999999.log"
+    deleted.symlink_to("nothing")  # listing the folder shows it, and asking for its size fails
+    store.close()
+    deleted.unlink()
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert store.get(b"\1a") == b"1"
+
+
 def test_opening_a_store_in_use_waits_and_then_names_its_owner(other: OtherProcess, tmp_path: Path) -> None:
     """A process that fails to open the store does not disturb its owner."""
     path = tmp_path / "s"
