@@ -20,9 +20,10 @@ from kafka.protocol.consumer import FetchResponse
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import WANTS, choice
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
-from kafka_eos_source.kafka.wire import fetched_batches
+from kafka_eos_source.kafka.wire import decompress, fetched_batches
+from kafka_eos_source.kafka.wire.decompress import decompressed
 from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decompressed
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
@@ -112,16 +113,20 @@ def read(
             assert not any(each.last >= position and each.first < bound for each in log.batches)
             break
         runs = []
-        for messages, reached in found.parts(KERNEL, ALL, end, committed=committed):
+        for messages, reached in parts_of(found, end, committed=committed):
             if len(messages):
                 kept = progress.accept(TP, messages.offsets)
                 if kept.start < kept.stop:
                     runs.append(Run(TP, messages[kept], messages.offsets[kept]))
-            progress.advance(TP, reached)
+            progress.advance(TP, reached[TP])
         rows += rows_of(record_batches(runs, True, None) if runs else [])
         assert found.past_offset > position
         position = found.past_offset
     return rows
+
+
+def parts_of(found: FetchedBatches, end: int, *, committed: bool = True) -> list[Part]:
+    return list(decode(KERNEL, ALL, [(found, end)], committed=committed))
 
 
 def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
@@ -214,8 +219,8 @@ def test_an_empty_marker_ends_no_transaction() -> None:
     log.append([Record(0, value=b"visible")])
     found, aborted = log.fetched(0, 1 << 20, committed=True)
     batches = FetchedBatches.of(KERNEL, TP, 0, memoryview(found), aborted)
-    parts = list(batches.parts(KERNEL, ALL, 100, committed=True))
-    assert [(list(messages.offsets), reached) for messages, reached in parts] == [([4], 5)]
+    parts = parts_of(batches, 100)
+    assert [(list(messages.offsets), reached) for messages, reached in parts] == [([4], {TP: 5})]
 
 
 def test_header_names_that_are_not_utf_8_are_refused() -> None:
@@ -223,6 +228,36 @@ def test_header_names_that_are_not_utf_8_are_refused() -> None:
     log.append([Record(0, value=b"v", headers=[(b"good", b""), (b"\xff\0x", None)])])
     with pytest.raises(InvalidRecordError, match="offset 0"):
         read(log, 0, 1, committed=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_partitions_that_are_decoded_together_give_what_each_gives_alone(data: st.DataObject) -> None:
+    """Their parts follow each other, and nothing is reached that a later part still has."""
+    tps = [TopicPartition(topic, number) for topic in ("t", "u") for number in range(2)]
+    group: list[tuple[FetchedBatches, int]] = []
+    alone: dict[TopicPartition, list[int]] = {}
+    for tp in data.draw(st.permutations(tps)):
+        log = Log()
+        for _ in range(data.draw(st.integers(0, 4))):
+            records = [Record(0, value=bytes(1000))] * data.draw(st.integers(1, 3))
+            log.append(records, codec=data.draw(st.sampled_from(CODECS)))
+        sent, _ = log.fetched(0, 1 << 20, committed=True)
+        fetched = FetchedBatches.of(KERNEL, tp, 0, memoryview(sent))
+        group.append((fetched, log.end))
+        alone[tp] = list(range(log.end))
+    found: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
+    reached = dict.fromkeys(tps, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetched_batches, "_PART_BYTES", data.draw(st.sampled_from([1, 3000, 1 << 20])))
+        for messages, now in decode(KERNEL, ALL, group, committed=True):
+            for index in range(len(messages)):
+                tp = messages.partition_at(index)
+                assert int(messages.offsets[index]) >= reached[tp]
+                found[tp].append(int(messages.offsets[index]))
+            reached |= now
+    assert found == alone
+    assert reached == {fetched.tp: fetched.past_offset for fetched, _ in group}
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
@@ -237,11 +272,11 @@ def test_a_small_answer_with_much_data_comes_in_parts(codec: int, monkeypatch: p
             log.finish(1, ABORT)
     data, aborted = log.fetched(0, 1 << 30, committed=True)
     found = FetchedBatches.of(KERNEL, TP, 0, memoryview(data), aborted)
-    parts = list(found.parts(KERNEL, ALL, log.end, committed=True))
+    parts = parts_of(found, log.end)
     assert [len(messages) for messages, _ in parts] == [4, 4]
     # what is reached never lies behind a record of a later part
-    assert parts[0][1] == int(parts[1][0].offsets[0])
-    assert parts[-1][1] == log.end
+    assert parts[0].reached == {TP: int(parts[1].messages.offsets[0])}
+    assert parts[-1].reached == {TP: log.end}
     assert read(log, 0, log.end, committed=True) == expected(log, 0, log.end, committed=True)
 
 
@@ -258,11 +293,11 @@ def test_small_compressed_batches_do_not_keep_large_buffers() -> None:
 # -- damaged bytes
 
 
-def decode(data: bytes, aborted: tuple[tuple[int, int], ...] = (), *, checks: bool) -> int:
+def decoded_rows(data: bytes, aborted: tuple[tuple[int, int], ...] = (), *, checks: bool) -> int:
     """Returns the number of rows, of whatever the product accepts."""
     found = FetchedBatches.of(KERNEL, TP, 0, memoryview(data), aborted, checks=checks)
     rows = 0
-    for messages, _ in found.parts(KERNEL, ALL, 1 << 62, committed=True):
+    for messages, _ in parts_of(found, 1 << 62):
         rows += len(messages)
         if len(messages):
             offsets = messages.offsets
@@ -310,7 +345,7 @@ def test_damaged_bytes_are_refused_or_decoded_without_harm(
         damaged = model.with_checksum(damaged)
     for checks in (True, False):
         with contextlib.suppress(DamagedBatchError, NeedsLibrdkafkaError):
-            decode(damaged, aborted, checks=checks)
+            decoded_rows(damaged, aborted, checks=checks)
 
 
 @settings(max_examples=200, deadline=None)
@@ -323,7 +358,7 @@ def test_checksums_find_every_change_of_a_batch(data: st.DataObject, codec: int)
     at = data.draw(st.integers(17, len(sent) - 1))
     sent[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(DamagedBatchError, match="its checksum is wrong"):
-        decode(bytes(sent), checks=True)
+        decoded_rows(bytes(sent), checks=True)
 
 
 @settings(max_examples=300, deadline=None)
@@ -333,7 +368,7 @@ def test_records_that_lie(body: bytes, count: int, attributes: int, last_delta: 
     batch = model.sealed(0, body, count=count, attributes=attributes, last_delta=last_delta, producer=1)
     for checks in (True, False):
         with contextlib.suppress(DamagedBatchError):
-            decode(batch, ((1, 0),), checks=checks)
+            decoded_rows(batch, ((1, 0),), checks=checks)
 
 
 @pytest.mark.parametrize(
@@ -351,12 +386,12 @@ def test_records_that_lie(body: bytes, count: int, attributes: int, last_delta: 
 def test_lengths_that_lie_are_refused(body: bytes) -> None:
     for count in (1, 2, 2**31 - 1):
         with pytest.raises(DamagedBatchError, match="cannot be decoded"):
-            decode(model.sealed(0, body, count=count, last_delta=5), checks=True)
+            decoded_rows(model.sealed(0, body, count=count, last_delta=5), checks=True)
 
 
 @pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.LZ4, model.ZSTD])
 def test_decompression_has_a_limit(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetched_batches, "_MOST_DECOMPRESSED_BYTES", 1 << 20)
+    monkeypatch.setattr(decompress, "_MOST_DECOMPRESSED_BYTES", 1 << 20)
     assert len(decompressed(codec, memoryview(model.compressed(bytes(1 << 20), codec)))) == 1 << 20
     bomb = memoryview(model.compressed(bytes(100 << 20), codec))
     with pytest.raises(ValueError, match="more than 1 GiB"):
@@ -370,7 +405,7 @@ def test_batches_that_overlap_are_refused() -> None:
     second.append([Record(0)] * 3)
     data = first.batches[0].encoded() + second.batches[0].encoded()
     with pytest.raises(DamagedBatchError, match="overlap"):
-        decode(data, checks=True)
+        decoded_rows(data, checks=True)
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -219,7 +219,7 @@ class Reading:
         if taken.empty:
             self._check_silence()
             return []
-        open_before, remaining_before = progress.open, progress.remaining
+        remaining_before = progress.remaining
         runs = self._split(_messages(taken)) if taken.messages else []
         for tp, log_end in taken.log_ends.items():
             self._at_log_end(tp, log_end)
@@ -230,7 +230,7 @@ class Reading:
         for tp in taken.gone:
             if progress.is_open(tp):
                 self._skip_or_raise(tp, progress.end(tp), "the topic or partition was deleted")
-        finished = open_before - progress.open
+        finished = progress.take_finished()
         if finished and not progress.done:
             self._consumer.drop(sorted(finished))
         if progress.remaining < remaining_before:

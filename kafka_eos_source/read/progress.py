@@ -7,7 +7,7 @@ aborted records and records removed by compaction occupy offsets, but the broker
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,18 @@ class Progress:
             self._end[wanted.tp] = wanted.end
             self._position[wanted.tp] = wanted.start
         self._open = {tp for tp, end in self._end.items() if self._position[tp] < end}
+        self._remaining = sum(self._end[tp] - self._position[tp] for tp in self._open)
+        self._finished: list[TopicPartition] = []
 
     @property
-    def open(self) -> frozenset[TopicPartition]:
-        """Partitions that are not finished."""
-        return frozenset(self._open)
+    def open(self) -> Set[TopicPartition]:
+        """Partitions that are not finished. The set changes with every call of `advance`."""
+        return self._open
+
+    def take_finished(self) -> list[TopicPartition]:
+        """Returns the partitions that have been finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     @property
     def done(self) -> bool:
@@ -47,7 +54,7 @@ class Progress:
     @property
     def remaining(self) -> int:
         """Number of offsets that remain: at least the number of records that remain."""
-        return sum(self._end[tp] - self._position[tp] for tp in self._open)
+        return self._remaining
 
     def position(self, tp: TopicPartition) -> int:
         """Returns the next offset to read."""
@@ -81,7 +88,9 @@ class Progress:
         """Moves the position forward, because no message before it will come."""
         if tp not in self._open:
             return
-        end = self._end[tp]
-        self._position[tp] = min(end, max(position, self._position[tp]))
+        end, before = self._end[tp], self._position[tp]
+        self._position[tp] = min(end, max(position, before))
+        self._remaining -= self._position[tp] - before
         if position >= end:
             self._open.discard(tp)
+            self._finished.append(tp)

@@ -1,15 +1,14 @@
 """A consumer that speaks Kafka's protocol itself, for tasks that read ranges of offsets.
 
 It sends one Fetch at a time to each leader. The next one is on its way while the last answer is decoded, so
-at most two answers of each leader are in memory. A range ends at a
-known offset, and the consumer asks for little more than what is left of it.
+at most two answers of each leader are in memory. A range ends at a known offset, and the consumer asks for
+little more than what is left of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.secrets import concealed, register_secrets
+from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.fetch_messages import (
@@ -34,7 +34,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     fetch_answer,
     fetch_request,
 )
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -140,13 +140,8 @@ class WireConsumer:
         self._topics: dict[str, _Topic] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
-        #: What has arrived and is not decoded yet: the node, the number of its answer, and the batches.
-        self._arrived: deque[tuple[int, int, FetchedBatches]] = deque()
+        self._arrived = Arrived(kernel, committed=self._committed)
         self._answers = 0
-        #: Decodes the first of those, part by part; None = nothing of it was decoded.
-        self._parts: Iterator[Part] | None = None
-        #: The offset up to which that was decoded.
-        self._decoded = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
         #: What the next `take` returns besides messages.
@@ -200,15 +195,12 @@ class WireConsumer:
             self._events.log_ends.pop(tp, None)
         for events in (self._events.out_of_range, self._events.gone):
             events[:] = [tp for tp in events if tp not in dropped]
-        if self._arrived and self._arrived[0][-1].tp in dropped:
-            self._parts = None
-        self._arrived = deque(each for each in self._arrived if each[-1].tp not in dropped)
+        self._arrived.drop(dropped)
 
     def release(self) -> None:
         """Stops all reading; connections stay open."""
         self._partitions.clear()
         self._arrived.clear()
-        self._parts = None
         self._events = Taken(())
         self._failure = None
 
@@ -220,7 +212,7 @@ class WireConsumer:
     # -- reading ---------------------------------------------------------------------------------
 
     def take(self, at_most: int, wait_seconds: float) -> Taken:  # noqa: ARG002
-        """Returns the messages of one partition that have arrived, and events; waits if there is nothing.
+        """Returns messages that have arrived, and events; waits if there is nothing.
 
         Args:
             at_most: not used; the ends of the ranges limit what is read.
@@ -273,21 +265,15 @@ class WireConsumer:
     def _taken(self) -> Taken:
         taken, self._events = self._events, Taken(())
         if self._arrived:
-            *_, batches = self._arrived[0]
-            if self._parts is None:
-                end = self._partitions[batches.tp].end
-                self._decoded = batches.position
-                self._parts = batches.parts(self._kernel, self._wanted, end, committed=self._committed)
             try:
-                taken.messages, reached = next(self._parts)
+                taken.messages, reached = self._arrived.next_part(
+                    self._wanted, lambda tp: self._partitions[tp].end
+                )
             except DamagedBatchError as error:
                 self.last_complaint = str(error)
-                self.move(batches.tp, self._decoded)  # fetches again, until the caller's timeout
+                self.move(error.tp, self._arrived.reached(error.tp))  # fetches again, until the timeout
                 return taken
-            taken.reached[batches.tp] = self._decoded = reached
-            if reached >= batches.past_offset:
-                self._arrived.popleft()
-                self._parts = None
+            taken.reached.update(reached)
         return taken
 
     def _wait(self, seconds: float) -> None:
@@ -297,11 +283,16 @@ class WireConsumer:
             time.sleep(seconds)
 
     def _fetch(self) -> None:
+        """Asks for what is wanted, after a look for leaders if one is due."""
+        self._ask_leaders()
+        if self._looks_for_leaders and time.monotonic() >= self._next_look:
+            self._look_for_leaders()
+            self._ask_leaders()
+
+    def _ask_leaders(self) -> None:
         """Sends a Fetch to every leader that has none to answer, and of whose partitions more is wanted."""
         now = time.monotonic()
-        if self._looks_for_leaders and now >= self._next_look:
-            self._look_for_leaders()
-        waiting = Counter(node for node, _ in {each[:2] for each in self._arrived})
+        waiting = self._arrived.answers()
         by_leader: dict[int, dict[TopicPartition, Wanted]] = {}
         leaders = {*self._asked, *waiting}
         for tp, each in self._partitions.items():
@@ -315,9 +306,6 @@ class WireConsumer:
         self._leaders = len(leaders | by_leader.keys())
         for node in sorted(by_leader, key=self._unreachable.__contains__):
             self._send(node, by_leader[node])
-        if self._looks_for_leaders and now >= self._next_look:
-            self._look_for_leaders()
-            self._fetch()
 
     def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
         seen = self._topics.setdefault(tp.topic, _Topic())
@@ -415,7 +403,7 @@ class WireConsumer:
             seen.mean_bytes = batches.mean_bytes
             seen.batch_bytes = max(batches.largest_bytes, seen.batch_bytes // 2)
             partition.position = batches.past_offset
-            self._arrived.append((node, self._answers, batches))
+            self._arrived.add(node, self._answers, batches)
             return
         end = fetched.last_stable_offset if self._committed else fetched.high_watermark
         if partition.position < end:
@@ -425,13 +413,13 @@ class WireConsumer:
         else:
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
             # not before the caller has what arrived: it would take those records for read
-            if partition.told_end < partition.position and not self._has_arrived(tp):
+            if partition.told_end < partition.position and not self._arrived.has(tp):
                 partition.told_end = partition.position
                 self._events.log_ends[tp] = partition.position
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
         error = KafkaError(code)
-        if code == _OUT_OF_RANGE and self._has_arrived(tp):
+        if code == _OUT_OF_RANGE and self._arrived.has(tp):
             self._pause(tp, f"{tp}: {error.str()}")  # the caller must first get what arrived before
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
@@ -444,10 +432,6 @@ class WireConsumer:
     def _fair_pause(self, started: float) -> float:
         """Returns how long to wait before trying again what failed and kept brokers that answer waiting."""
         return time.monotonic() - started if self._asked or self._arrived else 0.0
-
-    def _has_arrived(self, tp: TopicPartition) -> bool:
-        """Returns whether something of a partition has arrived that the caller does not have yet."""
-        return any(batches.tp == tp for *_, batches in self._arrived)
 
     def _look_again(self, tps: Collection[TopicPartition], why: str, seconds: float = 0.0) -> None:
         """Pauses partitions until their leaders are known again, for at least that long."""
@@ -477,16 +461,21 @@ class WireConsumer:
             self._next_look = time.monotonic() + max(_PAUSE_SECONDS, self._fair_pause(started))
             return
         self._looks_for_leaders = False
-        found = {topic.name: topic for topic in answer.topics or ()}
+        codes = dict.fromkeys(topics, _UNKNOWN)
+        known: set[TopicPartition] = set()
+        for topic in answer.topics or ():
+            codes[topic.name] = topic.error_code
+            if not topic.error_code:
+                indices = (each.partition_index for each in topic.partitions or ())
+                known.update(TopicPartition(topic.name, index) for index in indices)
         for tp, partition in self._partitions.items():
-            self._on_metadata(tp, partition, found.get(tp.topic))
+            self._on_metadata(tp, partition, codes[tp.topic], is_known=tp in known)
 
-    def _on_metadata(self, tp: TopicPartition, partition: _Partition, topic: Any) -> None:
-        code = _UNKNOWN if topic is None else topic.error_code
+    def _on_metadata(self, tp: TopicPartition, partition: _Partition, code: int, *, is_known: bool) -> None:
         if code not in (0, _UNKNOWN) and not is_transient(KafkaError(code)):
             self._failure = classify(KafkaError(code), f"reading {tp}")
             return
-        if code == 0 and tp.partition in {each.partition_index for each in topic.partitions or ()}:
+        if is_known:
             partition.unknown_since = None
             self._seen.add(tp)
             if self._cluster.leader(tp) is None:
@@ -499,7 +488,7 @@ class WireConsumer:
         partition.unknown_since = partition.unknown_since or now
         # a partition that this client has never seen may be too new for the brokers that it asks
         is_gone = tp in self._seen and now - partition.unknown_since >= self._propagation_seconds
-        if is_gone and not self._has_arrived(tp):
+        if is_gone and not self._arrived.has(tp):
             partition.is_waiting = True  # until the caller drops it
             self._events.gone.append(tp)
         else:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
+from kafka_eos_source.kafka.wire.decompress import decompressed
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES
 
@@ -61,20 +61,21 @@ _USUAL_BYTES = 512
 #: Type of the control record that ends an aborted transaction.
 _ABORT = 0
 _CONTROL_KEY = struct.Struct(">hh")
-_SNAPPY_FRAME = b"\x82SNAPPY\x00"
-_SNAPPY_FRAME_BYTES = 16
-#: The most bytes of a decompressed batch. Brokers limit batches only before decompression.
-_MOST_DECOMPRESSED_BYTES = 1 << 30
-_CHUNK_BYTES = 64 << 10
 #: When this much was decompressed, the records so far are handed out before more is decompressed.
 _PART_BYTES = 32 << 20
 
-#: Messages, and the offset before which nothing more will come.
-Part = tuple[KernelMessages | tuple[()], int]
-
 
 class DamagedBatchError(Exception):
-    """A record batch is damaged: on the way, or in the broker's log."""
+    """A record batch is damaged: on the way, or in the broker's log.
+
+    Args:
+        tp: its partition.
+        text: what is wrong.
+    """
+
+    def __init__(self, tp: TopicPartition, text: str) -> None:
+        super().__init__(text)
+        self.tp = tp
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class FetchedBatches:
                 batches = batches[:-1]
             # checksums do not cover offsets
             if (batches["first_offset"][1:] < batches["past_offset"][:-1]).any():
-                raise DamagedBatchError(f"the record batches from offset {position} of {tp} overlap")
+                raise DamagedBatchError(tp, f"the record batches from offset {position} of {tp} overlap")
         return cls(tp, position, data, batches, aborted)
 
     @property
@@ -153,68 +154,16 @@ class FetchedBatches:
         """Size of the largest batch, as the broker sent it."""
         return int(self.batches["bytes"].max()) if len(self.batches) else 0
 
-    def parts(self, kernel: Kernel, wanted: int, end: int, *, committed: bool) -> Iterator[Part]:
-        """Decodes the records that a reader may see, in parts that limit what is decompressed at a time.
+    def visible(self, end: int, *, committed: bool) -> npt.NDArray[np.void]:
+        """Returns the batches with records that a reader may see.
 
         Args:
-            kernel: the C kernel.
-            wanted: the contents to copy; see `kernel.WANT_KEY`.
-            end: records from this offset on may be left out.
+            end: batches from this offset on may be left out.
             committed: whether the reader must not see records of aborted transactions.
 
-        Yields:
-            At least one part. That of the last one ends at `past_offset`.
-
         Raises:
-            DamagedBatchError: if records cannot be decoded.
+            DamagedBatchError: if a control record cannot be decoded.
         """
-        kept = self._visible(end, committed=committed)
-        unpacked: dict[int, memoryview] = {}
-        begin = size = 0
-        for index in np.flatnonzero(kept["attributes"] & _COMPRESSION).tolist():
-            unpacked[index - begin] = data = self._decompressed(kept[index])
-            size += len(data)
-            if size >= _PART_BYTES and index + 1 < len(kept):
-                part = kept[begin : index + 1]
-                begin, size, held, unpacked = index + 1, 0, unpacked, {}
-                yield self._decoded(kernel, wanted, part, held), int(kept[begin]["first_offset"])
-                del held
-        messages = self._decoded(kernel, wanted, kept[begin:], unpacked) if len(kept) else ()
-        yield messages, self.past_offset
-
-    def _decoded(
-        self, kernel: Kernel, wanted: int, kept: npt.NDArray[np.void], unpacked: Mapping[int, memoryview]
-    ) -> KernelMessages:
-        """Decodes the records of some batches.
-
-        Args:
-            kernel: the C kernel.
-            wanted: the contents to copy; see `kernel.WANT_KEY`.
-            kept: the batches.
-            unpacked: decompressed records, by the index of their batch.
-        """
-        records = np.zeros(len(kept), RECORDS)
-        records["at"] = _address(self.data) + kept["at"] + HEADER_BYTES
-        records["bytes"] = kept["bytes"] - HEADER_BYTES
-        for name in ("first_offset", "past_offset", "first_ms", "count"):
-            records[name] = kept[name]
-        records["append_ms"] = np.where(kept["attributes"] & _LOG_APPEND_TIME, kept["max_ms"], -1)
-        records["partition"] = self.tp.partition
-        for index, data in unpacked.items():
-            records[index]["at"], records[index]["bytes"] = _address(data), len(data)
-        found = kernel.decode(records.ctypes.data, len(records), wanted)
-        if not found:
-            raise MemoryError("not enough memory for the fetched records")
-        damaged = int(found.contents.damaged)
-        block = Block(kernel, found, {0: self.tp.topic})
-        if damaged >= 0:
-            raise DamagedBatchError(
-                f"the record batch at offset {kept[damaged]['first_offset']} of {self.tp} cannot be decoded"
-            )
-        return KernelMessages(block, 0, block.rows)
-
-    def _visible(self, end: int, *, committed: bool) -> npt.NDArray[np.void]:
-        """Returns the batches with records that a reader may see."""
         batches = self.batches[self.batches["first_offset"] < end]
         hidden = (batches["attributes"] & _CONTROL) != 0
         if committed and self.aborted:
@@ -259,11 +208,17 @@ class FetchedBatches:
             _version, kind = _CONTROL_KEY.unpack_from(record, key)
         except (IndexError, struct.error) as error:
             raise DamagedBatchError(
-                f"the control record at offset {batch['first_offset']} of {self.tp} cannot be decoded"
+                self.tp,
+                f"the control record at offset {batch['first_offset']} of {self.tp} cannot be decoded",
             ) from error
         return bool(kind == _ABORT)
 
-    def _decompressed(self, batch: Any) -> memoryview:
+    def decompressed(self, batch: Any) -> memoryview:
+        """Returns the records of a compressed batch.
+
+        Raises:
+            DamagedBatchError: if they cannot be decompressed.
+        """
         begin = int(batch["at"]) + HEADER_BYTES
         packed = self.data[begin : int(batch["at"]) + int(batch["bytes"])]
         codec = int(batch["attributes"]) & _COMPRESSION
@@ -271,69 +226,10 @@ class FetchedBatches:
             return decompressed(codec, packed)
         except (OSError, ValueError, zlib.error) as error:
             raise DamagedBatchError(
+                self.tp,
                 f"the record batch at offset {batch['first_offset']} of {self.tp} cannot be decompressed: "
-                f"{error}"
+                f"{error}",
             ) from error
-
-
-def decompressed(codec: int, packed: memoryview) -> memoryview:
-    """Decompresses the records of a batch.
-
-    Args:
-        codec: the compression in the attributes of the batch: 1 = gzip, 2 = snappy, 3 = lz4, 4 = zstd.
-        packed: the compressed records.
-
-    Raises:
-        OSError, ValueError, zlib.error: if the bytes are damaged, or the codec is unknown.
-    """
-    if codec == 1:
-        unpacker = zlib.decompressobj(wbits=31)
-        data = unpacker.decompress(packed, _MOST_DECOMPRESSED_BYTES)
-        if not unpacker.eof:
-            raise ValueError("the end is missing, or it has more than 1 GiB")
-        return memoryview(data)
-    if codec == 2:
-        return _from_snappy(packed)
-    if codec not in (3, 4):
-        raise ValueError(f"its compression {codec} is unknown")
-    stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), "lz4" if codec == 3 else "zstd")
-    out = bytearray(max(_CHUNK_BYTES, 4 * len(packed)))
-    size = 0
-    while count := stream.readinto(memoryview(out)[size:]):
-        size += count
-        if size > _MOST_DECOMPRESSED_BYTES:
-            raise ValueError("it has more than 1 GiB")
-        if size == len(out):
-            out += bytes(len(out))
-    # not the whole buffer, because an answer may have thousands of small batches
-    return memoryview(bytes(memoryview(out)[:size]) if 2 * size < len(out) else out)[:size]
-
-
-def _from_snappy(packed: memoryview) -> memoryview:
-    """Decompresses Java's frame of blocks (xerial), or one block without a frame, as librdkafka writes it."""
-    if bytes(packed[: len(_SNAPPY_FRAME)]) != _SNAPPY_FRAME:
-        return _snappy_block(packed)
-    parts, at = [], _SNAPPY_FRAME_BYTES
-    while at < len(packed):
-        size = int.from_bytes(packed[at : at + 4], "big")
-        at += 4
-        if size > len(packed) - at:
-            raise ValueError("a block is cut off")
-        parts.append(_snappy_block(packed[at : at + size]))
-        at += size
-    return memoryview(b"".join(parts))
-
-
-def _snappy_block(packed: memoryview) -> memoryview:
-    size = shift = 0
-    for byte in packed[:5]:  # a block begins with its decompressed size
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if size > _MOST_DECOMPRESSED_BYTES:
-        raise ValueError("it has more than 1 GiB")
-    return memoryview(pa.Codec("snappy").decompress(pa.py_buffer(packed), size))
 
 
 def _after_varint(data: memoryview, at: int) -> int:
@@ -349,7 +245,108 @@ def _unreadable(tp: TopicPartition, batch: Any) -> Exception:
         return NeedsLibrdkafkaError(
             f"the record batch at offset {offset} of {tp} has format {batch['magic']}"
         )
-    return DamagedBatchError(f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong")
+    return DamagedBatchError(
+        tp, f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong"
+    )
+
+
+class Part(NamedTuple):
+    """Some decoded messages.
+
+    Attributes:
+        messages: of one partition after the other, in the order of offsets within each.
+        reached: the offset before which nothing more will come, by partition.
+    """
+
+    messages: KernelMessages | tuple[()]
+    reached: dict[TopicPartition, int]
+
+
+def decode(
+    kernel: Kernel, wanted: int, group: Sequence[tuple[FetchedBatches, int]], *, committed: bool
+) -> Iterator[Part]:
+    """Decodes the records that a reader may see, in parts that limit what is decompressed at a time.
+
+    Args:
+        kernel: the C kernel.
+        wanted: the contents to copy; see `kernel.WANT_KEY`.
+        group: what was fetched, each with the offset from which on records may be left out. If a partition
+            occurs twice, the later one continues the earlier.
+        committed: whether the reader must not see records of aborted transactions.
+
+    Yields:
+        At least one part. After the last one, every partition has reached its `past_offset`.
+
+    Raises:
+        DamagedBatchError: if records cannot be decoded.
+    """
+    visible = [fetched.visible(end, committed=committed) for fetched, end in group]
+    kept = np.concatenate(visible)
+    origin = np.repeat(np.arange(len(group)), [len(batches) for batches in visible])
+    unpacked: dict[int, memoryview] = {}
+    begin = size = 0
+    for index in np.flatnonzero(kept["attributes"] & _COMPRESSION).tolist():
+        unpacked[index - begin] = data = group[origin[index]][0].decompressed(kept[index])
+        size += len(data)
+        past = index + 1
+        if size >= _PART_BYTES and past < len(kept):
+            held, unpacked = unpacked, {}
+            messages = _decoded(kernel, wanted, group, kept[begin:past], origin[begin:past], held)
+            reached = {each.tp: each.past_offset for each, _ in group[: origin[past]]}
+            reached[group[origin[past]][0].tp] = int(kept[past]["first_offset"])
+            begin, size = past, 0
+            del held
+            yield Part(messages, reached)
+            del messages
+    rest = _decoded(kernel, wanted, group, kept[begin:], origin[begin:], unpacked) if len(kept) else ()
+    yield Part(rest, {each.tp: each.past_offset for each, _ in group})
+
+
+def _decoded(
+    kernel: Kernel,
+    wanted: int,
+    group: Sequence[tuple[FetchedBatches, int]],
+    kept: npt.NDArray[np.void],
+    origin: npt.NDArray[np.intp],
+    unpacked: Mapping[int, memoryview],
+) -> KernelMessages:
+    """Decodes the records of some batches.
+
+    Args:
+        kernel, wanted, group: as in `decode`.
+        kept: the batches.
+        origin: the index in ``group`` of each batch.
+        unpacked: decompressed records, by the index of their batch.
+    """
+    topics = {name: number for number, name in enumerate({each.tp.topic: None for each, _ in group})}
+    address, partition, topic = (
+        np.array(values)[origin]
+        for values in zip(
+            *((_address(each.data), each.tp.partition, topics[each.tp.topic]) for each, _ in group),
+            strict=True,
+        )
+    )
+    records = np.zeros(len(kept), RECORDS)
+    records["at"] = address + kept["at"] + HEADER_BYTES
+    records["bytes"] = kept["bytes"] - HEADER_BYTES
+    for name in ("first_offset", "past_offset", "first_ms", "count"):
+        records[name] = kept[name]
+    records["append_ms"] = np.where(kept["attributes"] & _LOG_APPEND_TIME, kept["max_ms"], -1)
+    records["partition"] = partition
+    records["topic"] = topic
+    for index, data in unpacked.items():
+        records[index]["at"], records[index]["bytes"] = _address(data), len(data)
+    found = kernel.decode(records.ctypes.data, len(records), wanted)
+    if not found:
+        raise MemoryError("not enough memory for the fetched records")
+    damaged = int(found.contents.damaged)
+    block = Block(kernel, found, {number: name for name, number in topics.items()})
+    if damaged >= 0:
+        tp = group[origin[damaged]][0].tp
+        raise DamagedBatchError(
+            tp, f"the record batch at offset {kept[damaged]['first_offset']} of {tp} cannot be decoded"
+        )
+    return KernelMessages(block, 0, block.rows)
 
 
 def _address(data: memoryview) -> int:
