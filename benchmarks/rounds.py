@@ -219,6 +219,7 @@ def _in_turn(
             own = settings.folder / f"{task.name}-{contender.name}-{turn}"
             own.mkdir()
             cluster.create(f"{name}.out", task.output_partitions)
+            cluster.write_once(f"{name}.out", task.output_partitions)
             job = Job(
                 name=name,
                 bootstrap=cluster.bootstrap,

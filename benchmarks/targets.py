@@ -69,10 +69,10 @@ def target_tasks(size: float) -> list[Task]:
     def batch(count: int) -> int:
         return max(_FEWEST // 4, round(count * min(size, 1.0)))
 
-    long = Workload(records=records(8_000_000))
+    long = Workload(records=records(16_000_000))
     four = Workload(records=records(4_000_000))
-    small = Workload(records=records(1_000_000), record_bytes=1024)
-    lz4, zstd = replace(small, compression="lz4"), replace(small, compression="zstd")
+    kib = Workload(records=records(3_000_000), record_bytes=1024)
+    lz4, zstd = replace(kib, compression="lz4"), replace(kib, compression="zstd")
     ours_and_spark = (_EOS, _SPARK)
     return [
         copy(
@@ -103,8 +103,8 @@ def target_tasks(size: float) -> list[Task]:
             for partitions in (1, 1000)
         ),
         copy("quix", "Topic to topic, 110 bytes: Quix", Workload(records=records(500_000)), (_QUIX,)),
-        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, ours_and_spark, batch=batch(125_000)),
-        copy("zstd", "Topic to topic, 1 KiB, zstd", zstd, ours_and_spark, batch=batch(125_000)),
+        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, ours_and_spark, batch=batch(250_000)),
+        copy("zstd", "Topic to topic, 1 KiB, zstd", zstd, ours_and_spark, batch=batch(250_000)),
         Task(
             "latency",
             "1,000 records a second, micro-batches as fast as they come",

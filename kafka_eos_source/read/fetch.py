@@ -42,6 +42,10 @@ BATCH_ROWS = 10_000
 #: A batch is full when its values reach this many bytes. It may exceed this by the messages of one poll.
 BATCH_BYTES = 16 << 20
 
+#: Messages of two polls in one batch would have to be copied. So a batch ends with a poll if it has this many
+#: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy.
+ENOUGH_ROWS, ENOUGH_BYTES = BATCH_ROWS // 2, 1 << 20
+
 #: Number of messages to poll while their size is unknown.
 FIRST_TAKE = 500
 
@@ -171,7 +175,9 @@ class Reading:
         return self._progress.done and not self._left
 
     def next_runs(self) -> list[Run]:
-        """Returns the messages of one Arrow batch; less than half a batch only if every range is finished.
+        """Returns the messages of one Arrow batch.
+
+        They are fewer than `ENOUGH_ROWS` only if their values are large, or every range is finished.
 
         Raises:
             DataLossError, UnavailableError, AuthorizationError: as `read_ranges`.
@@ -184,8 +190,8 @@ class Reading:
         rows = size_bytes = 0
         while not self.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
             if not self._left:
-                if rows >= BATCH_ROWS // 2:
-                    break  # rows of two polls in one batch would have to be copied
+                if rows >= ENOUGH_ROWS or size_bytes >= ENOUGH_BYTES:
+                    break
                 try:
                     self._left.extend(self._poll(BATCH_ROWS - rows))
                 except NeedsLibrdkafkaError:
