@@ -50,9 +50,6 @@ _SPARK = SparkQuery("spark", tuning=SPARK_TUNED)
 _STREAMS = KafkaStreamsCopy("kafka-streams", exactly_once=True, tuned=True)
 _QUIX = QuixCopy("quix", tuned=True)
 
-#: Lines of a page between which the table is.
-_BEGIN, _END = "<!-- targets -->", "<!-- /targets -->"
-
 #: The fewest records of a task; fewer make no second micro-batch.
 _FEWEST = 20_000
 
@@ -103,8 +100,10 @@ def target_tasks(size: float) -> list[Task]:
             for partitions in (1, 1000)
         ),
         copy("quix", "Topic to topic, 110 bytes: Quix", Workload(records=records(500_000)), (_QUIX,)),
-        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, ours_and_spark, batch=batch(250_000)),
-        copy("zstd", "Topic to topic, 1 KiB, zstd", zstd, ours_and_spark, batch=batch(250_000)),
+        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, (_EOS, _STAGES_IN_READ, _SPARK), batch=batch(250_000)),
+        copy(
+            "zstd", "Topic to topic, 1 KiB, zstd", zstd, (_EOS, _STAGES_IN_READ, _SPARK), batch=batch(250_000)
+        ),
         Task(
             "latency",
             "1,000 records a second, micro-batches as fast as they come",
@@ -340,14 +339,7 @@ _COMPARED: tuple[tuple[str, str, Callable[[Any], float], bool], ...] = (
 @click.option("--cores", default=os.cpu_count() or 1, show_default=True)
 @click.option("--bootstrap", default="", help="A cluster to use; else one is started.")
 @click.option("--out", default="benchmarks/results", show_default=True, type=click.Path(path_type=Path))
-@click.option(
-    "--page",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help=f"Page whose text between {_BEGIN} and {_END} becomes the table: docs/performance.md.",
-)
-def main(
-    size: float, rounds: int, only: str, cores: int, bootstrap: str, out: Path, page: Path | None
-) -> None:
+def main(size: float, rounds: int, only: str, cores: int, bootstrap: str, out: Path) -> None:
     """Measures the table of targets against tuned peers, and prints it as Markdown."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends all processes that were started
     wanted = {name.strip() for name in only.split(",") if name.strip()}
@@ -355,11 +347,6 @@ def main(
     if not wanted <= {task.name for task in tasks}:
         raise click.BadParameter(f"--only has {only!r}; tasks are {', '.join(task.name for task in tasks)}")
     tasks = [task for task in tasks if not wanted or task.name in wanted]
-    if page is not None:
-        try:
-            with_table(page.read_text(), "")
-        except ValueError as error:
-            raise click.BadParameter(f"--page {page}: {error}") from error
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-targets-"))
     click.echo(f"logs and state are in {folder}", err=True)
     began = time.time()
@@ -386,27 +373,12 @@ def main(
     text = _text(results, tables, missing, problems, size, rounds, time.time() - began)
     out.mkdir(parents=True, exist_ok=True)
     (out / "targets.md").write_text(text)
-    if page is not None:
-        page.write_text(with_table(page.read_text(), text.split("\n### ")[0].removeprefix("## Targets\n\n")))
     everything = {name: report.as_json(of, {"size": size})["contenders"] for name, of in results.items()}
     (out / "targets.json").write_text(json.dumps(everything, indent=1) + "\n")
     click.echo(text)
     if problems:
         sys.exit(1)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def with_table(page: str, table: str) -> str:
-    """Returns a page with this text between the two marks.
-
-    Raises:
-        ValueError: if the page does not have both marks.
-    """
-    before, _, rest = page.partition(f"{_BEGIN}\n")
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"the page has no {_BEGIN} and {_END}")
-    return f"{before}{_BEGIN}\n{table.strip()}\n{_END}{after}"
 
 
 def _text(

@@ -40,7 +40,7 @@ from benchmarks.report import (
 from benchmarks.restart import RestartRun
 from benchmarks.start import Traced, processes_of
 from benchmarks.start import table as start_table
-from benchmarks.targets import Found, better_peers, lines, target_tasks, with_table
+from benchmarks.targets import Found, better_peers, lines, target_tasks
 from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
@@ -335,14 +335,6 @@ def test_the_table_of_targets_compares_medians_and_names_what_is_missing() -> No
     better = better_peers(found)
     assert any("Kafka-Streams is better" in line and "after the first quarter" in line for line in better)
     assert not any("Spark" in line for line in better)
-
-
-def test_the_table_of_targets_replaces_the_one_of_a_page() -> None:
-    page = "a\n<!-- targets -->\nold\nlines\n<!-- /targets -->\nb\n"
-    assert with_table(page, "\nnew\n") == "a\n<!-- targets -->\nnew\n<!-- /targets -->\nb\n"
-    with pytest.raises(ValueError, match="/targets"):
-        with_table("<!-- targets -->\nno end", "new")
-    assert "<!-- targets -->" in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_what_a_process_did_is_computed_from_its_events() -> None:
