@@ -71,6 +71,7 @@ def target_tasks(size: float) -> list[Task]:
     kib = Workload(records=records(3_000_000), record_bytes=1024)
     lz4, zstd = replace(kib, compression="lz4"), replace(kib, compression="zstd")
     ours_and_spark = (_EOS, _SPARK)
+    rows_write_spark = (_EOS, _STAGES_IN_READ, _SPARK)
     return [
         copy(
             "copy",
@@ -100,9 +101,9 @@ def target_tasks(size: float) -> list[Task]:
             for partitions in (1, 1000)
         ),
         copy("quix", "Topic to topic, 110 bytes: Quix", Workload(records=records(500_000)), (_QUIX,)),
-        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, (_EOS, _STAGES_IN_READ, _SPARK), batch=batch(250_000)),
+        copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, rows_write_spark, batch=batch(250_000)),
         copy(
-            "zstd", "Topic to topic, 1 KiB, zstd", zstd, (_EOS, _STAGES_IN_READ, _SPARK), batch=batch(250_000)
+            "zstd", "Topic to topic, 1 KiB, zstd", zstd, rows_write_spark, batch=batch(250_000)
         ),
         Task(
             "latency",
