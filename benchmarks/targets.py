@@ -102,9 +102,7 @@ def target_tasks(size: float) -> list[Task]:
         ),
         copy("quix", "Topic to topic, 110 bytes: Quix", Workload(records=records(500_000)), (_QUIX,)),
         copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, rows_write_spark, batch=batch(250_000)),
-        copy(
-            "zstd", "Topic to topic, 1 KiB, zstd", zstd, rows_write_spark, batch=batch(250_000)
-        ),
+        copy("zstd", "Topic to topic, 1 KiB, zstd", zstd, rows_write_spark, batch=batch(250_000)),
         Task(
             "latency",
             "1,000 records a second, micro-batches as fast as they come",
