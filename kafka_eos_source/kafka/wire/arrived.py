@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
+from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches, Part, decode
 from kafka_eos_source.model import TopicPartition
 
 #: Batches of several partitions are decoded at once while they have at most this many bytes. Decoding each of
@@ -81,19 +81,15 @@ class Arrived:
             end: returns the offset of a partition from which on nothing is wanted.
 
         Raises:
-            DamagedBatchError: if records cannot be decoded. Drop the partition, and fetch it again from
-                `reached` on.
+            DamagedBatchError: if records cannot be decoded. Drop the partition before the next call, and
+                fetch it again from `reached` on.
         """
         if self._parts is None:
             group = self._group()
             self._in_parts, self._reached = len(group), {each.tp: each.position for each in reversed(group)}
             pairs = [(each, end(each.tp)) for each in group]
             self._parts = decode(self._kernel, wanted, pairs, committed=self._committed)
-        try:
-            part = next(self._parts)
-        except DamagedBatchError:
-            self._parts = None
-            raise
+        part = next(self._parts)
         self._reached.update(part.reached)
         while self._in_parts and part.reached.get(self._fetched[0][-1].tp, -1) >= self._past_first():
             *_, batches = self._fetched.popleft()
