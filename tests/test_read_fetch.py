@@ -231,6 +231,19 @@ def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(sizes[1:]) == {20}
 
 
+def test_a_partition_is_dropped_as_soon_as_its_range_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its consumer goes on to fetch what nobody wants."""
+    monkeypatch.setattr(fetch, "ENOUGH_ROWS", 1)
+    b = TopicPartition("t", 9)
+    consumer = ModelConsumer({A: Log(range(10), 10), b: Log(range(100), 100)}, sizes=[20])
+    progress = Progress([OffsetRange(A, 0, 5), OffsetRange(b, 0, 100)])
+    reading = Reading(consumer, progress, ReadSettings({}))
+    while progress.is_open(A):
+        reading.next_runs()
+    assert not progress.done
+    assert consumer.positions.keys() == {b}
+
+
 def test_aged_out_offsets_fail_or_are_skipped() -> None:
     def consumer() -> ModelConsumer:
         return ModelConsumer({A: Log(range(10), 10, low=4)})
