@@ -64,11 +64,12 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     if exists and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():
         raise StateCorruptedError(f"the database {db_path} has lost its file CURRENT.", fix=RESTORE_FIX)
     if not exists:
-        replace_text(path / "VERSION", f"{records.FORMAT}\n", sync=True)
+        replace_text(path / "VERSION", f"{records.FORMAT}\n", durable=True)
     database = Database.open(db_path, config)
     try:
         if remove_owner(db_path):
             _log.info("the last owner of the store %s did not close it", path)
+            database.sync_logs()
         write_owner(db_path)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
