@@ -46,6 +46,7 @@ from kafka_eos_source.errors import StateCorruptedError, StateError, StateLocked
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import sync
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
@@ -75,7 +76,6 @@ _ROWS_PER_SLICE = 10_000
 _READER_RETRY_SECONDS = 10.0
 
 _opened_by: int | None = None
-_open_here: set[str] = set()
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
 _inherited: list[Database] = []
@@ -99,6 +99,7 @@ class Database:
         self._db: Any = db
         self._writes = 0
         self._read_only = read_only
+        self._is_counted = False
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
@@ -128,8 +129,12 @@ class Database:
         # RocksDB has no way to wait for its lock
         pauses = Pauses(Deadline.after_ms(config.lock_timeout_ms), 0.01, 0.25)
         access = rocksdict.AccessType.read_write()
-        database = retry(lambda: cls(path, _open(path, config, access)), StateLockedError, pauses)
-        _open_here.add(database.key)
+
+        def open_once() -> Database:
+            return ownership.opened(str(path.resolve()), lambda: cls(path, _open(path, config, access)))
+
+        database = retry(open_once, StateLockedError, pauses)
+        database._is_counted = True
         return database
 
     @classmethod
@@ -404,8 +409,8 @@ class Database:
                 if not (keeps_log and _SHUTTING_DOWN in str(error)):
                     raise
         finally:
-            if not self._read_only:
-                _open_here.discard(self.key)
+            if self._is_counted:
+                ownership.closed(self.key)
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
@@ -460,11 +465,6 @@ class Database:
             return function(*args, **kwargs)
         except Exception as error:
             raise translate(error, self.path) from error
-
-
-def is_open_here(path: Path) -> bool:
-    """Returns whether this process has the database open for writing."""
-    return str(path.resolve()) in _open_here
 
 
 def _open(

@@ -83,11 +83,22 @@ def remove_owner(database: Path) -> bool:
 
 def owner_of(database: Path) -> str:
     """Returns process and host of the owner of a database, for an error message."""
+    owner = _owner(database)
+    return "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
+
+
+def is_owned_elsewhere(database: Path) -> bool:
+    """Returns whether a process of another host opened the database last, and did not close it."""
+    owner = _owner(database)
+    return owner is not None and owner[1] != socket.gethostname()
+
+
+def _owner(database: Path) -> tuple[int, str] | None:
     try:
         owner = json.loads((database.parent / "owner").read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+        return int(owner["pid"]), str(owner["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:

@@ -33,7 +33,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database, is_open_here
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
     owner_of,
     remove_owner,
@@ -43,6 +43,7 @@ from kafka_eos_source.state.store.files import (
     write_checkpoint,
     write_owner,
 )
+from kafka_eos_source.state.store.ownership import is_open_here
 from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
 
 #: Damage twice within this time is an error: restoring again and again would hide a failing disk.
