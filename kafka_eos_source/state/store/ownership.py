@@ -51,7 +51,8 @@ def has_owner(database: Path) -> bool:
     """Returns whether any process of this host has the database open for writing, or is opening it.
 
     RocksDB's owner holds a lock of the file ``LOCK``, which the system releases when the process ends. This
-    function takes the lock for a moment, so an owner that opens the database just then tries again.
+    function takes the lock for a moment, so an owner that opens the database just then tries again. If the
+    lock cannot be examined, because the file belongs to another user for example, there may be an owner.
     """
     # Closing any descriptor of the file would release the lock that this process itself holds.
     with _lock:
@@ -61,9 +62,11 @@ def has_owner(database: Path) -> bool:
             descriptor = os.open(database / "LOCK", os.O_RDONLY)
         except FileNotFoundError:
             return False
+        except OSError:
+            return True
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        except OSError:
             return True
         finally:
             os.close(descriptor)
