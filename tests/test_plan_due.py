@@ -307,6 +307,15 @@ def test_a_sink_on_another_cluster_tells_the_source_through_the_file() -> None:
     assert query.ms_until_tick() == 7000
 
 
+def test_the_file_counts_if_sequence_numbers_begin_again_and_the_source_cannot_see_the_token() -> None:
+    """The sink has another cluster, and somebody has removed the query's tokens there."""
+    query = Query()
+    due.write(APPLICATION, "run", replace(TOKEN, sequence=100))
+    assert not query.ask()
+    due.write(APPLICATION, "run 2", replace(TOKEN, sequence=1, due=Due(START_MS + 2000, START_MS)))
+    assert query.ms_until_tick() == 2000
+
+
 @pytest.mark.parametrize("error", [AuthorizationError("no"), UnavailableError("no answer")])
 def test_a_source_that_may_not_read_the_group_relies_on_the_file(error: KafkaEosError) -> None:
     query = Query()
@@ -327,7 +336,7 @@ def test_a_token_that_this_version_cannot_read_is_left_to_the_sink() -> None:
 )
 def test_a_damaged_file_counts_as_nothing_due(text: str) -> None:
     due._folder().write(f"{APPLICATION}.json", text)
-    assert CommittedDue(APPLICATION, lambda: None)() is None
+    assert CommittedDue(APPLICATION, lambda: None, Clock())() is None
 
 
 def test_a_lost_file_changes_nothing_until_the_next_commit() -> None:
@@ -359,6 +368,59 @@ def test_that_nothing_is_due_is_written_once_in_a_run() -> None:
     assert (Path(due._folder().path) / f"{APPLICATION}.json").stat().st_ino == first
     query.commit(None, run_id="run 2")
     assert (Path(due._folder().path) / f"{APPLICATION}.json").stat().st_ino != first
+
+
+def test_nothing_due_is_written_again_after_another_process_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process that commits may be replaced within a run, and come back."""
+    query, path = Query(), Path(due._folder().path) / f"{APPLICATION}.json"
+    query.commit(None)
+    assert not query.ask()
+    with monkeypatch.context() as other_process:
+        other_process.setattr(due, "_nothing_due", {})
+        query.commit(START_MS + 5000)
+    assert query.ms_until_tick() == 5000
+    query.commit(None)
+    assert query.ms_until_tick() is None
+    with monkeypatch.context() as other_process:
+        other_process.setattr(due, "_nothing_due", {})
+        query.commit(START_MS, tell=False)  # it was killed before it wrote the file
+    written = path.stat().st_ino
+    query.commit(None)
+    assert path.stat().st_ino != written, "a source that asked Kafka meanwhile waits for what is due"
+
+
+def test_a_file_that_a_stopped_process_of_an_earlier_run_replaced_hides_no_timer() -> None:
+    query = Query()
+    query.commit(START_MS + 200_000)
+    old = replace(TOKEN, sequence=query.sequence)
+    query.commit(None)
+    query.restart()
+    assert not query.ask()
+    query.commit(START_MS + 5000)
+    due.write(APPLICATION, "earlier run", old)
+    assert query.ms_until_tick() == 5000
+    query.commit(START_MS + 20_000)
+    assert query.ms_until_tick() == 15_000
+    due.write(APPLICATION, "earlier run", replace(old, due=Due(START_MS + 1, START_MS)))
+    query.commit(None)
+    assert query.ms_until_tick() is None
+
+
+def test_a_source_asks_again_if_kafka_did_not_answer_when_the_query_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query()
+    query.commit(START_MS + 90_000)
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "other"))
+    query.restart()
+    query.cluster.refusal = UnavailableError("no answer")
+    assert query.ms_until_tick(10_000) is None
+    query.cluster.refusal = None
+    assert query.ms_until_tick() == 80_000
+    assert query.cluster.requests.count("all_committed") == 2
 
 
 def test_a_batch_with_records_runs_the_operators_too() -> None:

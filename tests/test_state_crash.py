@@ -11,14 +11,13 @@ import os
 import random
 import shutil
 import signal
-import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, crash_images, records_of, until
 from state_kit import (
     EFFORT,
     IDENTITY,
@@ -37,79 +36,17 @@ from kafka_eos_source.state.store import database
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
-SEED = 11
-CRASHES = 12 * EFFORT
-
-
-#: What the process does that is killed: as a library's user does, and as the tasks of micro-batches do.
-OPEN_ONCE = "while True:\n    work.step(store)\n    acknowledged.write(b'.')"
-OPEN_FOR_EACH_COMMIT = (
-    "store.close()\n"
-    "while True:\n"
-    "    with TransactionalStateStore.open(path / 'live', IDENTITY, TINY) as store:\n"
-    "        work.step(store)\n"
-    "        acknowledged.write(b'.')"
-)
-
 
 @pytest.fixture(scope="module", params=[OPEN_ONCE, OPEN_FOR_EACH_COMMIT], ids=["open once", "open for each"])
 def crashes(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders as kills left them, each with the number of commits acknowledged before the kill."""
-    return _crashes(tmp_path_factory.mktemp("crashes"), "TINY", request.param, commits=40)
+    return crash_images(tmp_path_factory.mktemp("crashes"), "TINY", request.param, commits=40)
 
 
 @pytest.fixture(scope="module")
 def crashes_while_spilling(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """As `crashes`, for a store whose transactions are too large for its memory."""
-    return _crashes(tmp_path_factory.mktemp("crashes"), "SPILLING", OPEN_ONCE, commits=8)
-
-
-def _crashes(folder: Path, config: str, work: str, *, commits: int) -> list[tuple[Path, int]]:
-    """Returns copies of a store's folder, each after up to this number of further commits.
-
-    Args:
-        folder: for the store and its copies.
-        config: name of its configuration.
-        work: what the process does that is killed.
-        commits: see above.
-    """
-    rng = random.Random(SEED)
-    images = []
-    with other_process() as other:
-        other.run(
-            f"work = Workload({SEED}); path = Path({str(folder)!r})\n"
-            f"store = TransactionalStateStore.open(path / 'live', IDENTITY, {config})\n"
-            "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
-        )
-        acknowledged = folder / "acknowledged"
-        other.send(work)
-        process = psutil.Process(other.pid)
-        for number in range(CRASHES):
-            enough = _number(acknowledged) + rng.randrange(1, commits)
-            _until(lambda enough=enough: _number(acknowledged) >= enough)  # type: ignore[misc]
-            process.suspend()
-            _until(lambda: process.status() == psutil.STATUS_STOPPED)
-            image = folder / f"image{number}"
-            done = _number(acknowledged)
-            shutil.copytree(folder / "live", image)
-            images.append((image, done))
-            process.resume()
-        other.kill()
-        done = _number(acknowledged)
-        images.append((folder / "live", done))
-    return images
-
-
-def _number(path: Path) -> int:
-    """Returns the number of bytes of a file that gets one byte per commit, so that it is never torn."""
-    return path.stat().st_size if path.exists() else 0
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "the other process does not get on"
-        time.sleep(0.002)
+    return crash_images(tmp_path_factory.mktemp("crashes"), "SPILLING", OPEN_ONCE, commits=8)
 
 
 def _verify(path: Path) -> int:
@@ -183,13 +120,13 @@ def test_a_log_that_ends_between_two_records_loses_no_commit_in_the_middle(tmp_p
     """RocksDB takes such a log for complete. A power failure leaves one if the next log is on disk."""
     image = _with_two_logs(tmp_path)
     first, *_, last = (log for log in sorted((image / "db").glob("*.log")) if log.stat().st_size)
-    records = _records_of(first)
+    records = records_of(first)
     for case, size in enumerate([*records[1::5], records[-1]]):
         copy = shutil.copytree(image, tmp_path / f"torn{case}")
         os.truncate(copy / "db" / first.name, size)
-        with pytest.raises(StateCorruptedError, match="a log ends too early"):
+        with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
             TransactionalStateStore.open(copy, IDENTITY, TINY)
-        with pytest.raises(StateCorruptedError, match="a log ends too early"):
+        with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
             TransactionalStateStore.open_read_only(copy)
         _restored(copy)
         # Without the later log, nothing is missing in the middle.
@@ -206,7 +143,7 @@ def _with_two_logs(folder: Path) -> Path:
         for _ in range(2_000):
             work.step(store)
             logs = [log for log in sorted((folder / "live" / "db").glob("*.log")) if log.stat().st_size]
-            if len(logs) > 1 and len(_records_of(logs[0])) > 10:
+            if len(logs) > 1 and len(records_of(logs[0])) > 10:
                 # a flush could delete the first log while it is copied
                 image = shutil.copytree(folder / "live", folder / "image", dirs_exist_ok=True)
                 if all((image / "db" / log.name).exists() for log in logs) and _opens(image, folder):
@@ -225,25 +162,6 @@ def _opens(image: Path, folder: Path) -> bool:
     finally:
         shutil.rmtree(tried)
     return True
-
-
-def _records_of(log: Path) -> list[int]:
-    """Returns where the records of a log of RocksDB begin, in bytes.
-
-    A log has blocks of 32 KiB. Each fragment has a header of 7 bytes: checksum, length, and type, which is 1
-    for a whole record and 2 for the first of several fragments.
-    """
-    content, at, found = log.read_bytes(), 0, []
-    while at + 7 <= len(content):
-        left_in_block = 32_768 - at % 32_768
-        if left_in_block < 7:
-            at += left_in_block
-            continue
-        _checksum, length, kind = struct.unpack_from("<IHB", content, at)
-        if kind in (1, 2):
-            found.append(at)
-        at += 7 + length
-    return found
 
 
 def _restored(path: Path) -> None:
@@ -384,7 +302,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
             return len(set(seen)) > 30 * EFFORT
 
         try:
-            _until(has_read_enough)
+            until(has_read_enough)
         finally:
             enough.touch()
             committed = other.answer()

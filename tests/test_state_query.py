@@ -20,6 +20,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     NotUpToBoundError,
     StateError,
+    StateLockedError,
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
@@ -30,6 +31,7 @@ from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
+from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
@@ -147,6 +149,22 @@ def test_all_shards_show_one_batch_while_tasks_promote_one_after_another(machine
         with committed(machine) as exact:
             assert values(exact) == dict.fromkeys(origins, 1)
             assert {state.batch and state.batch.batch_id for state in exact.states.values()} == {0}
+
+
+def test_a_shard_whose_batch_is_promoted_while_it_is_read_is_read_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]))
+    machine.commit()
+
+    def promoted_meanwhile(reader: CommittedReader, *_args: object) -> None:
+        monkeypatch.undo()
+        machine.promote(reader.identity.shard)
+        raise StateLockedError("the rows are removed")
+
+    monkeypatch.setattr(CommittedReader, "promoted", promoted_meanwhile)
+    with committed(machine) as exact:
+        assert values(exact) == {"JFK": 1, "LGA": 1}
 
 
 def test_a_query_reads_committed_state_while_the_owner_writes(machine: Machine) -> None:

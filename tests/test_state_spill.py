@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,9 +13,11 @@ import pyarrow as pa
 import pytest
 from state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
 
-from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError
-from kafka_eos_source.state.store import records, spill
+from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateLockedError
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.store import records, spill, transactional
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.ownership import has_owner
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: What a batch of the tests does to a store with `OLD`. It spills several times.
@@ -133,7 +138,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_state(tmp_path: Path, how:
             assert psutil.Process(other.pid).wait(60) == -signal.SIGKILL, kill
         began = expected is NEW and kill != "state.apply_ended"
         if began:
-            with pytest.raises(NotUpToBoundError, match="applying"):
+            with pytest.raises(NotUpToBoundError, match=r"a large batch.*has ended.*start the query"):
                 TransactionalStateStore.open_read_only(path)
         else:
             with TransactionalStateStore.open_read_only(path) as reader:
@@ -300,3 +305,88 @@ def test_the_record_of_a_batch_being_applied_is_read_back() -> None:
     pairs = {**records.encode(records.StoreMetadata(), old), **records.encode(old, new)}
     assert records.decode((k, v) for k, v in pairs.items() if v is not None) == new
     assert records.encode(new, old)[b"apply"] is None
+
+
+def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may be this process, another one on this host, or one on another host."""
+    seen: list[str] = []
+
+    def reach(name: str) -> None:
+        if name == "state.apply_began":
+            with pytest.raises(NotUpToBoundError) as refused:
+                TransactionalStateStore.open_read_only(tmp_path / "s")
+            seen.append(str(refused.value))
+            with pytest.raises(NotUpToBoundError) as elsewhere:
+                TransactionalStateStore.open_read_only(tmp_path / "copy")
+            seen.append(str(elsewhere.value))
+
+    with with_old_state(tmp_path / "s") as store:
+        stage(store)
+
+        def copy_then_reach(name: str) -> None:
+            if name == "state.apply_began":
+                shutil.copytree(tmp_path / "s", tmp_path / "copy")
+                owner = json.loads((tmp_path / "copy" / "owner").read_text())
+                (tmp_path / "copy" / "owner").write_text(json.dumps({**owner, "host": "worker-7"}))
+            reach(name)
+
+        monkeypatch.setattr(failpoints, "reach", copy_then_reach)
+        store.commit({TP: 20}, batch=record(2))
+        assert dict(store.all()) == NEW, "the look does not take the owner's lock away"
+    here, elsewhere = seen
+    assert f"process {os.getpid()} on" in here
+    assert "ask again when that has finished" in here
+    assert f"Process {os.getpid()} on worker-7 had it open last" in elsewhere
+
+
+def test_another_process_sees_that_the_owner_is_alive(tmp_path: Path) -> None:
+    path, code = tmp_path / "s", "from kafka_eos_source.state.store.ownership import has_owner\n"
+    with other_process() as other:
+        code += f"result = has_owner(Path({str(path / 'db')!r}))"
+        assert other.run(code) is False
+        with with_old_state(path) as store:
+            assert other.run(code) is True
+            assert has_owner(path / "db")
+            with pytest.raises(StateLockedError):
+                opened(path, StoreConfig(lock_timeout_ms=0))
+            assert has_owner(path / "db")
+            assert other.run(code) is True, "neither look released the lock"
+            store.commit({TP: 11})
+        assert other.run(code) is False
+        assert not has_owner(path / "db")
+
+
+def test_a_reader_whose_owner_removes_the_rows_reads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with with_old_state(path) as store:
+        stage(store)
+        store.persist_pending(record(2))
+        with TransactionalStateStore.open_read_only(path) as reader:
+            monkeypatch.setattr(transactional, "remove_spills", _remove_tables)
+            store.promote(record(2), {TP: 20})
+            with pytest.raises(StateLockedError, match="read again"):
+                reader.promoted(record(2), {TP: 20})
+            monkeypatch.undo()
+            store.drop_pending()
+            with pytest.raises(StateLockedError, match="read again"):
+                reader.promoted(record(2), {TP: 20})
+            reader.refresh()
+            assert dict(reader.all()) == NEW
+        stage(store)
+        store.persist_pending(record(3))
+        spill.remove_spills(path, keep=())
+        with (
+            TransactionalStateStore.open_read_only(path) as reader,
+            pytest.raises(StateCorruptedError, match="rows of a large batch"),
+        ):
+            reader.promoted(record(3), {TP: 30})
+
+
+def _remove_tables(store: Path, *, keep: object) -> None:
+    """Removes what a folder of spilled rows loses first while its owner removes it."""
+    for table in store.glob("spill/*/*.sst"):
+        table.unlink()

@@ -28,7 +28,7 @@ class LocalShard:
         next_offset: changelog offset from which to continue; None = not recorded.
         pending: batches whose changes are kept on disk until the token decides their fate.
         size_bytes: size of its files.
-        problem: why it cannot be read.
+        problem: why it cannot be read, and what to do.
     """
 
     folder: StoreFolder
@@ -128,4 +128,5 @@ def _read_shard(folder: StoreFolder) -> LocalShard:
                 folder.size_bytes(),
             )
     except KafkaEosError as error:
-        return LocalShard(folder, size_bytes=folder.size_bytes(), problem=error.message)
+        problem = f"{error.message} Fix: {error.fix}" if error.fix else error.message
+        return LocalShard(folder, size_bytes=folder.size_bytes(), problem=problem)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Due, Token, newest
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: The longest pause between two batches for a due time that stays the same, in ms.
 LONGEST_PAUSE_MS = 60_000
+#: Pause before the source asks Kafka again, if Kafka did not answer.
+_ASK_AGAIN_SECONDS = 60.0
 #: Files of queries that have not committed for this long are deleted.
 _KEPT_SECONDS = 7 * 24 * 3600.0
 
@@ -96,29 +99,56 @@ class DueBatches:
 class CommittedDue:
     """Finds out what the newest transaction of a query committed about its due times.
 
+    It asks Kafka once, and then reads the file. It asks again if Kafka did not answer, or if the file is
+    older than what is known: a process of an earlier run, which was stopped while it wrote, may have replaced
+    the newer file.
+
     Args:
         application_id: the query.
-        ask_kafka: returns the query's newest token; None if that is not known. Called once.
+        ask_kafka: returns the query's newest token; None if there is none, or if asking again is useless.
+            Raises `UnavailableError` if Kafka does not answer.
+        clock: returns seconds, such as ``time.monotonic``.
     """
 
-    def __init__(self, application_id: str, ask_kafka: Callable[[], Token | None]) -> None:
+    def __init__(
+        self, application_id: str, ask_kafka: Callable[[], Token | None], clock: Callable[[], float]
+    ) -> None:
         self._application_id = application_id
-        self._ask_kafka: Callable[[], Token | None] | None = ask_kafka
+        self._ask_kafka = ask_kafka
+        self._clock = clock
+        self._ask_at: float | None = clock()
         self._text: str | None = None
+        self._sequence = -1
         self._due: Due | None = None
+        self._older: tuple[int, Due | None] | None = None
 
     def __call__(self) -> Due | None:
         """Returns the earliest due time and the clock of its shard; None if nothing is known to be due."""
         text = _read(self._application_id)
-        if self._ask_kafka is not None:
-            ask, self._ask_kafka = self._ask_kafka, None
-            token = ask()
-            # the query may have run on another host since the file was written
-            self._due = _parsed(text) if token is None else token.due
-        elif text is not None and text != self._text:
-            self._due = _parsed(text)
-        self._text = text
+        if text is not None and text != self._text:
+            sequence, found = _parsed(text)
+            if sequence >= self._sequence:
+                self._sequence, self._due, self._older = sequence, found, None
+            else:
+                self._older = sequence, found
+                self._ask_at = self._clock() if self._ask_at is None else self._ask_at
+            self._text = text
+        if self._ask_at is not None and self._clock() >= self._ask_at:
+            self._ask()
         return self._due
+
+    def _ask(self) -> None:
+        try:
+            token = self._ask_kafka()
+        except UnavailableError:
+            self._ask_at = self._clock() + _ASK_AGAIN_SECONDS
+            return
+        self._ask_at = None
+        if token is not None:  # the file was read earlier, and the query may have run on another host since
+            self._sequence, self._due = token.sequence, token.due
+        elif self._older is not None:  # only the file is known, and its numbers began again
+            self._sequence, self._due = self._older
+        self._older = None
 
 
 def due_batches(
@@ -150,9 +180,11 @@ def due_batches(
                 group_id,
                 error.message,
             )
+            if isinstance(error, UnavailableError):
+                raise
             return None
 
-    newest_due = CommittedDue(application_id, newest_token)
+    newest_due = CommittedDue(application_id, newest_token, clock)
     return DueBatches(options.timer_batch_interval_ms, newest_due, clock, now_ms)
 
 
@@ -164,19 +196,26 @@ def write(application_id: str, run_id: str, token: Token) -> None:
         run_id: Spark's id of the run.
         token: the token of the transaction.
     """
-    if token.due is None and _nothing_due.get(application_id) == run_id:
-        return
     value: dict[str, Any] = {"sequence": token.sequence}
     if token.due is not None:
         value["due"] = [token.due.at_ms, token.due.clock_ms]
     try:
-        _folder().write(_file(application_id), json.dumps(value))
-        if token.due is None:
-            _nothing_due[application_id] = run_id
-            _folder().remove_older(_KEPT_SECONDS)
+        before, name = _nothing_due.pop(application_id, None), _file(application_id)
+        if token.due is not None:
+            _folder().write(name, json.dumps(value))
+            return
+        text = json.dumps(value)
+        if (
+            before is not None
+            and before.is_followed_by(run_id, token)
+            and _folder().read(name) == before.text
+        ):
+            text = before.text  # the file says already that nothing is due
         else:
-            _nothing_due.pop(application_id, None)
-    except OSError as error:
+            _folder().write(name, text)
+            _folder().remove_older(_KEPT_SECONDS)
+        _nothing_due[application_id] = _NothingDue(run_id, token.sequence, text)
+    except (OSError, UnicodeDecodeError) as error:
         warn_once(
             _log,
             f"the commit cannot write the next due time of application.id={application_id!r}: {error}. While "
@@ -184,8 +223,27 @@ def write(application_id: str, run_id: str, token: Token) -> None:
         )
 
 
-#: Queries for which this process has written that nothing is due, each with the run in which it did.
-_nothing_due: dict[str, str] = {}
+@dataclass(frozen=True)
+class _NothingDue:
+    """The last transaction that this process committed for a query, after which nothing is due.
+
+    Attributes:
+        run_id: Spark's id of the run.
+        sequence: of the transaction.
+        text: what this process wrote to the file then, or before.
+    """
+
+    run_id: str
+    sequence: int
+    text: str
+
+    def is_followed_by(self, run_id: str, token: Token) -> bool:
+        """Whether no other process committed between this transaction and that of ``token``."""
+        return (self.run_id, self.sequence + 1) == (run_id, token.sequence)
+
+
+#: By query, if nothing is due after the transaction that this process committed last.
+_nothing_due: dict[str, _NothingDue] = {}
 
 
 def _read(application_id: str) -> str | None:
@@ -200,13 +258,17 @@ def _read(application_id: str) -> str | None:
         return None
 
 
-def _parsed(text: str | None) -> Due | None:
-    """Returns the due time in the file; None if there is none. A damaged file counts as none."""
+def _parsed(text: str) -> tuple[int, Due | None]:
+    """Returns sequence number and due time of a file; (-1, None) if it is damaged."""
     try:
-        at_ms, clock_ms = json.loads(text or "{}")["due"]
-        return Due(int(at_ms), int(clock_ms))
+        found = json.loads(text)
+        sequence = int(found["sequence"])
+        if "due" not in found:
+            return sequence, None
+        at_ms, clock_ms = found["due"]
+        return sequence, Due(int(at_ms), int(clock_ms))
     except (ValueError, KeyError, TypeError):
-        return None
+        return -1, None
 
 
 def _folder() -> PrivateFolder:

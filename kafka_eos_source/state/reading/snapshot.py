@@ -29,6 +29,7 @@ from kafka_eos_source.errors import (
     StateCorruptedError,
     StateError,
     StateFormatError,
+    StateLockedError,
     StateMismatchError,
 )
 from kafka_eos_source.runtime.deadline import Deadline
@@ -222,7 +223,7 @@ def _states_at_cut(
 
 
 def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
-    """Returns a view of the shard at the cut's batch; None = the database is at another batch."""
+    """Returns a view of the shard at the cut's batch; None = the database must be read again."""
     tp, end, batch = cut.tp(shard), cut.ends[shard], cut.batches[shard]
     local = LocalState(reader.last_batch(), reader.next_offset(tp), reader.pending())
     if batch is None:
@@ -230,7 +231,10 @@ def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | N
         return reader if is_empty else None
     action = shard_action(local, batch, end)
     if action is Action.PROMOTE:
-        return reader.promoted(batch, {tp: end})
+        try:
+            return reader.promoted(batch, {tp: end})
+        except StateLockedError:
+            return None  # the owner has promoted the batch meanwhile
     return reader if action is Action.READY else None
 
 

@@ -46,12 +46,14 @@ from kafka_eos_source.errors import StateCorruptedError, StateError, StateLocked
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.files import sync
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
 from kafka_eos_source.state.store.scans import check_end
-from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain
+from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -74,7 +76,6 @@ _ROWS_PER_SLICE = 10_000
 _READER_RETRY_SECONDS = 10.0
 
 _opened_by: int | None = None
-_open_here: set[str] = set()
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
 _inherited: list[Database] = []
@@ -92,18 +93,21 @@ class Database:
 
     get: Callable[[bytes], bytes | None]
 
-    def __init__(self, path: Path, db: Any, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, db: Any, *, read_only: bool = False, least: int | None = None) -> None:
         self.path = path
         self.key = str(path.resolve())
         self._db: Any = db
         self._writes = 0
         self._read_only = read_only
+        self._is_counted = False
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
+        self._chain: WriteChain | None = None
         _alive.add(self)
         try:
-            self._chain = WriteChain(path, (key for key, _ in self.scan(LOW, HIGH, family=FAMILY)))
+            keys = (key for key, _ in self.scan(LOW, HIGH, family=FAMILY))
+            self._chain = WriteChain(path, keys, least_write(path) if least is None else least)
         except BaseException:
             self.close()
             raise
@@ -125,8 +129,12 @@ class Database:
         # RocksDB has no way to wait for its lock
         pauses = Pauses(Deadline.after_ms(config.lock_timeout_ms), 0.01, 0.25)
         access = rocksdict.AccessType.read_write()
-        database = retry(lambda: cls(path, _open(path, config, access)), StateLockedError, pauses)
-        _open_here.add(database.key)
+
+        def open_once() -> Database:
+            return ownership.opened(str(path.resolve()), lambda: cls(path, _open(path, config, access)))
+
+        database = retry(open_once, StateLockedError, pauses)
+        database._is_counted = True
         return database
 
     @classmethod
@@ -151,11 +159,12 @@ class Database:
 
         def open_frozen() -> Database:
             folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
-            manifest, named = None, named_manifest(path)
+            manifest, named, least = None, named_manifest(path), least_write(path)
             try:
                 manifest = freeze(path, folder)
                 access = rocksdict.AccessType.read_only(False)
-                return cls(path, _open(folder, config, access, log_folder, known_as=path), read_only=True)
+                db = _open(folder, config, access, log_folder, known_as=path)
+                return cls(path, db, read_only=True, least=least)
             except StateCorruptedError as error:
                 # If the owner rewrote files meanwhile, a missing table is no damage.
                 if manifest is not None and current_manifest(path) == manifest:
@@ -183,9 +192,38 @@ class Database:
         options = rocksdict.WriteOptions()
         options.sync = sync
         self._writes += 1
+        assert self._chain is not None
         self._chain.add_to(batch)
         self._call(self._db.write, batch.raw, options)
         self._chain.written()
+
+    def require_writes(self) -> None:
+        """Makes the loss of any write so far damage from now on.
+
+        Call this before tables are written that hold data ahead of its metadata; see `write_chain`.
+
+        Raises:
+            StateError: if the disk is full or fails.
+        """
+        assert self._chain is not None
+        self._call(self._chain.require)
+
+    def sync_logs(self) -> None:
+        """Waits until the logs that earlier processes left are on disk.
+
+        RocksDB syncs only the log that it has opened itself. If this process synced a write and the machine
+        then lost power, the logs before that write could be cut off.
+
+        Raises:
+            StateError: if the disk fails.
+        """
+        for log in self.path.glob("*.log"):
+            try:
+                sync(log)
+            except FileNotFoundError:
+                continue  # a flush deleted it
+            except OSError as error:
+                raise translate(error, self.path) from error
 
     def new_batch(self) -> WriteBatch:
         """Returns an empty batch for `write`."""
@@ -356,20 +394,33 @@ class Database:
         self._handles.clear()
         db, self._db = self._db, None
         try:
-            keeps_log = not self._read_only and self._log_is_short()
+            flushes = not self._read_only and self._may_flush()
+            keeps_log = not self._read_only and not flushes
             if keeps_log:
                 self._call(db.cancel_all_background, True)
                 failpoints.reach("state.within_close")
             for name in FAMILIES:
                 del self._families[name]  # flushes the family, unless the background work is cancelled
+                if flushes:
+                    failpoints.reach("state.within_flush")
             try:
                 self._call(db.close)  # waits until the log is on disk
             except StateError as error:
                 if not (keeps_log and _SHUTTING_DOWN in str(error)):
                     raise
         finally:
-            if not self._read_only:
-                _open_here.discard(self.key)
+            if self._is_counted:
+                ownership.closed(self.key)
+
+    def _may_flush(self) -> bool:
+        """Returns whether `close` should write tables, and may: what is written is required from then on."""
+        if self._chain is None or self._log_is_short():
+            return False
+        try:
+            self.require_writes()
+        except StateError:
+            return False  # the log keeps everything; a disk that is full would not take the tables either
+        return True
 
     def _log_is_short(self) -> bool:
         """Returns whether the next open reads the write-ahead log faster than this one writes tables."""
@@ -414,11 +465,6 @@ class Database:
             return function(*args, **kwargs)
         except Exception as error:
             raise translate(error, self.path) from error
-
-
-def is_open_here(path: Path) -> bool:
-    """Returns whether this process has the database open for writing."""
-    return str(path.resolve()) in _open_here
 
 
 def _open(

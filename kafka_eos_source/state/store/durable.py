@@ -62,6 +62,7 @@ class DurableState:
         self.recent: dict[bytes, bytes | None] = {}
         self._path = path
         self._config = config
+        self._is_required = False
         self._on_failed_write = on_failed_write
 
     def close(self) -> None:
@@ -112,6 +113,7 @@ class DurableState:
         """
         file = self._path / "apply.sst"
         with self._failures_reported():
+            self.database.require_writes()
             for some in slices(rows, _APPLY_ROWS, _APPLY_BYTES):
                 self.database.ingest_rows(some, file, self._config)
                 failpoints.reach("state.apply_slice")
@@ -150,9 +152,14 @@ class DurableState:
             writes.put_rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
         else:
             if not self.metadata.restoring:
-                self._write_with(self.database.new_batch(), replace(self.metadata, restoring=True))
+                # synced: the sorted file, which is, must not survive a power failure without this record
+                restoring = replace(self.metadata, restoring=True)
+                self._write_with(self.database.new_batch(), restoring, sync=True)
             ordered = in_key_order(keys, values)
             with self._failures_reported():
+                if not self._is_required:
+                    self.database.require_writes()
+                    self._is_required = True
                 self.database.ingest(*ordered, self._path / "restore.sst", self._config)
         self._write_with(writes, replace(metadata, restoring=not done))
 

@@ -22,19 +22,30 @@ from kafka_eos_source.state.store.records import Offsets
 _CHECKPOINT_VERSION = "0"
 
 
-def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Writes a file atomically: after a crash it has either the old or the new text, in full.
 
     Args:
-        sync: also survive a power failure. Files that only describe the database do not need this.
+        durable: also survive a power failure. Files that only describe the database do not need this.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with scratch.open("w") as file:
         file.write(text)
-        if sync:
+        if durable:
             file.flush()
             os.fsync(file.fileno())
     scratch.replace(path)
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_tree(path: Path) -> None:
@@ -72,11 +83,22 @@ def remove_owner(database: Path) -> bool:
 
 def owner_of(database: Path) -> str:
     """Returns process and host of the owner of a database, for an error message."""
+    owner = _owner(database)
+    return "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
+
+
+def is_owned_elsewhere(database: Path) -> bool:
+    """Returns whether a process of another host opened the database last, and did not close it."""
+    owner = _owner(database)
+    return owner is not None and owner[1] != socket.gethostname()
+
+
+def _owner(database: Path) -> tuple[int, str] | None:
     try:
         owner = json.loads((database.parent / "owner").read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+        return int(owner["pid"]), str(owner["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:

@@ -33,7 +33,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database, is_open_here
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
     owner_of,
     remove_owner,
@@ -43,6 +43,7 @@ from kafka_eos_source.state.store.files import (
     write_checkpoint,
     write_owner,
 )
+from kafka_eos_source.state.store.ownership import is_open_here
 from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
 
 #: Damage twice within this time is an error: restoring again and again would hide a failing disk.
@@ -64,11 +65,12 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     if exists and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():
         raise StateCorruptedError(f"the database {db_path} has lost its file CURRENT.", fix=RESTORE_FIX)
     if not exists:
-        replace_text(path / "VERSION", f"{records.FORMAT}\n", sync=True)
+        replace_text(path / "VERSION", f"{records.FORMAT}\n", durable=True)
     database = Database.open(db_path, config)
     try:
         if remove_owner(db_path):
             _log.info("the last owner of the store %s did not close it", path)
+            database.sync_logs()
         write_owner(db_path)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())

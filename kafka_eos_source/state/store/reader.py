@@ -21,10 +21,12 @@ from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentit
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.files import is_owned_elsewhere, owner_of
 from kafka_eos_source.state.store.folder import check_version
-from kafka_eos_source.state.store.pending import read_headers, read_overlay
+from kafka_eos_source.state.store.frozen import rewritten
+from kafka_eos_source.state.store.ownership import has_owner
+from kafka_eos_source.state.store.pending import PendingHeader, read_headers, read_overlay
 from kafka_eos_source.state.store.scans import Cursor
-from kafka_eos_source.state.store.spill import is_removed
 from kafka_eos_source.state.store.views import CommittedView, PromotedView, StateView
 
 
@@ -79,18 +81,26 @@ class CommittedReader(CommittedView):
 
         Raises:
             StateMismatchError: if that attempt is not pending.
-            StateCorruptedError: if its rows cannot be decoded.
+            StateCorruptedError: if its rows are missing or cannot be decoded.
+            StateLockedError: if the owner promoted or dropped the attempt since this reader was opened. Call
+                `refresh` and try again.
         """
         wanted, headers = record.task_attempt_id, read_headers(self._database)
         header = next((each for each in headers if each.batch.record.task_attempt_id == wanted), None)
-        if header is None or is_removed(self.path, header.spill_id):
+        if header is None:
             raise StateMismatchError(
                 f"the store {self.path} has no pending changes of batch {record.batch_id}, attempt {wanted}.",
                 fix="read again: its owner may have promoted them meanwhile.",
             )
-        overlay = self._resources.enter_context(
-            read_overlay(self._database, header, self.path, StoreConfig(), self._logs)
-        )
+        try:
+            overlay = self._resources.enter_context(
+                read_overlay(self._database, header, self.path, StoreConfig(), self._logs)
+            )
+        except (StateError, StateCorruptedError) as error:
+            # Rows on disk stay until the owner has removed the header, and are no damage afterwards.
+            if self._is_still_pending(header):
+                raise
+            raise rewritten(self.path / "db") from error
         metadata = replace(
             self._metadata,
             batch=record,
@@ -100,6 +110,15 @@ class CommittedReader(CommittedView):
         view = PromotedView(metadata, cursor, overlay)
         self._promoted.append(view)
         return view
+
+    def _is_still_pending(self, header: PendingHeader) -> bool:
+        """Returns whether an attempt is pending now, and not only when this reader was opened."""
+        database = Database.open_read_only(self.path / "db", self._logs)
+        try:
+            now = [(each.id, each.spill_id) for each in read_headers(database)]
+            return (header.id, header.spill_id) in now
+        finally:
+            database.close()
 
     def _release(self) -> None:
         for view in self._promoted:
@@ -126,13 +145,25 @@ def _checked_identity(path: Path, metadata: records.StoreMetadata) -> StoreIdent
         raise StateCorruptedError(
             f"the store {path} does not record which state it holds.", fix=records.RESTORE_FIX
         )
-    if metadata.applying is not None:
-        raise NotUpToBoundError(
-            f"the owner of the store {path} is applying the changes of a large batch.",
-            fix="ask again when it has finished.",
-        )
     if metadata.restoring:
-        raise NotUpToBoundError(
-            f"the store {path} is being restored.", fix="ask again when the restore is finished."
-        )
+        raise _unfinished(path, metadata)
     return metadata.identity
+
+
+def _unfinished(path: Path, metadata: records.StoreMetadata) -> NotUpToBoundError:
+    """Returns the error for a store whose data is between two batches."""
+    database, owner = path / "db", owner_of(path / "db")
+    what = "restored" if metadata.applying is None else "changed by a large batch, step by step"
+    message = f"the store {path} is being {what}"
+    if has_owner(database):
+        return NotUpToBoundError(f"{message} by {owner}.", fix="ask again when that has finished.")
+    if is_owned_elsewhere(database):
+        return NotUpToBoundError(
+            f"{message}. {owner.capitalize()} had it open last, and did not close it.",
+            fix="ask again later. If that process has ended, start the query, which finishes it.",
+        )
+    return NotUpToBoundError(
+        f"{message}, but the process that began that has ended.",
+        fix="start the query, which finishes it when it opens the store; or set kafka.bootstrap.servers, and "
+        "state.dir not, to read the changelog.",
+    )

@@ -1,0 +1,317 @@
+"""Logs of a state store that a crash cut off or lost: what opens holds exactly one commit.
+
+A power failure, or a bad disk, may cut any log of a database off, or lose it as a whole, and keep the logs
+after it. Each scenario damages copies of a store that a kill left, opens them, continues to write, and
+damages them again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, crash_images, records_of
+from state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
+
+from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.store import database, durable, write_chain
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+SCENARIOS = 60 * EFFORT
+ROUNDS = 4
+
+#: What the process that is killed does, and the name of the configuration of its store.
+KINDS = {
+    "open once": (OPEN_ONCE, "TINY", 40),
+    "open for each": (OPEN_FOR_EACH_COMMIT, "TINY", 40),
+    "spilling": (OPEN_ONCE, "SPILLING", 8),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_with_lost_logs_holds_exactly_one_commit_or_reports_damage(kind: str, tmp_path: Path) -> None:
+    work, config, commits = KINDS[kind]
+    images = crash_images(tmp_path, config, work, commits=commits)
+    outcomes: Counter[str] = Counter()
+    for number in range(SCENARIOS // len(KINDS)):
+        image, acknowledged = images[number % len(images)]
+        scenario = _Scenario(random.Random(f"{SEED} {kind} {number}"), image, acknowledged, tmp_path / "copy")
+        scenario.run()
+        outcomes += scenario.outcomes
+    assert {"intact", "older", "damaged"} <= outcomes.keys(), outcomes
+
+
+class _Scenario:
+    """A store that is damaged, opened and continued several times.
+
+    Attributes:
+        outcomes: how often which of the results occurred.
+    """
+
+    def __init__(self, rng: random.Random, image: Path, acknowledged: int, folder: Path) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._rng = rng
+        self._folder = folder
+        self._at_least = acknowledged
+        self._at_most = acknowledged + 1
+        self._steps: list[str] = []
+        shutil.copytree(image, folder / "0")
+
+    def run(self) -> None:
+        try:
+            for number in range(ROUNDS):
+                if not self._round(self._folder / str(number), self._folder / str(number + 1)):
+                    return
+        except BaseException as error:
+            error.add_note(f"steps: {self._steps}")
+            raise
+        finally:
+            shutil.rmtree(self._folder)
+
+    def _round(self, path: Path, following: Path) -> bool:
+        is_damaged = self._damage(path)
+        try:
+            self._read(path)
+            with TransactionalStateStore.open(path, IDENTITY) as store:
+                done = store.next_offset(TP)
+                assert done is not None
+                _check(done, store.last_batch(), dict(store.all()))
+                assert is_damaged or self._at_least <= done
+                assert done <= self._at_most
+                self.outcomes["older" if done < self._at_least else "intact"] += 1
+                self._steps.append(f"holds {done}")
+                work = Workload(SEED)
+                for _ in range(done):
+                    work.step(None)
+                for _ in range(self._rng.choice((0, 1, 1, 2, 5))):
+                    work.step(store)
+                self._at_least = self._at_most = work.done
+                self._steps.append(f"wrote {work.done}")
+                is_killed = self._rng.random() < 0.5
+                if is_killed:
+                    shutil.copytree(path, following)
+            if not is_killed:
+                shutil.copytree(path, following)
+        except StateCorruptedError:
+            assert is_damaged
+            self.outcomes["damaged"] += 1
+            return False
+        return True
+
+    def _read(self, path: Path) -> None:
+        """Checks what a reader sees that does not open the store for writing."""
+        try:
+            with TransactionalStateStore.open_read_only(path) as reader:
+                done = reader.next_offset(TP)
+                assert done is not None
+                _check(done, reader.last_batch(), dict(reader.all()))
+        except NotUpToBoundError:
+            self.outcomes["between two batches"] += 1
+
+    def _damage(self, path: Path) -> bool:
+        """Damages some logs; returns whether it did."""
+        logs = sorted((path / "db").glob("*.log"))
+        how = self._rng.choice(("nothing", "boundary", "boundary", "within", "delete", "delete"))
+        written = [log for log in logs if log.stat().st_size]
+        if how == "nothing" or not written:
+            return False
+        log = self._rng.choice([written[0], self._rng.choice(written)])
+        self._steps.append(f"{how} {log.name} of {[each.name for each in logs]}")
+        if how == "delete":
+            log.unlink()
+        elif how == "within":
+            os.truncate(log, self._rng.randrange(log.stat().st_size))
+        else:
+            os.truncate(log, self._rng.choice(records_of(log)))
+        return True
+
+
+def _check(done: int, last: object, rows: Model) -> None:
+    assert last == (record(done) if done else None)
+    assert rows == Workload.after(SEED, done)
+
+
+def test_the_first_log_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
+    """The second log would do: a store that learns its schema later records its identity again."""
+    for number, identity in enumerate([replace(IDENTITY, schema=""), IDENTITY], 1):
+        _commit(tmp_path / "s", number, identity=identity)
+    first, *_ = _written_logs(tmp_path / "s")
+    first.unlink()
+    _assert_damaged(tmp_path / "s")
+
+
+def test_a_number_that_was_given_again_is_not_taken_for_the_one_that_was_lost(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        for number in (1, 2, 3):
+            _put(store, number)
+    _commit(path, 4)
+    first, second = _written_logs(path)
+    end = records_of(first)[-1]
+    os.truncate(first, end + 5)  # RocksDB notices a record that is cut off, and ignores the second log
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert store.next_offset(TP) == 2
+        for number in (3, 4):
+            _put(store, number)
+    assert second in _written_logs(path)
+    os.truncate(first, end)
+    _assert_damaged(path)
+
+
+@pytest.mark.parametrize("flushed", [1, 2, 3])
+def test_tables_that_a_close_wrote_ahead_of_others_are_noticed_if_the_log_is_lost(
+    flushed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = _copies_at(monkeypatch, "state.within_flush", tmp_path)
+    _commit(tmp_path / "live", 1)
+    assert not copies
+    rows = {key(n): b"x" * 200 for n in range(3000)}
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        store.put_all(list(rows.items()))
+        _put(store, 2)
+    copy = copies[flushed - 1]
+    intact = shutil.copytree(copy, tmp_path / "intact")
+    with TransactionalStateStore.open(intact, IDENTITY) as store:
+        assert dict(store.all()) == {**rows, b"\1last": b"2"}
+    for log in _written_logs(copy):
+        os.truncate(log, records_of(log)[-1])
+    if flushed < 3:
+        _assert_damaged(copy)
+
+
+def test_a_large_batch_that_is_ahead_of_its_record_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = _copies_at(monkeypatch, "state.apply_slice", tmp_path)
+    config = StoreConfig(uncommitted_max_bytes=6_000)
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY, config) as store:
+        _put(store, 1)
+        store.put_all([(key(n), b"x" * 30) for n in range(1000)])
+        store.commit({TP: 2}, batch=record(2))
+    log = _written_logs(copies[0])[-1]
+    os.truncate(log, records_of(log)[-1])
+    _assert_damaged(copies[0])
+
+
+def test_a_restored_chunk_that_is_ahead_of_its_record_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_INGEST_ROWS", 10)
+    copies: list[Path] = []
+    ingest = Database.ingest
+
+    def ingest_and_copy(database: Database, *args: Any) -> None:
+        ingest(database, *args)
+        copies.append(shutil.copytree(tmp_path / "live", tmp_path / f"copy{len(copies)}"))
+
+    monkeypatch.setattr(Database, "ingest", ingest_and_copy)
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        _put(store, 1)
+        store.restore_chunk(binary(map(key, range(10))), binary([b"x"] * 10), {TP: 2})
+    with TransactionalStateStore.open(shutil.copytree(copies[0], tmp_path / "intact"), IDENTITY) as store:
+        assert (store.next_offset(TP), store.restoring) == (1, True)
+    log = _written_logs(copies[0])[-1]
+    os.truncate(log, records_of(log)[-1])
+    _assert_damaged(copies[0])
+
+
+def test_a_requirement_that_a_full_disk_does_not_take_leaves_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: Any, **_options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        store.put_all([(key(n), b"x" * 200) for n in range(3000)])
+        _put(store, 1)
+        monkeypatch.setattr(write_chain, "replace_text", full)
+    assert not list(tmp_path.glob("s/db/*.sst"))
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        assert store.get(key(2999)) == b"x" * 200
+    monkeypatch.undo()
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        assert store.get(b"\1last") == b"1"
+    assert list(tmp_path.glob("s/db/*.sst"))
+
+
+def test_a_damaged_requirement_is_damage(tmp_path: Path) -> None:
+    _commit(tmp_path / "s", 1)
+    (tmp_path / "s" / "db" / "least-write").write_text("seven")
+    with pytest.raises(StateCorruptedError, match="least-write contains b'seven'; expected a number"):
+        TransactionalStateStore.open(tmp_path / "s", IDENTITY)
+
+
+def test_a_release_without_numbers_may_write_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    for number in range(1, 13):
+        with monkeypatch.context() as older_release:
+            if number % 4 < 2:
+                older_release.setattr(write_chain.WriteChain, "add_to", lambda *_: None)
+                older_release.setattr(write_chain.WriteChain, "written", lambda *_: None)
+                older_release.setattr(write_chain.WriteChain, "require", lambda *_: None)
+            with TransactionalStateStore.open(path, IDENTITY) as store:
+                assert (store.next_offset(TP) or 0) == number - 1
+                if number % 3 == 0:
+                    store.put_all([(key(n), b"%d" % number * 50) for n in range(3000)])
+                _put(store, number)
+        with TransactionalStateStore.open_read_only(path) as reader:
+            assert reader.get(b"\1last") == b"%d" % number
+
+
+def test_logs_of_a_process_that_was_killed_are_synced_before_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(database, "sync", synced.append)
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        _put(store, 1)
+        shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    assert not synced
+    logs = _written_logs(tmp_path / "killed")
+    with TransactionalStateStore.open(tmp_path / "killed", IDENTITY):
+        assert set(logs) <= set(synced)
+
+
+def _commit(path: Path, number: int, identity: StoreIdentity = IDENTITY) -> None:
+    with TransactionalStateStore.open(path, identity) as store:
+        _put(store, number)
+
+
+def _put(store: TransactionalStateStore, number: int) -> None:
+    store.put(b"\1last", b"%d" % number)
+    store.commit({TP: number}, batch=record(number))
+
+
+def _written_logs(path: Path) -> list[Path]:
+    return [log for log in sorted((path / "db").glob("*.log")) if log.stat().st_size]
+
+
+def _copies_at(monkeypatch: pytest.MonkeyPatch, failpoint: str, folder: Path) -> list[Path]:
+    """Copies the store ``live`` whenever a failpoint is reached; returns the list of the copies."""
+    copies: list[Path] = []
+
+    def reach(name: str) -> None:
+        if name == failpoint:
+            copies.append(shutil.copytree(folder / "live", folder / f"copy{len(copies)}"))
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    return copies
+
+
+def _assert_damaged(path: Path) -> None:
+    with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
+        TransactionalStateStore.open_read_only(path)
+    with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
+        TransactionalStateStore.open(path, IDENTITY)
