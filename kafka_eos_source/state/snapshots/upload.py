@@ -89,7 +89,9 @@ def take_if_due(
     global _thread
     now_ms = int(time.time() * 1000)
     identity = store.identity
-    if not is_due(store.path, now_ms) or (_thread is not None and _thread.is_alive()):
+    if not committed_offset or not is_due(store.path, now_ms):
+        return
+    if _thread is not None and _thread.is_alive():
         return
     batch = store.last_batch()
     is_committed = store.next_offset(tp) == committed_offset and same_batch(batch, committed_batch)
