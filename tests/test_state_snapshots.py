@@ -573,15 +573,16 @@ def test_object_stores_get_no_temporary_names(
     """There, a file appears only when it is complete, and a rename would copy it."""
     monkeypatch.setattr(storage_module, "_APPEARS_WHOLE", ("local",))
     host = hosts("a")
-    host.advance(5)
+    host.advance(40)
     host.upload()
-    assert hosts("b").installed(5) == 5
-    name = next(iter(host.storage.files()))
-    _cut(host.shared / "files" / name)  # as pyarrow leaves it when the connection breaks
+    assert hosts("b").installed(40) == 40
+    assert not any(name.endswith(".unfinished") for name in host.storage.files())
+    for file in (host.shared / "files").iterdir():
+        _cut(file)  # as pyarrow leaves it when the connection breaks
     host.advance(1)
     monkeypatch.undo()
     host.upload()
-    assert hosts("c").installed(6) == 6
+    assert hosts("c").installed(41) == 41
 
 
 # ---------------------------------------------------------------- how a shard is opened
