@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -277,6 +278,29 @@ def test_a_storage_that_fails_does_not_fail_the_task(
     host.take()
     assert "could not be uploaded" in caplog.text
     assert int((host.path / "snapshot" / "next").read_text()) <= now_ms() + 60_000
+
+
+@pytest.mark.parametrize("fault", ["storage", "location", "disk"])
+def test_a_task_that_cannot_download_reads_the_changelog(
+    hosts: Callable[[str], Host],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    host = hosts("b")
+    if fault == "storage":
+        Path(host.location).write_text("a file in the place of the folder")
+    elif fault == "location":
+        host.location = "nothing://x"
+    else:
+        monkeypatch.setattr(Path, "mkdir", _disk_is_full)
+    assert not host.snapshots(9).install()
+    assert not host.path.exists()
+    assert fault == "storage" or "no snapshot in" in caplog.text  # PyArrow finds such a folder empty
+
+
+def _disk_is_full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_one_upload_of_a_shard_runs_at_a_time(hosts: Callable[[str], Host]) -> None:

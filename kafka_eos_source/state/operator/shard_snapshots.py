@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded, plan_restore
 from kafka_eos_source.state.model import StoreIdentity
@@ -54,7 +55,7 @@ class ShardSnapshots:
         self._end = end
         self._log_start = log_start
         self._delete_retention_ms = delete_retention_ms
-        self._storage = SnapshotStorage(location, identity)
+        self._location = location
         self._resources = ExitStack()
         self._ready: Path | None = None
         self._is_installed = False
@@ -110,7 +111,13 @@ class ShardSnapshots:
                 )
             return None
 
-        found = self._resources.enter_context(downloaded(self._storage, self._path, self._identity, refusal))
+        try:
+            storage = SnapshotStorage(self._location, self._identity)
+            found = self._resources.enter_context(downloaded(storage, self._path, self._identity, refusal))
+        except (InvalidOptionError, OSError) as error:
+            # The driver could open the location. Without snapshots, a task only takes longer.
+            _log.warning("no snapshot in %s can be used: %s", self._location, error)
+            return
         if found is None:
             return
         manifest, self._ready = found
