@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from integration.support.driver import ROOT
 from integration.support.kafka import Admin, end_offsets, produce, read_back
+from integration.support.processes import await_condition
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.protocol.token import Token
@@ -24,7 +28,7 @@ SHARDS = 2
 class Case:
     """A topic-to-topic query that counts rows per key."""
 
-    def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
+    def __init__(self, broker: str, topic: Callable[..., str], folder: Path, rows: int = ROWS) -> None:
         self.broker = broker
         self.source, self.sink = topic(2), topic(2)
         self.application = f"app-{self.sink}"
@@ -32,10 +36,10 @@ class Case:
         self.state_dir = folder / "state"
         self.checkpoint = str(folder / "checkpoint")
         self.wanted: Counter[str] = Counter()
-        self.feed(ROWS)
+        self.feed(rows)
 
-    def feed(self, rows: int) -> None:
-        keys = [f"k{row % KEYS:02d}" for row in range(rows)]
+    def feed(self, rows: int, first_key: int = 0) -> None:
+        keys = [f"k{first_key + row % KEYS:02d}" for row in range(rows)]
         produce(self.broker, self.source, [str(row) for row in range(rows)], keys=keys)
         self.wanted.update(keys)
 
@@ -178,6 +182,58 @@ def test_shards_that_move_from_killed_executors_restore_their_state(
     driver(spec, armed).finish()
     assert all((tmp_path / f"once-{step}").exists() for step in steps)
     case.check()
+
+
+@pytest.mark.fault(
+    "T200",
+    "the driver is killed, the host's state is lost, and the changelog's start moves to its snapshots",
+    "in an open transaction, after the changes are pending",
+)
+@pytest.mark.parametrize("commits", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_batches(
+    broker: str, topic: Callable[..., str], admin: Admin, driver: Any, tmp_path: Path, commits: int
+) -> None:
+    """The batch that is pending when the driver dies must not be in the snapshot: it runs again.
+
+    If the driver dies in its second commit, the snapshots hold all that is committed. If in its third one,
+    the changelog has another batch, which lacks keys of the snapshots and has keys that they lack.
+    """
+    case = Case(broker, topic, tmp_path, rows=0)
+    for first_key in (0, KEYS, KEYS // 2):
+        case.feed(PER_BATCH, first_key)
+    shared = tmp_path / "snapshots"
+    spec = case.spec(
+        options={"state.snapshot.location": str(shared), "state.snapshot.interval.ms": "3600000"}
+    )
+    once = tmp_path / "once"
+    first = driver(spec, f"commit.before_commit=stop*{commits}@{once}")
+    folder = shared / case.application / "counts"
+
+    def offsets() -> list[int]:
+        newest = [max(folder.glob(f"{shard}/*.json"), default=None) for shard in range(SHARDS)]
+        return [int(path.name[:20]) for path in newest if path is not None]
+
+    await_condition(lambda: once.exists() and len(offsets()) == SHARDS, 120, "snapshots of all shards")
+    first.kill()
+    shutil.rmtree(case.state_dir)
+    admin.configure(case.changelog, {"cleanup.policy": "compact,delete"})
+    for shard, offset in enumerate(offsets()):
+        await_condition(
+            partial(_removed, admin, case.changelog, shard, offset), 30, "the broker knows the new policy"
+        )
+    admin.configure(case.changelog, {"cleanup.policy": "compact"})
+    driver(spec).finish()
+    case.check()
+
+
+def _removed(admin: Admin, topic: str, partition: int, before: int) -> bool:
+    try:
+        admin.delete_records(topic, partition, before)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+            raise
+        return False
+    return True
 
 
 @pytest.mark.fault("S06", "a projection drops the state's column", "between operator and sink")

@@ -144,6 +144,7 @@ class StateWorld:
         _config: object,
         bring: Callable[[ModelStore], Restored | WipeNeeded],
         _progress: object,
+        _install_snapshot: object,
     ) -> tuple[ModelStore, Restored]:
         key = (self.host, identity.application_id, identity.store, identity.shard)
         for _ in range(2):

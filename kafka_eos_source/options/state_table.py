@@ -46,6 +46,37 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         "the default of the brokers",
     ),
     Option(
+        "state.changelog.delete.retention.ms",
+        STATE,
+        values.integer(60_000),
+        None,
+        "ms",
+        "`delete.retention.ms` of the changelog topics that the query creates: how long a deleted key leaves a "
+        "record behind. A copy of a shard's state that is behind and older than half of it is not caught up, but "
+        "restored as a whole. Records of deleted keys make the changelog longer.",
+        "the default of the brokers, usually 24 hours",
+    ),
+    Option(
+        "state.snapshot.location",
+        STATE,
+        values.text,
+        None,
+        "path or URI",
+        "Folder on storage that all executors share, such as `s3a://…` or a network file system. Workers upload "
+        "the state of their shards there, and a host that has no state of a shard begins with the newest snapshot "
+        "and reads only the rest of the changelog.",
+        "no snapshots",
+    ),
+    Option(
+        "state.snapshot.interval.ms",
+        STATE,
+        values.integer(1000),
+        None,
+        "ms",
+        "Least time between two snapshots of a shard.",
+        "`600000`",
+    ),
+    Option(
         "state.wal.sync",
         STATE,
         values.boolean,

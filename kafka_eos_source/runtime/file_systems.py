@@ -41,8 +41,8 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
     except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidOptionError(
             f"PyArrow cannot open the file system of {uri!r}: {error}.",
-            fix="correct the option that names this location: checkpointLocation, staging.location or "
-            "the path of a sink. PyArrow can open file:/…, hdfs://…, s3a://… and gs://….",
+            fix="correct the option that names this location: checkpointLocation, staging.location, "
+            "state.snapshot.location or the path of a sink. PyArrow can open file:/…, hdfs://…, s3a://… and gs://….",
         ) from error
     return found
 

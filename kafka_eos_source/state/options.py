@@ -10,7 +10,12 @@ from kafka_eos_source.kafka import config
 from kafka_eos_source.options.option import OPERATOR
 from kafka_eos_source.options.parse import parse_table, take_group_id
 from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.state.snapshots.settings import SnapshotSettings
+
+#: Default of ``state.snapshot.interval.ms``.
+SNAPSHOT_INTERVAL_MS = 600_000
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class StateOptions:
 
     Attributes:
         kafka: librdkafka properties for the sink's cluster; not printed, because they may contain passwords.
+        snapshots: of ``state.snapshot.location`` and ``state.snapshot.interval.ms``; None = no snapshots.
     """
 
     application_id: str | None
@@ -27,6 +33,7 @@ class StateOptions:
     uncommitted_max_bytes: int
     replication_factor: int
     min_insync_replicas: int | None
+    delete_retention_ms: int | None
     wal_sync: bool
     event_time_max_ahead_ms: int
     lock_timeout_ms: int
@@ -34,6 +41,7 @@ class StateOptions:
     missing_state: str
     foreign_query: str
     kafka: Mapping[str, str] = field(repr=False)
+    snapshots: SnapshotSettings | None = None
 
     def application(self, query_id: str) -> str:
         """Returns the query's transactional id, the same as in its sink."""
@@ -82,6 +90,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         uncommitted_max_bytes=values["statestore.uncommitted.max.bytes"],
         replication_factor=values["state.changelog.replication.factor"],
         min_insync_replicas=values["state.changelog.min.insync.replicas"],
+        delete_retention_ms=values["state.changelog.delete.retention.ms"],
         wal_sync=values["state.wal.sync"],
         event_time_max_ahead_ms=values["state.event.time.max.ahead"],
         lock_timeout_ms=values["state.lock.timeout.ms"],
@@ -89,4 +98,20 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         missing_state=values["onMissingState"],
         foreign_query=values["onForeignQuery"],
         kafka=config.check_consumer(kafka),
+        snapshots=_snapshots(values["state.snapshot.location"], values["state.snapshot.interval.ms"]),
     )
+
+
+def _snapshots(location: str | None, interval_ms: int | None) -> SnapshotSettings | None:
+    """Returns the settings of snapshots; raises `InvalidOptionError` if PyArrow cannot open the location."""
+    if location is None:
+        if interval_ms is not None:
+            raise InvalidOptionError(
+                f"state.snapshot.interval.ms is {interval_ms}, but state.snapshot.location is not set, so no "
+                "snapshots are made.",
+                fix="set state.snapshot.location to a folder that all executors share, or remove "
+                "state.snapshot.interval.ms.",
+            )
+        return None
+    file_system(location)
+    return SnapshotSettings(location, SNAPSHOT_INTERVAL_MS if interval_ms is None else interval_ms)

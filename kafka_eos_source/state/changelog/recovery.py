@@ -7,6 +7,9 @@
      ▼             ▼
     remove or set aside, once ──▶ open, restore ──Restored──▶ ready
                                                └──anything else──▶ error, so that there is no loop
+
+Wherever there is no store, a snapshot may take its place, at most twice. If that one cannot be used either,
+it is removed, and an empty store is restored from the whole changelog.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def open_restored(
     config: StoreConfig,
     restore_store: Callable[[TransactionalStateStore], Restored | WipeNeeded],
     progress: RestoreProgress,
+    install_snapshot: Callable[[], bool] | None = None,
 ) -> tuple[TransactionalStateStore, Restored]:
     """Returns the open store of a shard, with the state of the batch that Kafka holds.
 
@@ -46,6 +50,8 @@ def open_restored(
         restore_store: promotes pending changes or reads the changelog, usually by `restore.restore`. It is
             called with the open store, and a second time with an empty one if that store was wiped.
         progress: of ``restore_store``; a wipe is recorded there.
+        install_snapshot: called where there is no store; puts a snapshot there if one fits, and returns
+            whether it did. None = there are no snapshots.
 
     Raises:
         ChangelogError: if an empty store could not be restored either.
@@ -53,22 +59,40 @@ def open_restored(
         KafkaEosError: any error of opening and of ``restore_store``; the store is closed then.
     """
     wiped: WipeNeeded | None = None
+    is_snapshot = not _has_store(path) and install_snapshot is not None and install_snapshot()
     while True:
+        may_wipe = wiped is None or is_snapshot
         try:
             store = TransactionalStateStore.open(path, identity, config)
         except StateCorruptedError as error:
-            if wiped is not None:
+            if not may_wipe:
                 raise
-            wiped = WipeNeeded(_damage(path, identity), error.message.rstrip("."))
+            wipe = WipeNeeded(_damage(path, identity), error.message.rstrip("."))
         else:
-            outcome = _try_restore(store, restore_store, may_wipe=wiped is None)
+            outcome = _try_restore(store, restore_store, may_wipe=may_wipe)
             if isinstance(outcome, Restored):
                 return store, outcome
-            if wiped is not None:
-                _raise_wiped_twice(path, wiped, outcome)
-            wiped = outcome
-        _wipe(path, wiped)
-        progress.wiped = wiped.reason
+            wipe = outcome
+        if is_snapshot:
+            TransactionalStateStore.destroy(path)
+            _log.warning(
+                "the snapshot in %s cannot be used (%s: %s); the whole changelog is read instead",
+                path,
+                wipe.reason.value,
+                wipe.why,
+            )
+            install_snapshot, is_snapshot = None, False
+            continue
+        if wiped is not None:
+            _raise_wiped_twice(path, wiped, wipe)
+        wiped = wipe
+        _wipe(path, wipe)
+        progress.wiped = wipe.reason
+        is_snapshot = install_snapshot is not None and install_snapshot()
+
+
+def _has_store(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(os.path.join(path, "VERSION"))
 
 
 def _try_restore(

@@ -45,6 +45,7 @@ class Reason(str, Enum):
     TOO_OLD = "too-old"
     CORRUPT = "corrupt"
     OTHER_TOPIC = "other-topic-id"
+    SNAPSHOT = "snapshot"
 
 
 #: Prefix of the attempt in the batch record of a store that is being restored.

@@ -66,6 +66,7 @@ def ensure(
     *,
     replication_factor: int = -1,
     min_insync: int | None = None,
+    delete_retention_ms: int | None = None,
     windowed: bool = False,
     create: bool = True,
     deadline: Deadline,
@@ -81,6 +82,7 @@ def ensure(
         replication_factor: of a new topic; -1 = the broker's default. Use three in production.
         min_insync: ``min.insync.replicas`` of a new topic; None = the broker's default. Use two in
             production.
+        delete_retention_ms: ``delete.retention.ms`` of a new topic; None = the broker's default.
         windowed: also accept ``cleanup.policy=compact,delete``, which removes old windows by age. A new topic
             is compacted only, because closed windows are deleted record by record in any case.
         create: False = a missing topic is an error.
@@ -104,6 +106,8 @@ def ensure(
             wanted = {"cleanup.policy": "compact"}
             if min_insync is not None:
                 wanted["min.insync.replicas"] = str(min_insync)
+            if delete_retention_ms is not None:
+                wanted["delete.retention.ms"] = str(delete_retention_ms)
             admin.create(name, shards, replication_factor, wanted, deadline)
             shape = admin.await_led(name, deadline)
         return check(name, shape, admin.config(name, deadline), shards, windowed=windowed)

@@ -45,7 +45,9 @@ from kafka_eos_source.state.operator.shard_action import (
     check_owner,
     shard_action,
 )
+from kafka_eos_source.state.operator.shard_snapshots import snapshots_of
 from kafka_eos_source.state.options import StateOptions
+from kafka_eos_source.state.snapshots.upload import take_if_due
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -246,6 +248,9 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
             # No token (`onMissingState=changelog`), but the changelog contains the record of its last batch.
             yield _skipped_report(task, last, store.next_offset(task.tp) or 0)
             return
+        if options.snapshots is not None and token is not None and committed is not None:
+            # Now the store holds committed state only; later it also holds this batch's pending changes.
+            take_if_due(store, task.tp, committed.offset, record_of(token), options.snapshots)
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored)
     finally:
         store.close()
@@ -304,32 +309,52 @@ def _open_at_token(
         wal_sync=task.options.wal_sync,
     )
 
-    def restore_to_token(store: TransactionalStateStore) -> Restored | WipeNeeded:
-        end = 0 if committed is None else committed.offset
-        reader = ChangelogReader(consumer, task.tp)
+    reader = ChangelogReader(consumer, task.tp)
+    settings = task.options.snapshots
 
-        def read(until: int | None) -> Restored | WipeNeeded:
-            return restore(
-                store,
-                task.tp,
-                until,
-                reader,
-                deadline=deadline,
-                progress=progress,
-                end_transaction=end_dead_transaction,
-                delete_retention_ms=task.changelog.delete_retention_ms,
-            )
+    def log_start() -> int:
+        return reader.readable(deadline)[0]
 
-        if token is None:
-            outcome = _restore_without_token(task, store, read)
-        else:
-            action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
-            _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
-        if isinstance(outcome, Restored):
-            store.drop_pending()
-        return outcome
+    with snapshots_of(
+        None if settings is None else settings.location,
+        task.path,
+        task.identity,
+        None if token is None or committed is None else committed.offset,
+        log_start,
+        task.changelog.delete_retention_ms,
+    ) as snapshots:
 
-    store, restored = open_restored(task.path, task.identity, config, restore_to_token, progress)
+        def restore_to_token(store: TransactionalStateStore) -> Restored | WipeNeeded:
+            end = 0 if committed is None else committed.offset
+            # A download has limits of its own, so the time for the brokers begins after it.
+            limit = deadline if snapshots is None else Deadline.after_ms(task.options.timeout_ms)
+
+            def read(until: int | None) -> Restored | WipeNeeded:
+                replaced = None if snapshots is None else snapshots.replaces(store.next_offset(task.tp))
+                if replaced is not None:
+                    return replaced
+                return restore(
+                    store,
+                    task.tp,
+                    until,
+                    reader,
+                    deadline=limit,
+                    progress=progress,
+                    end_transaction=end_dead_transaction,
+                    delete_retention_ms=task.changelog.delete_retention_ms,
+                )
+
+            if token is None:
+                outcome = _restore_without_token(task, store, read)
+            else:
+                action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
+                _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
+            if isinstance(outcome, Restored):
+                store.drop_pending()
+            return outcome
+
+        install = None if snapshots is None else snapshots.install
+        store, restored = open_restored(task.path, task.identity, config, restore_to_token, progress, install)
     if restored.records or progress.reason is not Reason.NONE:
         _log.info("shard %s: %s", task.tp, progress.metrics())
     return store, progress

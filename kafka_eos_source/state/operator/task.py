@@ -205,6 +205,7 @@ def ensure_changelog(options: StateOptions, name: str, shards: int) -> Changelog
         shards,
         replication_factor=options.replication_factor,
         min_insync=options.min_insync_replicas,
+        delete_retention_ms=options.delete_retention_ms,
         deadline=Deadline.after_ms(options.timeout_ms),
     )
 

@@ -36,7 +36,7 @@ def current_manifest(database: Path) -> tuple[str, int]:
         raise _no_manifest(database, error) from error
 
 
-def freeze(database: Path, target: Path) -> tuple[str, int]:
+def freeze(database: Path, target: Path, *, copy_logs: bool = False) -> tuple[str, int]:
     """Links a database into another folder, with all its commits up to some moment.
 
     A reader that opened the database in place could miss rows: RocksDB reads the manifest first and the logs
@@ -60,6 +60,8 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
         database: folder of a RocksDB database that is open in any process, or in none.
         target: an empty folder. Once it is open with all its tables (``max_open_files=-1``), its files may be
             removed.
+        copy_logs: copy the logs instead of linking them, so that ``target`` never sees what the owner writes
+            later.
 
     Returns:
         Name and size in bytes of the manifest that was copied.
@@ -72,7 +74,7 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
     names = sorted(os.listdir(database))
     for name in names:
         if name.endswith(".log"):
-            _link_log(database / name, target / name)
+            _link_log(database / name, target / name, copy=copy_logs)
     _link_tables(database, target, names)
     manifest = current_manifest(database)
     try:
@@ -93,9 +95,12 @@ def rewritten(database: Path) -> StateLockedError:
     )
 
 
-def _link_log(source: Path, target: Path) -> None:
+def _link_log(source: Path, target: Path, *, copy: bool = False) -> None:
     """Links a log. If a flush deleted it, the manifest that is copied later names a table with its rows."""
     try:
+        if copy:
+            shutil.copyfile(source, target)
+            return
         try:
             os.link(source, target)
         except FileNotFoundError:

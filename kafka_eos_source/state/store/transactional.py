@@ -41,6 +41,7 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.files import write_checkpoint
+from kafka_eos_source.state.store.frozen import freeze
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.pending import (
     PendingHeader,
@@ -349,6 +350,30 @@ class TransactionalStateStore(ViewedMap):
                         remove_attempt(writes, header)
                 self._durable.write(writes)
             self._remove_spills(kept)
+
+    def freeze(self, target: Path) -> None:
+        """Links the database into ``target``, with the committed data of this moment and nothing else.
+
+        The owner may continue at once: what it writes later does not reach ``target``.
+
+        Args:
+            target: an existing, empty folder on the same file system.
+
+        Raises:
+            StateError: if writes are staged or pending, or the data is between two batches. A copy must
+                never hold changes that no token has confirmed.
+            StateLockedError: if a flush or a compaction changed the files meanwhile. Call again, with
+                another empty folder.
+            OSError: if the files cannot be linked.
+        """
+        self._check_nothing_staged("freeze")
+        metadata = self._durable.metadata
+        if metadata.restoring or metadata.applying is not None or self._headers():
+            raise StateError(
+                f"freeze() of store {self.name} was called while changes are pending or being restored.",
+                fix="promote or drop the pending changes first.",
+            )
+        freeze(self.path / "db", target, copy_logs=True)
 
     def _headers(self) -> list[PendingHeader]:
         self._check_open()

@@ -1,0 +1,171 @@
+"""``python -m benchmarks.movement``: time until a host has a shard's state, with and without snapshots.
+
+One shard with random, distinct, unordered keys and random values, without Spark. The storage for snapshots is
+a folder on the local disk, so the network's share of the time is missing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.changelog import topic as changelog
+from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.recovery import open_restored
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots
+from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
+from kafka_eos_source.state.snapshots.manifest import Manifest
+from kafka_eos_source.state.snapshots.storage import SnapshotStorage
+from kafka_eos_source.state.snapshots.upload import upload
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+_MINUTES = 900.0
+_ROWS = 50_000
+_KEY_BYTES = 16
+_LOOKS = 10_000
+
+T = TypeVar("T")
+
+
+@click.command()
+@click.option("--records", default=4_000_000, show_default=True, help="Number of keys.")
+@click.option("--value-bytes", default=230, show_default=True)
+@click.option(
+    "--changed", default=40_000, show_default=True, help="Keys that change after the first snapshot."
+)
+def main(records: int, value_bytes: int, changed: int) -> None:
+    """Times a restore from the changelog, uploads, and a start from a snapshot."""
+    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
+        _Measured(kafka.bootstrap_servers, Path(folder)).run(records, value_bytes, changed)
+
+
+@dataclass
+class _Measured:
+    bootstrap: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.kafka = check_consumer({"bootstrap.servers": self.bootstrap})
+        name = changelog.changelog_name("movement", "s")
+        made = changelog.ensure(self.kafka, name, 1, deadline=Deadline.after_seconds(_MINUTES))
+        self.tp = TopicPartition(name, 0)
+        self.identity = StoreIdentity("movement", "s", 0, 1, name, made.topic_id)
+        self.storage = SnapshotStorage(str(self.folder / "shared"), self.identity)
+
+    def run(self, records: int, value_bytes: int, changed: int) -> None:
+        _fill(self.bootstrap, self.tp.topic, 1, records, value_bytes)
+        first = self.folder / "first"
+        seconds, _ = _timed(lambda: self._open(first, records, None))
+        click.echo(f"{records:,} records of {value_bytes} bytes")
+        click.echo(f"restored from the changelog: {seconds:.1f} s, {_megabytes(first):.0f} MB on disk")
+        self._upload("first snapshot", first, records)
+        _fill(self.bootstrap, self.tp.topic, 2, changed, value_bytes)
+        seconds, _ = _timed(lambda: self._open(first, records + changed, None))
+        click.echo(f"{changed:,} further records read: {seconds:.1f} s")
+        self._upload("second snapshot", first, records + changed)
+        _fill(self.bootstrap, self.tp.topic, 3, changed, value_bytes)
+        end = records + 2 * changed
+        second = self.folder / "second"
+        seconds, read = _timed(lambda: self._open(second, end, self._snapshots(second, end)))
+        click.echo(f"another host, snapshot and {read:,} records of the changelog: {seconds:.1f} s")
+        seconds, _ = _timed(lambda: [is_due(first, 0) for _ in range(_LOOKS)])
+        click.echo(f"a micro-batch that is not due: {seconds / _LOOKS * 1e6:.0f} µs")
+
+    def _snapshots(self, path: Path, end: int) -> ShardSnapshots:
+        location = str(self.folder / "shared")
+        return ShardSnapshots(location, path, self.identity, end, lambda: 0, None)
+
+    def _open(self, path: Path, end: int, snapshots: ShardSnapshots | None) -> int:
+        """Opens a store at an offset as a task does; returns the number of records that were read."""
+        progress = RestoreProgress(self.tp)
+        with changelog_client(self.kafka, "movement") as client:
+
+            def read(store: TransactionalStateStore) -> Restored | WipeNeeded:
+                reader = ChangelogReader(client, self.tp)
+                return restore(store, self.tp, end, reader, deadline=Deadline.after_seconds(_MINUTES))
+
+            store, restored = open_restored(
+                path,
+                self.identity,
+                StoreConfig(),
+                read,
+                progress,
+                None if snapshots is None else snapshots.install,
+            )
+        with store:
+            store.commit({self.tp: end}, batch=BatchRecord("q", end, f"a{end}", "r", int(time.time() * 1000)))
+        return restored.records
+
+    def _upload(self, name: str, path: Path, end: int) -> None:
+        with TransactionalStateStore.open(path, self.identity) as store:
+            freeze_seconds, copy = _timed(lambda: LocalCopy.freeze(store))
+            batch = store.last_batch()
+        if copy is None or batch is None:
+            raise click.ClickException("the state could not be frozen")
+        state = Manifest(self.identity, end, batch, int(time.time() * 1000), ())
+        cpu = time.process_time()
+        seconds, (outcome, _, sent_bytes) = _timed(lambda: upload(copy, self.storage, state, 0))
+        cpu = time.process_time() - cpu
+        copy.remove()
+        click.echo(
+            f"{name} ({outcome.value}): the task waits {freeze_seconds * 1000:.0f} ms; the thread sends "
+            f"{sent_bytes / 1e6:.0f} MB in {seconds:.1f} s, {cpu:.1f} s of CPU"
+        )
+
+
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
+    began = time.perf_counter()
+    result = call()
+    return time.perf_counter() - began, result
+
+
+def _megabytes(path: Path) -> float:
+    return sum(each.stat().st_size for each in path.rglob("*.sst")) / 1e6
+
+
+def _fill(bootstrap: str, topic: str, seed: int, records: int, value_bytes: int) -> None:
+    random = np.random.default_rng(seed)
+    deadline = Deadline.after_seconds(_MINUTES)
+    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap}), "movement")
+    try:
+        producer.begin_count()
+        for first in range(0, records, _ROWS):
+            rows = min(_ROWS, records - first)
+            keys = random.integers(0, 256, (rows, 1 + _KEY_BYTES), np.uint8)
+            keys[:, 0] = 1  # the table of users' keys
+            values = random.integers(0, 256, (rows, value_bytes), np.uint8)
+            batch = pa.record_batch({"key": _binary(keys), "value": _binary(values)})
+            producer.send(batch, topic, deadline)
+        producer.flush(deadline)
+    finally:
+        producer.close()
+
+
+def _binary(rows: np.ndarray) -> pa.BinaryArray:
+    kind = pa.binary(rows.shape[1])
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, pa.py_buffer(rows.tobytes())]).cast(
+        pa.binary()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Puts the newest snapshot that fits in the place of a store.
+
+A snapshot is downloaded next to the store, checked as a whole by opening it, and then renamed. So a crash
+leaves a folder ``<shard>.download-<random>``, which the next download removes, and never half a store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.snapshots.manifest import (
+    Manifest,
+    ManifestName,
+    UnusableSnapshotError,
+    topic_hash,
+)
+from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.records import FORMAT
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+_log = logging.getLogger(__name__)
+
+#: How many snapshots are tried before the changelog is read instead.
+_TRIES = 3
+
+
+@contextmanager
+def downloaded(
+    storage: SnapshotStorage,
+    store: Path,
+    identity: StoreIdentity,
+    refusal: Callable[[Manifest], str | None],
+) -> Iterator[tuple[Manifest, Path] | None]:
+    """Downloads the newest snapshot that fits, for the length of the block.
+
+    Args:
+        storage: of the shard.
+        store: folder of the store, next to which the snapshot is kept.
+        identity: which state is wanted.
+        refusal: returns why a snapshot does not fit, or None if it does. It is called before the files are
+            downloaded.
+
+    Yields:
+        The snapshot and the folder of its store, which is closed; None if there is none that fits. Each
+        snapshot that does not fit is logged with its reason.
+    """
+    try:
+        names = storage.manifests()
+    except StorageError as error:
+        _log.warning("the snapshots in %s cannot be listed: %s", storage.path, error)
+        names = []
+    own = [name for name in names if name.topic == topic_hash(identity)]
+    if len(own) < len(names):
+        _log.info("%d snapshots in %s are of another changelog topic", len(names) - len(own), storage.path)
+    with _scratch(store) as scratch:
+        for number, name in enumerate(own[:_TRIES]):
+            folder = scratch / str(number)
+            try:
+                manifest = _download(storage, name, identity, refusal, folder)
+            except (UnusableSnapshotError, KafkaEosError, *StorageError) as error:
+                _log.warning("the snapshot %s/%s is not used: %s", storage.path, name.text, error)
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            yield manifest, folder
+            return
+        yield None
+
+
+def install(downloaded_store: Path, store: Path) -> bool:
+    """Renames a downloaded store to its place; returns False if there is a store by now."""
+    try:
+        downloaded_store.rename(store)
+    except OSError as error:
+        _log.warning("the snapshot is not used, because %s is in use by now: %s", store, error)
+        return False
+    fsync(str(store.parent))
+    return True
+
+
+def _download(
+    storage: SnapshotStorage,
+    name: ManifestName,
+    identity: StoreIdentity,
+    refusal: Callable[[Manifest], str | None],
+    folder: Path,
+) -> Manifest:
+    """Downloads one snapshot into ``folder``, and checks it.
+
+    Raises:
+        UnusableSnapshotError, StorageError, KafkaEosError: if it does not fit, or is damaged.
+    """
+    manifest = storage.read(name)
+    theirs, ours = manifest.identity, identity
+    if not theirs.schema or not ours.schema:
+        theirs, ours = replace(theirs, schema=""), replace(ours, schema="")
+    if theirs != ours:
+        raise UnusableSnapshotError(f"it holds other state, {theirs}; expected {ours}")
+    reason = refusal(manifest)
+    if reason is not None:
+        raise UnusableSnapshotError(reason)
+    database = folder / "db"
+    database.mkdir(parents=True)
+    for file in manifest.files:
+        storage.fetch(file, database / file.name)
+        failpoints.reach("snapshot.after_fetch")
+    (folder / "VERSION").write_text(f"{FORMAT}\n")
+    tp = TopicPartition(identity.changelog_topic, identity.shard)
+    with TransactionalStateStore.open(folder, identity, StoreConfig()) as store:
+        found = (store.next_offset(tp), store.last_batch())
+        if found != (manifest.next_offset, manifest.batch):
+            raise UnusableSnapshotError(
+                f"its files hold changelog offset and batch {found}, its manifest says "
+                f"{(manifest.next_offset, manifest.batch)}"
+            )
+        if store.restoring or store.pending():
+            raise UnusableSnapshotError("its files hold changes that no token had confirmed")
+    for each in (database, folder):
+        fsync(str(each))
+    return manifest
+
+
+@contextmanager
+def _scratch(store: Path) -> Iterator[Path]:
+    """Creates a folder next to a store, and removes it at the end; removes those of dead processes."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    for left in store.parent.glob(f"{store.name}.download-*"):
+        _remove_unless_locked(left)
+    scratch = store.parent / f"{store.name}.download-{uuid.uuid4().hex}"
+    scratch.mkdir()
+    lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # another process is just creating or removing it
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)

@@ -1,0 +1,136 @@
+"""The manifest of a snapshot: its files with their checksums, and which state they hold.
+
+A manifest is written after all its files, so that its presence means that the snapshot is complete. Its name
+starts with the changelog offset, so that names in descending order are the snapshots from the newest on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+
+#: Format of the manifests that this release writes, and the newest format that it reads.
+FORMAT = 1
+
+_NAME = re.compile(r"(\d{20})-([0-9a-f]{16})-[0-9a-f]{32}\.json", re.ASCII)
+#: Names of the files of a database that a snapshot may contain. No name leads out of the folder.
+_DATABASE_FILE = re.compile(r"\d+\.(?:sst|log)|MANIFEST-\d+|CURRENT", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class UnusableSnapshotError(Exception):
+    """A snapshot is damaged, incomplete, or holds other state. The caller goes on without it."""
+
+
+@dataclass(frozen=True)
+class SnapshotFile:
+    """One file of a snapshot.
+
+    Attributes:
+        name: of the file in the database's folder.
+        size_bytes: its size.
+        sha256: SHA-256 of its contents, which is also its name on the storage.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A snapshot of a shard.
+
+    Attributes:
+        identity: which state it holds.
+        next_offset: changelog offset from which to continue.
+        batch: the committed micro-batch whose state it holds.
+        created_ms: when the copy was made, ms since the epoch.
+        files: all files of the database.
+    """
+
+    identity: StoreIdentity
+    next_offset: int
+    batch: BatchRecord
+    created_ms: int
+    files: tuple[SnapshotFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def encode(self) -> bytes:
+        """Returns the manifest as JSON. A part of it is never valid JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Manifest:
+        """Returns the manifest that `encode` encoded; ignores fields that a newer release added.
+
+        Raises:
+            UnusableSnapshotError: if the content is damaged, or a newer release wrote it in another format.
+        """
+        try:
+            found = json.loads(content)
+            if found["format"] > FORMAT:
+                raise UnusableSnapshotError(
+                    f"a newer release wrote it in format {found['format']}; this release reads formats up to "
+                    f"{FORMAT}"
+                )
+            manifest = cls(
+                identity=_record(StoreIdentity, found["identity"]),
+                next_offset=int(found["next_offset"]),
+                batch=_record(BatchRecord, found["batch"]),
+                created_ms=int(found["created_ms"]),
+                files=tuple(_record(SnapshotFile, each) for each in found["files"]),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise UnusableSnapshotError(f"its manifest is damaged: {error!r}") from error
+        for file in manifest.files:
+            if not _DATABASE_FILE.fullmatch(file.name) or not _SHA256.fullmatch(file.sha256):
+                raise UnusableSnapshotError(f"its manifest has an illegal file {file.name!r}")
+        return manifest
+
+
+@dataclass(frozen=True)
+class ManifestName:
+    """What the name of a manifest says.
+
+    Attributes:
+        text: the name.
+        next_offset: changelog offset of the snapshot.
+        topic: hash of the changelog topic's id. Offsets of another topic mean nothing.
+    """
+
+    text: str
+    next_offset: int
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> ManifestName | None:
+        """Returns what a name says; None if it is no name of a manifest."""
+        match = _NAME.fullmatch(text)
+        return None if match is None else cls(text, int(match[1]), match[2])
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ManifestName:
+        """Returns a new name, which no other process chooses."""
+        offset, topic = manifest.next_offset, topic_hash(manifest.identity)
+        return cls(f"{offset:020d}-{topic}-{uuid.uuid4().hex}.json", offset, topic)
+
+
+def topic_hash(identity: StoreIdentity) -> str:
+    """Returns the part of a manifest's name that identifies the changelog topic."""
+    return hashlib.sha256(identity.topic_id.encode()).hexdigest()[:16]
+
+
+def _record(cls: Any, values: Mapping[str, Any]) -> Any:
+    return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})

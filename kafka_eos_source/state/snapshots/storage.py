@@ -1,0 +1,169 @@
+"""Names, reads and writes the files of a shard's snapshots on shared storage."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.file_systems import file_system, fsync, make_folder, new_file
+from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.snapshots.manifest import (
+    Manifest,
+    ManifestName,
+    SnapshotFile,
+    UnusableSnapshotError,
+)
+
+_CHUNK_BYTES = 4 << 20
+#: Largest manifest that is read. 10 GB of state have about 200 files of 150 bytes each.
+_LARGEST_MANIFEST_BYTES = 16 << 20
+#: File systems where a new file appears only when it is complete, and renaming means copying.
+_APPEARS_WHOLE = ("s3", "gcs", "abfs")
+_UNFINISHED = ".unfinished"
+
+#: What a file system raises.
+StorageError = (OSError, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file in the folder ``files``.
+
+    Attributes:
+        size_bytes: its size.
+        changed_ms: when it was written, ms since the epoch; 0 if the file system does not know.
+    """
+
+    size_bytes: int
+    changed_ms: int
+
+
+class SnapshotStorage:
+    """The snapshots of one shard. Errors of the file system are `StorageError`.
+
+    Args:
+        location: option ``state.snapshot.location``.
+        identity: of the shard's store.
+
+    Attributes:
+        path: the shard's folder, for log lines.
+    """
+
+    def __init__(self, location: str, identity: StoreIdentity) -> None:
+        self.path = f"{location.rstrip('/')}/{identity.application_id}/{identity.store}/{identity.shard}"
+        self._fs, root = file_system(location)
+        self._root = f"{root.rstrip('/')}/{identity.application_id}/{identity.store}/{identity.shard}"
+
+    def manifests(self) -> list[ManifestName]:
+        """Returns the names of all snapshots, from the highest changelog offset to the lowest."""
+        names = (ManifestName.parse(each.base_name) for each in self._list(""))
+        found = [name for name in names if name is not None]
+        return sorted(found, key=lambda name: name.text, reverse=True)
+
+    def read(self, name: ManifestName) -> Manifest:
+        """Returns a manifest.
+
+        Raises:
+            UnusableSnapshotError: if it was removed, is damaged, or its name belongs to another one.
+        """
+        try:
+            with self._fs.open_input_stream(f"{self._root}/{name.text}") as source:
+                content = source.read(_LARGEST_MANIFEST_BYTES)
+        except FileNotFoundError:
+            raise UnusableSnapshotError("somebody removed it") from None
+        manifest = Manifest.decode(content)
+        if manifest.next_offset != name.next_offset:
+            raise UnusableSnapshotError(
+                f"its manifest has changelog offset {manifest.next_offset}, its name {name.next_offset}"
+            )
+        return manifest
+
+    def files(self) -> dict[str, StoredFile]:
+        """Returns the files of all snapshots, and what dead uploads left, by name."""
+        return {
+            each.base_name: StoredFile(each.size, (each.mtime_ns or 0) // 1_000_000)
+            for each in self._list("files")
+        }
+
+    def put_file(self, source: Path, file: SnapshotFile) -> None:
+        """Uploads a file of a database. Several processes may upload the same one.
+
+        Raises:
+            UnusableSnapshotError: if its contents are not those of ``file``.
+        """
+        with source.open("rb") as opened:
+            self._write("files", file.sha256, iter(lambda: opened.read(_CHUNK_BYTES), b""), file)
+
+    def put_manifest(self, manifest: Manifest) -> ManifestName:
+        """Completes a snapshot, whose files are all uploaded."""
+        name = ManifestName.of(manifest)
+        self._write("", name.text, iter([manifest.encode()]))
+        return name
+
+    def fetch(self, file: SnapshotFile, target: Path) -> None:
+        """Downloads a file of a database; it is on disk when the call returns.
+
+        Raises:
+            UnusableSnapshotError: if it was removed, or its contents are damaged.
+        """
+        digest = hashlib.sha256()
+        try:
+            with (
+                self._fs.open_input_stream(f"{self._root}/files/{file.sha256}") as source,
+                target.open("xb") as opened,
+            ):
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    opened.write(chunk)
+                opened.flush()
+                os.fsync(opened.fileno())
+        except FileNotFoundError:
+            raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is missing") from None
+        if digest.hexdigest() != file.sha256:
+            raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is damaged")
+
+    def remove(self, name: str) -> None:
+        """Removes a manifest, or a file of the folder ``files`` if the name begins so. It may be gone."""
+        try:
+            self._fs.delete_file(f"{self._root}/{name}")
+        except FileNotFoundError:
+            return
+
+    def _list(self, folder: str) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(f"{self._root}/{folder}".rstrip("/"), allow_not_found=True)
+        return [each for each in self._fs.get_file_info(selector) if each.type == pafs.FileType.File]
+
+    def _write(
+        self, folder: str, name: str, chunks: Iterator[bytes], expected: SnapshotFile | None = None
+    ) -> None:
+        """Writes a file that appears under its name only when it is complete.
+
+        If this process is killed, an object store shows nothing, and another file system shows a file that
+        `upload` removes after a day. If writing to an object store fails, pyarrow may complete a file that is
+        too short; readers compare size and checksum.
+        """
+        where = f"{self._root}/{folder}".rstrip("/")
+        make_folder(self._fs, where)
+        is_renamed = self._fs.type_name not in _APPEARS_WHOLE
+        path = f"{where}/{name}.{uuid.uuid4().hex}{_UNFINISHED}" if is_renamed else f"{where}/{name}"
+        digest = hashlib.sha256()
+        with new_file(self._fs, path) as out:
+            for chunk in chunks:
+                digest.update(chunk)
+                out.write(chunk)
+                failpoints.reach("snapshot.within_file")
+        if expected is not None and digest.hexdigest() != expected.sha256:
+            self._fs.delete_file(path)
+            raise UnusableSnapshotError(f"the file {expected.name} changed while it was uploaded")
+        if isinstance(self._fs, pafs.LocalFileSystem):
+            fsync(path)
+        if is_renamed:
+            self._fs.move(path, f"{where}/{name}")

@@ -1,0 +1,264 @@
+"""Uploads a shard's state to shared storage, in a thread of the worker that ran the shard's task.
+
+::
+
+    task      token ─▶ store at the token's state ─▶ freeze ─▶ process the batch …
+                                                       │ links; the task does not wait
+    thread                                             └─▶ newest snapshot recent? ─yes─▶ nothing
+                                                             │ no
+                  files that the storage lacks ─▶ manifest ─▶ files still there? ─▶ remove old snapshots
+
+What each crash leaves:
+
+- before the manifest: files without a manifest. The next upload finds and uses them by their checksums; what
+  no snapshot uses for a day is removed.
+- after the manifest: a complete snapshot. The next upload removes the old ones.
+
+Two owners may upload at once, for example the task of this batch and a *zombie*, a task of an older batch
+that Spark has given up. Neither can damage the other's snapshot: files are named by their contents, and each
+manifest has a name of its own. Both states were committed when they were frozen, so both snapshots are
+correct; the older one is removed first. If one of them removes a file that the other is about to use, the
+other finds that out after its manifest, and withdraws the manifest; a reader checks every file anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from enum import Enum
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
+from kafka_eos_source.state.snapshots.manifest import (
+    Manifest,
+    ManifestName,
+    UnusableSnapshotError,
+    topic_hash,
+)
+from kafka_eos_source.state.snapshots.settings import SnapshotSettings
+from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError, StoredFile
+from kafka_eos_source.state.store.commit_rules import same_batch
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+_log = logging.getLogger(__name__)
+
+#: Number of snapshots that are kept. Somebody may be downloading the newest one while the next one appears.
+KEPT = 2
+#: After this time a file that no snapshot uses was left by an upload that died, and not by one that runs.
+_ABANDONED_MS = 24 * 3_600_000
+#: More than clocks of hosts differ. A snapshot that is older than this and ahead of the committed offset
+#: shows that the changelog was truncated.
+_CLOCKS_DIFFER_MS = 3_600_000
+#: Pause after a failed upload, unless the interval is shorter.
+_AFTER_FAILURE_MS = 60_000
+
+
+class Uploaded(Enum):
+    """How an upload ended."""
+
+    DONE = "uploaded"
+    RECENT = "the newest snapshot is recent enough"
+    SAME = "the newest snapshot holds this state, or a later one"
+    WITHDRAWN = "another process removed a file that it needed"
+
+
+_thread: threading.Thread | None = None
+
+
+def take_if_due(
+    store: TransactionalStateStore,
+    tp: TopicPartition,
+    committed_offset: int,
+    committed_batch: BatchRecord,
+    settings: SnapshotSettings,
+) -> None:
+    """Freezes the state and uploads it in a thread, if a snapshot is due and no upload runs here.
+
+    A failure is logged, and does not disturb the task: the changelog has all of the state.
+
+    Args:
+        store: open, with nothing staged or pending.
+        tp: the shard's changelog partition.
+        committed_offset, committed_batch: what the token confirms. Other state is not uploaded.
+        settings: of the snapshots.
+    """
+    global _thread
+    now_ms = int(time.time() * 1000)
+    identity = store.identity
+    if not committed_offset or not is_due(store.path, now_ms):
+        return
+    if _thread is not None and _thread.is_alive():
+        return
+    batch = store.last_batch()
+    is_committed = store.next_offset(tp) == committed_offset and same_batch(batch, committed_batch)
+    if not is_committed or batch is None or not identity.topic_id:
+        _log.warning("no snapshot of shard %s is made: the store is not at the token's state", tp)
+        return
+    try:
+        copy = LocalCopy.freeze(store)
+    except (KafkaEosError, OSError) as error:
+        _log.warning("no snapshot of shard %s is made: %s", tp, error)
+        return
+    if copy is None:
+        return
+    state = Manifest(identity, committed_offset, batch, now_ms, ())
+    _thread = threading.Thread(
+        target=_run, args=(copy, state, settings), name=f"kafka-eos-snapshot-{tp}", daemon=True
+    )
+    _thread.start()
+
+
+def wait_for_upload() -> None:
+    """Waits until the upload that this process runs, if any, has ended."""
+    if _thread is not None:
+        _thread.join()
+
+
+def _run(copy: LocalCopy, state: Manifest, settings: SnapshotSettings) -> None:
+    interval_ms = settings.interval_ms
+    try:
+        storage = SnapshotStorage(settings.location, state.identity)
+        began = time.monotonic()
+        outcome, newest_ms, sent_bytes = upload(copy, storage, state, interval_ms)
+        copy.look_again_at(newest_ms + interval_ms)
+        _log.info(
+            "snapshot of shard %d at changelog offset %d in %s: %s (%.1f MB sent in %.1f s)",
+            state.identity.shard,
+            state.next_offset,
+            storage.path,
+            outcome.value,
+            sent_bytes / 1e6,
+            time.monotonic() - began,
+        )
+    except (KafkaEosError, UnusableSnapshotError, *StorageError) as error:
+        _log.warning(
+            "the state of shard %d could not be uploaded to %s, which is tried again: %s",
+            state.identity.shard,
+            settings.location,
+            error,
+        )
+        try:
+            copy.look_again_at(state.created_ms + min(interval_ms, _AFTER_FAILURE_MS))
+        except OSError as also:
+            _log.warning("the time of the next upload could not be written: %s", also)
+    finally:
+        copy.remove()
+
+
+def upload(
+    copy: LocalCopy, storage: SnapshotStorage, state: Manifest, interval_ms: int
+) -> tuple[Uploaded, int, int]:
+    """Uploads a frozen copy unless the storage has a recent snapshot, and removes old ones.
+
+    Args:
+        copy: the files.
+        storage: of the shard.
+        state: what the files hold; its list of files is empty.
+        interval_ms: least time between two snapshots.
+
+    Returns:
+        How it ended, when the newest snapshot was created (ms since the epoch), and the number of bytes sent.
+
+    Raises:
+        UnusableSnapshotError, StorageError: if the upload failed. No snapshot was changed.
+    """
+    own = [name for name in storage.manifests() if name.topic == topic_hash(state.identity)]
+    newest = _newest(storage, own, state)
+    if newest is not None:
+        if abs(state.created_ms - newest.created_ms) < interval_ms:
+            return Uploaded.RECENT, newest.created_ms, 0
+        if newest.next_offset >= state.next_offset:
+            return Uploaded.SAME, state.created_ms, 0
+    stored = storage.files()
+    sent_bytes = 0
+    files = copy.files()
+    for file in files:
+        known = stored.get(file.sha256)
+        if known is None or known.size_bytes != file.size_bytes:
+            storage.put_file(copy.path / file.name, file)
+            sent_bytes += file.size_bytes
+            failpoints.reach("snapshot.after_file")
+    failpoints.reach("snapshot.before_manifest")
+    manifest = Manifest(state.identity, state.next_offset, state.batch, state.created_ms, tuple(files))
+    name = storage.put_manifest(manifest)
+    failpoints.reach("snapshot.after_manifest")
+    stored = storage.files()
+    if any(file.sha256 not in stored for file in files):
+        storage.remove(name.text)
+        return Uploaded.WITHDRAWN, state.created_ms, sent_bytes
+    remove_old(storage, state, stored)
+    return Uploaded.DONE, state.created_ms, sent_bytes
+
+
+def _newest(storage: SnapshotStorage, own: list[ManifestName], state: Manifest) -> Manifest | None:
+    """Returns the newest readable snapshot; removes those that the committed offset refutes."""
+    for name in own:
+        try:
+            found = storage.read(name)
+        except UnusableSnapshotError as error:
+            _log.warning("the snapshot %s/%s cannot be used: %s", storage.path, name.text, error)
+            continue
+        is_ahead = found.next_offset > state.next_offset
+        if is_ahead and found.created_ms < state.created_ms - _CLOCKS_DIFFER_MS:
+            _log.warning(
+                "the snapshot %s/%s is removed: it was made at changelog offset %d, and later only offset %d "
+                "was committed, so the changelog was truncated",
+                storage.path,
+                name.text,
+                found.next_offset,
+                state.next_offset,
+            )
+            storage.remove(name.text)
+            continue
+        return found
+    return None
+
+
+def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, StoredFile]) -> None:
+    """Removes all but the newest snapshots, and what dead uploads left.
+
+    The files of an old snapshot are removed before its manifest, so that a crash leaves a manifest, from
+    which the next call continues.
+
+    Args:
+        storage: of the shard.
+        state: of the snapshot that was just made.
+        stored: all files on the storage.
+    """
+    kept, needed, old = 0, set[str](), list[tuple[ManifestName, Manifest | None]]()
+    for name in storage.manifests():
+        try:
+            manifest = storage.read(name)
+        except UnusableSnapshotError:
+            if name.next_offset < state.next_offset:
+                old.append((name, None))
+            continue
+        if name.topic == topic_hash(state.identity):
+            kept += 1
+            is_kept = kept <= KEPT
+        else:
+            is_kept = _is_recent(manifest.created_ms, state.created_ms)
+        if is_kept:
+            needed.update(file.sha256 for file in manifest.files)
+        else:
+            old.append((name, manifest))
+    removed = set[str]()
+    for name, old_manifest in old:
+        for file in () if old_manifest is None else old_manifest.files:
+            if file.sha256 not in needed and file.sha256 not in removed:
+                storage.remove(f"files/{file.sha256}")
+                removed.add(file.sha256)
+        failpoints.reach("snapshot.before_removal")
+        storage.remove(name.text)
+    for file_name, each in stored.items():
+        is_abandoned = not _is_recent(each.changed_ms, state.created_ms)
+        if is_abandoned and file_name not in needed and file_name not in removed:
+            storage.remove(f"files/{file_name}")
+
+
+def _is_recent(time_ms: int, now_ms: int) -> bool:
+    return time_ms > now_ms - _ABANDONED_MS
