@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import kafka_eos_source
 from kafka_eos_source.embedded import java
 from kafka_eos_source.embedded.jars import cache_directory
 from kafka_eos_source.errors import UnavailableError
@@ -32,6 +34,14 @@ def python_with(name: str, requirements: Sequence[str]) -> Path:
         _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements], name)
         (folder / _STAMP).touch()
     return python
+
+
+def compile_package() -> None:
+    """Compiles the modules of kafka-eos, as ``pip install`` does.
+
+    In a checkout with ``PYTHONDONTWRITEBYTECODE``, each process of a query would compile them again.
+    """
+    compileall.compile_dir(Path(kafka_eos_source.__file__).parent, quiet=2)
 
 
 def jdk() -> str:

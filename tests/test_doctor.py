@@ -333,6 +333,30 @@ def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(
     assert not archive.exists()
 
 
+def test_a_package_without_bytecode_is_reported_and_can_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    package = tmp_path / "package"
+    (package / "part").mkdir(parents=True)
+    for module in ("__init__.py", "module.py", "part/__init__.py"):
+        (package / module).write_text("")
+    (found,) = machine.uncompiled([package])
+    complete(found)
+    assert found.severity is NOTE
+    assert found.repair is not None
+    found.repair.run()
+    assert len(list(package.rglob("*.pyc"))) == 3
+    assert not list(machine.uncompiled([package]))
+    # a module that was edited since is compiled by each process again
+    os.utime(package / "part" / "__init__.py", (2**31, 2**31))
+    assert list(machine.uncompiled([package]))
+    (package / "part" / "__init__.py").write_text("no Python")
+    os.utime(package / "part" / "__init__.py", (2**31, 2**31))  # compileall compares whole seconds
+    with pytest.raises(OperatorError, match="cannot write bytecode"):
+        found.repair.run()
+
+
 def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
     found = machine.checkpoint_files({"some.setting": "a.Class"})
     assert found.severity is OK

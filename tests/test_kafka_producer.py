@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import FencedError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
-from kafka_eos_source.kafka.native import client_pointer, function
+from kafka_eos_source.kafka import producer as module
+from kafka_eos_source.kafka.native import client_pointer, end_poll, function
 from kafka_eos_source.kafka.producer import RecordProducer, _needs_produceva, by_topic
 from kafka_eos_source.kafka.transactional import Traffic, TransactionalProducer
 from kafka_eos_source.runtime.deadline import Deadline
@@ -111,6 +113,31 @@ def test_a_producer_that_has_not_committed_is_not_clean() -> None:
         assert not producer.is_clean()
     finally:
         producer.close()
+
+
+def test_end_poll_ends_a_poll_that_waits_and_one_that_begins_later() -> None:
+    client = Producer({})  # without a broker, no event ends the poll
+
+    def poll() -> None:
+        function("rd_kafka_poll", ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(client_pointer(client), 60_000)
+
+    for begins_later in (True, False):
+        if begins_later:
+            end_poll(client)
+        polling = threading.Thread(target=poll, daemon=True)
+        polling.start()
+        if not begins_later:
+            end_poll(client)
+        polling.join(30)
+        assert not polling.is_alive(), f"{begins_later=}"
+
+
+def test_closing_a_producer_ends_the_poll_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it waits for a tenth of a second, which the start of a query pays before its first batch."""
+    ended: list[bool] = []
+    monkeypatch.setattr(module, "end_poll", lambda client: (end_poll(client), ended.append(True)))
+    RecordProducer({}, "test").close()
+    assert ended
 
 
 def test_contradicting_producer_properties_are_named() -> None:

@@ -37,6 +37,11 @@ from kafka_eos_source.commit import direct
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
+_CLIENTS = """
+from kafka_eos_source.kafka.wire import consumer, producer
+from kafka_eos_source.kafka.wire.cluster import Cluster
+Cluster({"bootstrap.servers": "b:9092"})
+"""
 _WRITE = """
 import pickle
 from pathlib import Path
@@ -85,9 +90,10 @@ def imported(code: str, folder: Path) -> set[str]:
         (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.producer", "http.server"}),
         (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.producer", "http.server", "psutil"}),
         (_PLAN_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine"}),
+        (_CLIENTS, {"kafka.net", "kafka.admin", "kafka.consumer", "kafka.producer", "urllib.request"}),
         (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.producer"}),
     ],
-    ids=["schema", "plan a read", "plan a write", "write"],
+    ids=["schema", "plan a read", "plan a write", "native clients", "write"],
 )
 def test_a_process_does_not_import_what_it_does_not_use(
     code: str, not_needed: set[str], tmp_path: Path
@@ -96,6 +102,61 @@ def test_a_process_does_not_import_what_it_does_not_use(
     stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
     (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
     assert not imported(code, tmp_path) & not_needed
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import kafka; kafka.KafkaProducer",
+        "from kafka import KafkaProducer",
+        "from kafka import *; KafkaProducer",
+        "from kafka import errors; errors.KafkaError",
+        "import importlib, kafka; importlib.reload(kafka).KafkaProducer",
+    ],
+)
+def test_kafka_python_is_complete_for_other_code_of_the_process(statement: str, tmp_path: Path) -> None:
+    code = f"""
+from kafka_eos_source.kafka.wire import producer
+import sys
+assert "kafka.producer" not in sys.modules
+{statement}
+try:
+    sys.modules["kafka"].no_such_name
+except AttributeError as error:
+    assert "no_such_name" in str(error), error
+else:
+    raise AssertionError("a module has a name that it does not have")
+assert "kafka.producer" in sys.modules
+"""
+    imported(code, tmp_path)
+
+
+def test_kafka_python_that_was_imported_before_stays_as_it_is(tmp_path: Path) -> None:
+    imported("import kafka, sys; from kafka_eos_source.kafka import wire; kafka.KafkaProducer", tmp_path)
+
+
+def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    """A package that failed once runs again for the next name, and fails again with its own error."""
+    broken = tmp_path / "kafka"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("import no_such_module\n")
+    (broken / "part.py").write_text("")
+    code = """
+import sys
+sys.path.insert(0, ".")
+from kafka_eos_source.kafka.wire import kafka_python
+sys.modules.pop("kafka", None)
+kafka_python.install()
+import kafka.part
+for _ in range(2):
+    try:
+        kafka.KafkaProducer
+    except ModuleNotFoundError as error:
+        assert error.name == "no_such_module", error
+    else:
+        raise AssertionError("the package is broken")
+"""
+    imported(code, tmp_path)
 
 
 def test_the_process_that_commits_does_not_check_the_target_again(

@@ -13,8 +13,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.wire import tokens as module
-from kafka_eos_source.kafka.wire.tokens import LoginRefusedError, Tokens, unsupported
+from kafka_eos_source.kafka.wire.tokens import Tokens, unsupported
 from kafka_eos_source.runtime.deadline import Deadline
 
 

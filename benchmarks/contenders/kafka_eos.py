@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.contenders.base import PROGRAMS, Job
+from benchmarks.environments import compile_package
 from benchmarks.processes import Command
 from kafka_eos_source.embedded import java
 
@@ -40,6 +41,7 @@ class KafkaEos:
 
     def prepare(self) -> None:
         java.find()
+        compile_package()
 
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = [

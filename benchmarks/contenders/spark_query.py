@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
-from benchmarks.environments import python_with
+from benchmarks.environments import compile_package, python_with
 from benchmarks.processes import Command
 from kafka_eos_source import local_checkpoints, map_in_read, recommended_settings
 from kafka_eos_source.embedded import jars, java
@@ -180,6 +180,7 @@ class EosQuery(_Query):
 
     def prepare(self) -> None:
         java.find()
+        compile_package()
         if self.stages_in_read and "write" not in inspect.signature(map_in_read).parameters:
             raise UnavailableError("map_in_read of this version has no argument 'write'.")
 

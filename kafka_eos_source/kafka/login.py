@@ -27,6 +27,10 @@ _CREDENTIALS = ("bootstrap.servers", "security.protocol", "sasl.", "ssl.", "enab
 _worked: set[bytes] = set()
 
 
+class LoginRefusedError(Exception):
+    """The broker, or a service that gives credentials, refused the login."""
+
+
 class Login:
     """The brokers and credentials of a client.
 

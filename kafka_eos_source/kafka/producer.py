@@ -17,7 +17,7 @@ from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.kernel import choice
-from kafka_eos_source.kafka.native import has_pointers
+from kafka_eos_source.kafka.native import end_poll, has_pointers
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -80,6 +80,8 @@ class RecordProducer:
                 "on_delivery": self._on_delivery,
             },
         )
+        #: the client whose poll `close` ends; None if that is not possible
+        self._polled: Any = self._client if has_pointers() else None
         self._batches: librdkafka.BatchProducer | None = None
         self._deliveries: deliveries.Deliveries | None = None
         if has_pointers():
@@ -172,7 +174,10 @@ class RecordProducer:
         abort the transaction. Instead, the client ends when its last reference, held here, is dropped.
         """
         self._closed.set()
+        if self._polled is not None:
+            end_poll(self._polled)
         self._poller.join()
+        self._polled = None
         self._watchdog.end(self._destroy, _CLOSE_SECONDS)
 
     def _destroy(self) -> None:

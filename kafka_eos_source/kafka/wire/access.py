@@ -8,14 +8,14 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka.errors import KafkaError as KafkaPythonError
-from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.api_versions import tls_context
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.wire.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
@@ -25,9 +25,11 @@ from kafka_eos_source.kafka.wire.messages import (
     features_of,
     versions_request,
 )
-from kafka_eos_source.kafka.wire.tokens import LoginRefusedError, Tokens
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.wire.tokens import Tokens
 
 _TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
@@ -76,6 +78,8 @@ class Access:
                     fix="correct the paths, or kafka.ssl.key.password; the files have the format PEM.",
                 ) from error
         if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
+            from kafka_eos_source.kafka.wire.tokens import Tokens  # imports an HTTP client
+
             tokens = Tokens.of(kafka)
         # an answer may have a little more than the records that a Fetch asks for
         asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
@@ -100,6 +104,8 @@ class Access:
         """
         if not self.kafka.get("security.protocol", "plaintext").lower().startswith("sasl"):
             return None
+        from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
+
         name = _mechanism(self.kafka)
         if self.tokens is not None:
             self.tokens.refresh(deadline)

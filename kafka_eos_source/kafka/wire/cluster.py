@@ -15,11 +15,10 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
-from kafka_eos_source.kafka.login import Login
+from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.network import Network
-from kafka_eos_source.kafka.wire.tokens import LoginRefusedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry

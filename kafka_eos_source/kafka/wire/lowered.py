@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.producer import AddOffsetsToTxnRequest, EndTxnRequest
 
 from kafka_eos_source.errors import OperatorError
@@ -106,6 +105,8 @@ class LoweredId:
 
     def _described(self, connection: Connection) -> Any:
         """Returns what the coordinator knows of the id; None if it knows nothing, or may not say it."""
+        from kafka.protocol.admin import DescribeTransactionsRequest  # imports many messages, for a rare case
+
         request = DescribeTransactionsRequest(
             transactional_ids=[self._id], version=connection.version(DescribeTransactionsRequest, 0)
         )

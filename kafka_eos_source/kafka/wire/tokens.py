@@ -16,6 +16,7 @@ from typing import Any
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -25,10 +26,6 @@ _LIFETIME_SHARE = 0.8
 _UNKNOWN_LIFETIME_SECONDS = 60.0
 _UNSECURED_LIFETIME_SECONDS = 3600.0
 _LARGEST_ANSWER_BYTES = 1 << 20
-
-
-class LoginRefusedError(Exception):
-    """The broker, or a service that gives credentials, refused the login."""
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]

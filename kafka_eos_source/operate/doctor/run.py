@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyspark
 
+import kafka_eos_source
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import kernel
@@ -153,13 +154,20 @@ def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
         "kernel": one(machine.check_kernel),
         "discovery": one(machine.discovery),
         "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
-        "workers": one(lambda: machine.zipped_pyspark(Path(pyspark.__file__).parent)),
+        "workers": _imports,
         "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
         "daemon": one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
         "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
         "files": one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
         "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
     }
+
+
+def _imports() -> Iterator[Finding]:
+    """Checks that Python processes import bytecode."""
+    spark = Path(pyspark.__file__).parent
+    yield machine.zipped_pyspark(spark)
+    yield from machine.uncompiled([Path(kafka_eos_source.__file__).parent, spark])
 
 
 def _java_major() -> int | None:
