@@ -183,6 +183,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         store.pending,
         lambda: store.promote(record(0), {TP: 1}),
         store.drop_pending,
+        lambda: store.freeze(store.path),
         lambda: store.restore_chunk(binary(), binary(), {TP: 1}),
         lambda: store.view().__enter__(),
         lambda: view.get(A),
