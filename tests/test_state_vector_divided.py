@@ -82,7 +82,7 @@ def limits(rows_in_memory: int, chunk: int, files: int, scanned: int) -> Iterato
         mock.patch.multiple(rows_by_key, MOST_ROWS=rows_in_memory, _FILES=files),
         mock.patch.object(processor, "KEYED_ROWS", chunk),
         mock.patch.object(intake, "CHUNK_ROWS", chunk),
-        mock.patch.object(due, "SCAN_ROWS", scanned),
+        mock.patch.multiple(due, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
     ):
         yield
 

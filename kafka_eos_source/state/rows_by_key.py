@@ -19,7 +19,7 @@ MOST_ROWS, MOST_BYTES = 1 << 18, 32 << 20
 #: A part that is this many times larger is divided again.
 _LARGE = 2
 #: Entries of the state that a part may change, as a multiple of `MOST_ROWS`.
-_MOST_ENTRIES = 4
+_MOST_ENTRIES = 2
 #: Number of files.
 _FILES = 61
 #: Seed of the hash that divides rows for the first time; each further division adds one. It must differ from

@@ -27,6 +27,9 @@ from kafka_eos_source.state.model import StateAccess
 
 #: Entries, and bytes of their values, that are converted to arrays at a time.
 SCAN_ROWS, SCAN_BYTES = 1 << 16, 16 << 20
+#: Group keys whose values are read at a time. The more they are, the more of them share a block of the database:
+#: of 1.5 million sessions, 65,000 at a time took 18 s to close, 262,000 took 12 s, and a million 13 s.
+GROUP_KEYS = 1 << 18
 #: Entries that are taken from a scan before their bytes are counted.
 _STEP = 1 << 12
 
@@ -69,10 +72,17 @@ class DueEntries:
             yield _arrays(taken)
 
     def group_keys(self) -> Iterator[pa.BinaryArray]:
-        """Yields the group keys of each slice, in the order of their bytes. Call it once."""
+        """Yields the group keys of some slices together, in the order of their bytes. Call it once."""
+        waiting: list[pa.BinaryArray] = []
+        count = 0
         for keys, _ in self.slices():
-            group_keys = split_keys(keys).group_keys
-            yield group_keys.take(pc.sort_indices(group_keys))
+            waiting.append(split_keys(keys).group_keys)
+            count += len(keys)
+            if count >= GROUP_KEYS:
+                yield _in_order(waiting)
+                waiting, count = [], 0
+        if waiting:
+            yield _in_order(waiting)
 
     def _scan(self) -> Iterator[tuple[bytes, bytes]]:
         if self._until_ms is None:
@@ -83,6 +93,11 @@ class DueEntries:
 def _arrays(entries: list[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     keys, values = zip(*entries, strict=True)
     return pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+
+
+def _in_order(group_keys: list[pa.BinaryArray]) -> pa.BinaryArray:
+    together = binary.concat(group_keys, pa.binary())
+    return together.take(pc.sort_indices(together))
 
 
 def first_after(state: StateAccess, table: int, after_ms: int) -> int | None:
