@@ -27,8 +27,8 @@ from kafka_eos_source.state.model import StateAccess
 
 #: Entries, and bytes of their values, that are converted to arrays at a time.
 SCAN_ROWS, SCAN_BYTES = 1 << 16, 16 << 20
-#: Group keys whose values are read at a time. The more they are, the more of them share a block of the database:
-#: of 1.5 million sessions, 65,000 at a time took 18 s to close, 262,000 took 12 s, and a million 13 s.
+#: Group keys whose values are read at a time. The more they are, the more of them share a block of the
+#: database: 1.5 million sessions closed in 18 s with 65,000 at a time, and in 12 s with 262,000.
 GROUP_KEYS = 1 << 18
 #: Entries that are taken from a scan before their bytes are counted.
 _STEP = 1 << 12
