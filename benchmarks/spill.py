@@ -5,6 +5,10 @@ from the rows that arrive to the packets that leave, and then promotes the batch
 
     python -m benchmarks.spill --keys 12500000          # one of four shards of 50 million keys
     python -m benchmarks.spill --keys 2000000 --limit-mib 16 --operator dedup
+    python -m benchmarks.spill --keys 5000000 --limit-mib 16 --operator windows
+
+Operators with event time run a second batch in another process: a single row, whose event time closes all
+windows or sessions, or lets all duplicates expire.
 
 The table has one line for each part of the task; ``peak`` is the largest resident memory of the process so
 far, of which ``began at`` is what Python and its libraries take.
@@ -25,6 +29,10 @@ from typing import Any
 
 _ROWS_PER_BATCH = 100_000
 _MIB = 1 << 20
+_TIME_MS = 1_700_006_400_000  # the start of an hour
+
+_WITHOUT_TIME = ("function", "count", "dedup")
+_WITH_TIME = ("windows", "on close", "changes", "held", "hopping", "sessions", "within")
 
 
 def _peak_mib() -> int:
@@ -32,7 +40,10 @@ def _peak_mib() -> int:
 
 
 def _batches(keys: int, schema: Any) -> Iterator[Any]:
-    """Yields rows with distinct keys in no particular order: id (int64) and amount (int64)."""
+    """Yields rows with distinct keys in no particular order: id (int64), amount (int64), and time (ms).
+
+    The times of all rows are in the same hour.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -40,21 +51,42 @@ def _batches(keys: int, schema: Any) -> Iterator[Any]:
         number = np.arange(start, min(start + _ROWS_PER_BATCH, keys), dtype=np.int64)
         scattered = (number * np.int64(0x9E3779B97F4A7C15 - (1 << 64))).view(np.int64)
         names = pa.array(scattered).cast(pa.string())
-        yield pa.record_batch([names, pa.array(number)], schema=schema)
+        times = pa.array(_TIME_MS + number % 3_600_000)
+        yield pa.record_batch([names, pa.array(number), times], schema=schema)
+
+
+def _last_batch(schema: Any) -> Iterator[Any]:
+    """Yields a row that is a month later."""
+    import pyarrow as pa
+
+    yield pa.record_batch([["last"], [1], [_TIME_MS + 30 * 86_400_000]], schema=schema)
 
 
 def _processor(operator: str, schema: Any) -> Any:
     import pyarrow as pa
 
-    from kafka_eos_source.state.vector import count, sum_
+    from kafka_eos_source.state.vector import count, hopping, session, sum_, tumbling
     from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
     from kafka_eos_source.state.vector.function import FunctionProcessor
     from kafka_eos_source.state.vector.processor import AggregateProcessor
 
-    if operator == "count":
-        return AggregateProcessor(schema, ["id"], {"rows": count(), "total": sum_("amount")})
     if operator == "dedup":
         return DeduplicateProcessor(schema, ["id"])
+    if operator == "within":
+        return DeduplicateProcessor(schema, ["id"], within="1 day", on="time")
+    if operator != "function":
+        hour = tumbling("1 hour", on="time", grace="1 hour")
+        windows: dict[str, dict[str, Any]] = {
+            "count": {},
+            "windows": {"window": hour},
+            "on close": {"window": hour, "emit": "on_close"},
+            "changes": {"window": hour, "emit": "changes"},
+            "held": {"window": hour, "emit": "changes", "at_most_every": "2 hours"},
+            "hopping": {"window": hopping("1 hour", every="10 minutes", on="time", grace="1 hour")},
+            "sessions": {"window": session("1 hour", on="time", grace="1 hour"), "emit": "on_close"},
+        }
+        aggregates = {"rows": count(), "total": sum_("amount")}
+        return AggregateProcessor(schema, ["id"], aggregates, **windows[operator])
 
     def number(batch: Any) -> Any:
         return None, pa.StructArray.from_arrays([pa.array([1] * len(batch.keys))], names=["n"])
@@ -62,8 +94,8 @@ def _processor(operator: str, schema: Any) -> Any:
     return FunctionProcessor(schema, ["id"], number, output=schema, state=pa.schema([("n", pa.int64())]))
 
 
-def _run(keys: int, limit_mib: int, operator: str, folder: str) -> list[dict[str, Any]]:
-    """Runs the task in this process; returns seconds and peak memory of each of its parts."""
+def _run(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -> list[dict[str, Any]]:
+    """Runs the task of one batch in this process; returns seconds and peak memory of each of its parts."""
     import pyarrow as pa
 
     from kafka_eos_source.model import TopicPartition
@@ -73,10 +105,10 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str) -> list[dict[str
     from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
     tp = TopicPartition("bench-changelog", 0)
-    schema = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+    schema = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("time", pa.int64())])
     processor = _processor(operator, schema)
     identity = StoreIdentity("bench", "counts", 0, 1, tp.topic, schema=processor.schema)
-    record = BatchRecord("query", 0, "attempt")
+    record = BatchRecord("query", batch_id, "attempt")
     limit = limit_mib * _MIB if limit_mib > 0 else -1
     parts: list[dict[str, Any]] = [{"part": "began at", "seconds": 0.0, "peak_mib": _peak_mib()}]
     clock = time.process_time()
@@ -88,11 +120,14 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str) -> list[dict[str
         )
         clock = time.process_time()
 
+    rows = _last_batch(schema) if batch_id else _batches(keys, schema)
+    seen_ms = _TIME_MS + 31 * 86_400_000 if batch_id and operator == "within" else None
     with TransactionalStateStore.open(Path(folder, "s"), identity, StoreConfig(limit)) as store:
-        context = BatchContext(0, 0, 1, True, 0)
+        clock = time.process_time()
+        context = BatchContext(batch_id, 0, 1, batch_id == 0, 0, seen_ms)
         emitted = 0
-        for rows in processor.process(_batches(keys, schema), StateHandle(store), context):
-            emitted += rows.num_rows
+        for out in processor.process(rows, StateHandle(store), context):
+            emitted += out.num_rows
         done("process", rows=emitted)
         spilled = store.staged_bytes()[1]
         changes = 0
@@ -110,34 +145,41 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str) -> list[dict[str
             done("make pending")
     with TransactionalStateStore.open(Path(folder, "s"), identity, StoreConfig(limit)) as store:
         clock = time.process_time()
-        store.promote(record, {tp: 1})
+        store.promote(record, {tp: 1 + batch_id})
         done("promote", spilled_mib=spilled // _MIB)
     assert changes >= keys
     return parts
+
+
+def _measure(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -> None:
+    """Runs a batch in a process of its own, and prints its table."""
+    command = [sys.executable, "-m", "benchmarks.spill", "--child", folder, "--batch", str(batch_id)]
+    command += ["--keys", str(keys), "--limit-mib", str(limit_mib), "--operator", operator]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(f"{operator}, {keys:,} new keys, limit {limit_mib} MiB" if batch_id == 0 else "all of them end")
+    print(f"{'part':<14}{'CPU s':>8}{'peak MiB':>10}")
+    for each in json.loads(said):
+        print(
+            f"{each['part']:<14}{each['seconds']:>8}{each['peak_mib']:>10}  {each.get('rows', '')}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--keys", type=int, default=12_500_000)
     parser.add_argument("--limit-mib", type=int, default=64, help="-1 = no limit: everything in memory")
-    parser.add_argument("--operator", choices=["function", "count", "dedup"], default="count")
+    parser.add_argument("--operator", choices=[*_WITHOUT_TIME, *_WITH_TIME], default="count")
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    keys, limit_mib, operator = arguments.keys, arguments.limit_mib, arguments.operator
     if arguments.child:
-        found = _run(arguments.keys, arguments.limit_mib, arguments.operator, arguments.child)
-        print(json.dumps(found))
+        print(json.dumps(_run(keys, limit_mib, operator, arguments.child, arguments.batch)))
         return
     with tempfile.TemporaryDirectory(prefix="spill-") as folder:
-        said = subprocess.run(
-            [sys.executable, "-m", "benchmarks.spill", *sys.argv[1:], "--child", folder],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        ).stdout
-    print(f"{arguments.operator}, {arguments.keys:,} new keys, limit {arguments.limit_mib} MiB")
-    print(f"{'part':<14}{'CPU s':>8}{'peak MiB':>10}")
-    for each in json.loads(said):
-        print(f"{each['part']:<14}{each['seconds']:>8}{each['peak_mib']:>10}  {each.get('rows', '')}")
+        for batch_id in (0, 1) if operator in _WITH_TIME else (0,):
+            _measure(keys, limit_mib, operator, folder, batch_id)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from scripted_processor import INPUT, ops, results, scripted
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.state import rows_by_key
+from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.rows_by_key import RowsByKey
 from kafka_eos_source.state.vector import AggregateProcessor, count, processor, sum_
@@ -53,13 +54,44 @@ def test_each_key_is_in_one_part_in_order_of_arrival(keys: list[list[str | None]
         assert own == sorted(own)
 
 
-def test_many_keys_are_divided_although_they_belong_to_one_shard() -> None:
+@pytest.mark.parametrize("shards", [1, 61, 2 * 61])
+def test_many_keys_are_divided_although_they_belong_to_one_shard(shards: int) -> None:
+    keys = pa.array([f"key{n}" for n in range(2000 * shards)])
+    own = keys.filter(pa.array(shards_of([keys], shards) == 0)).to_pylist()[:1500]
+    assert len(own) == 1500
     with mock.patch.object(rows_by_key, "MOST_BYTES", 1000), RowsByKey(["key"]) as rows:
-        for start in range(0, 2000, 100):
-            rows.add(batches_of([[f"key{n}" for n in range(start, start + 100)]])[0])
+        for start in range(0, 1500, 100):
+            rows.add(batches_of([own[start : start + 100]])[0])
+        assert rows.divided
         sizes = [sum(batch.num_rows for batch in part) for part in rows.parts()]
-    assert len(sizes) == 61
+    assert len(sizes) > 25
     assert max(sizes) < 100
+
+
+def test_a_part_that_is_too_large_is_divided_again_but_not_for_a_key_with_most_rows() -> None:
+    others = [f"key{n}" for n in range(2000)]
+    with mock.patch.object(rows_by_key, "MOST_ROWS", 10), RowsByKey(["key"]) as rows:
+        for start in range(0, 2000, 100):
+            rows.add(batches_of([others[start : start + 100]])[0])
+        rows.add(batches_of([["hot"] * 500])[0])
+        sizes = sorted(sum(batch.num_rows for batch in part) for part in rows.parts())
+    assert sum(sizes) == 2500
+    assert sizes[-1] >= 500
+    assert sizes[-2] <= 20
+
+
+def test_rows_that_change_many_entries_are_divided_in_memory() -> None:
+    with (
+        mock.patch.object(rows_by_key, "MOST_ROWS", 100),
+        mock.patch.object(tempfile, "TemporaryFile", side_effect=AssertionError),
+        RowsByKey(["key"], entries_per_row=60) as rows,
+    ):
+        for start in range(0, 90, 10):
+            rows.add(batches_of([[f"key{n}" for n in range(start, start + 10)]])[0])
+        assert rows.divided
+        parts = [[key for batch in part for key in batch["key"].to_pylist()] for part in rows.parts()]
+    assert len(parts) > 9
+    assert sorted(chain(*parts)) == sorted(f"key{n}" for n in range(90))
 
 
 def aggregated(keys: list[list[list[str]]], most: int) -> list[list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from integration.chaos.loop import Run
 from integration.support.alarm import Alarm
-from integration.support.stateful import ChangingAggregates, RunningCounts
+from integration.support.stateful import ChangingAggregates, ClosedWindows, RunningCounts
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.task import SHARD, Operator
@@ -33,7 +33,7 @@ class StatefulRun(Run):
             the operator drops the rows without a value, which carry the state. ``shards`` is the number of
             shards. With ``alarm_ms``, the operator emits the count of each value once, this long after its
             first row, by a timer. With ``aggregates``, names of `ChangingAggregates`, it computes these
-            instead.
+            instead; with ``windows``, it is `ClosedWindows`.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
@@ -59,6 +59,8 @@ class StatefulRun(Run):
 def _processor(spec: Mapping[str, Any]) -> ShardProcessor:
     if "aggregates" in spec:
         return ChangingAggregates(spec["aggregates"])
+    if spec.get("windows"):
+        return ClosedWindows()
     if "alarm_ms" not in spec:
         return RunningCounts()
     key = StructType([StructField("key", BinaryType())])

@@ -63,6 +63,38 @@ class Case:
         check_running_counts(self.wanted, read_back(self.broker, self.sink))
 
 
+class WindowedCase(Case):
+    """A query that counts rows by value in windows, and emits each window when it closes."""
+
+    def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self._fed = 0
+        super().__init__(broker, topic, folder)
+
+    def feed(self, rows: int) -> None:
+        """Sends rows, 20 for each second of event time; each value occurs twice."""
+        numbers = range(self._fed, self._fed + rows)
+        words = [f"k{row % 10:02d}@{row // 20 * 1000}" for row in numbers]
+        self._fed += rows
+        produce(self.broker, self.source, words)
+        self.wanted += Counter(words)
+
+    def end(self) -> None:
+        """Sends rows of a later day to all shards, which close all windows."""
+        produce(self.broker, self.source, [f"end{row}@{86_400_000}" for row in range(20)])
+
+    def spec(
+        self, sink: dict[str, str] | None = None, operator: dict[str, str] | None = None, **more: Any
+    ) -> dict[str, Any]:
+        return super().spec(sink, operator, windows=True, **more)
+
+    def check(self) -> None:
+        found = [
+            (str(record.key, "utf-8"), int(record.value or b""))
+            for record in read_back(self.broker, self.sink)
+        ]
+        assert sorted(found) == sorted(self.wanted.items())
+
+
 def clear_process_caches() -> None:
     """Drops everything that the process caches, as if it had ended."""
     TaskContext._taskContext = None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from integration.chaos.stateful import SHARDS, STORE
-from integration.chaos.stateful_case import PER_BATCH, ROWS, Case
+from integration.chaos.stateful_case import PER_BATCH, ROWS, Case, WindowedCase
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, end_offsets, read_back
 from kafka_eos_source.errors import (
@@ -102,6 +102,52 @@ def test_t161_without_the_record_of_an_unfinished_batch_a_kill_loses_its_changes
     mutated = case.spec(operator=SPILLS, mutations=["applying"])
     assert start(mutated, f"state.apply_began=kill@{once}").wait() != 0
     assert once.exists()
+    start(mutated).finish()
+    with pytest.raises(AssertionError):
+        case.check()
+
+
+@pytest.mark.long
+@pytest.mark.fault(
+    "T210",
+    "the driver is killed while a batch of windows is divided and goes to disk, and while many windows close",
+    "five steps",
+)
+def test_t210_divided_batches_of_windows_emit_each_window_once_although_drivers_are_killed(
+    broker: str, topic: Callable[..., str], driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    case, start = WindowedCase(broker, topic, tmp_path), partial(driver, module="integration.chaos.loop")
+
+    def kill(step: str, times: int, name: str) -> None:
+        once = tmp_path / name
+        killed = start(case.spec(operator=SPILLS), f"{step}=kill*{times}@{once}")
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+
+    kill("state.after_spill", 7, "divided")
+    kill("state.apply_slice", 3, "applied")
+    case.end()
+    kill("test.within_process", 12, "closing")
+    kill("state.after_pending", 2, "pending")
+    kill("commit.after_commit", 1, "committed")
+    start(case.spec(operator=SPILLS)).finish()
+    case.check()
+
+
+@pytest.mark.long
+@pytest.mark.fault(
+    "T211", "a large batch of windows is recorded as applied before it is", "while it is applied"
+)
+def test_t211_without_the_record_of_an_unfinished_batch_a_kill_loses_windows(
+    broker: str, topic: Callable[..., str], driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Proves that the test above can fail."""
+    case, once = WindowedCase(broker, topic, tmp_path), tmp_path / "once"
+    start = partial(driver, module="integration.chaos.loop")
+    mutated = case.spec(operator=SPILLS, mutations=["applying"])
+    assert start(mutated, f"state.apply_began=kill@{once}").wait() != 0
+    assert once.exists()
+    case.end()
     start(mutated).finish()
     with pytest.raises(AssertionError):
         case.check()

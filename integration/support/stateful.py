@@ -19,10 +19,19 @@ from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state import layout, transform_with_changelog_state
+from kafka_eos_source.state import layout, rows_by_key, transform_with_changelog_state
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
-from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, max_, sum_
+from kafka_eos_source.state.vector import (
+    Aggregate,
+    AggregateProcessor,
+    count,
+    due,
+    max_,
+    processor,
+    sum_,
+    tumbling,
+)
 
 _COUNTS = 1
 
@@ -91,6 +100,43 @@ class ChangingAggregates:
             failpoints.reach("test.within_process")
             values = [json.dumps(row) for row in results.drop_columns(["key"]).to_pylist()]
             yield pa.record_batch([results.column("key"), pa.array(values)], schema=self.output)
+
+
+class ClosedWindows:
+    """Counts rows by key in windows of a second, and emits each window when it closes.
+
+    A key ends with the event time of its rows in ms: ``k07@12000``. Only a few rows are in memory at a time.
+    """
+
+    output = pa.schema([("key", pa.binary()), ("value", pa.string())])
+    schema = ""
+
+    def __init__(self) -> None:
+        rows_by_key.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10
+        self._inner = AggregateProcessor(
+            pa.schema([("key", pa.string()), ("time", pa.int64())]),
+            ["key"],
+            {"rows": count()},
+            window=tumbling("1 second", on="time", grace="20 seconds"),
+            emit="on_close",
+        )
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        timed = (
+            pa.record_batch(
+                {"key": keys, "time": pc.list_element(pc.split_pattern(keys, "@"), 1).cast("int64")}
+            )
+            for batch in batches
+            for at in range(0, batch.num_rows, 5)
+            for keys in (batch.column("key").cast(pa.string()).slice(at, 5),)
+        )
+        for closed in self._inner.process(timed, state, context):
+            failpoints.reach("test.within_process")
+            keys, rows = closed.column("key"), closed.column("rows")
+            columns = [keys.cast(pa.binary()), rows.cast(pa.string())]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.output)
 
 
 def check_changing_aggregates(wanted: Mapping[str, int], found: Sequence[Record]) -> None:

@@ -12,31 +12,41 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.spark_hash import hash_columns
 
 #: Rows and bytes that stay in memory. More go to temporary files.
 MOST_ROWS, MOST_BYTES = 1 << 18, 32 << 20
-#: Number of parts. A shard's rows have equal remainders of their hash; a prime divides them nevertheless.
-_PARTS = 61
+#: A part that is this many times larger is divided again.
+_LARGE = 2
+#: Entries of the state that a part may change, as a multiple of `MOST_ROWS`.
+_MOST_ENTRIES = 2
+#: Number of files.
+_FILES = 61
+#: Seed of the hash that divides rows for the first time; each further division adds one. It must differ from
+#: Spark's seed: all rows of a shard have the same remainder of Spark's hash.
+_SEED = 0x5EED
 
 
 class RowsByKey:
     """Rows in parts, so that all rows of a key are in one part, in order of arrival. A context manager.
 
-    Most micro-batches fit into memory and are one part. Larger ones are divided by the hash of the key into
+    Most micro-batches fit into memory and are one part. Larger ones are divided by a hash of the key into
     temporary files. These have no name, so no other process can open them, and they disappear with this
-    process.
+    process. A part that is still too large is divided again, unless one key has most of its rows.
 
     Args:
         keys: names of the key columns.
+        entries_per_row: how many entries of the state one row changes. The parts become smaller if there are
+            many, because the entries have to fit into memory too.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], *, entries_per_row: int = 1, _division: int = 0) -> None:
         self._keys = list(keys)
+        self._entries_per_row = entries_per_row
+        self._division = _division
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
-        self._files: list[IO[bytes]] = []
-        self._writers: list[pa.RecordBatchWriter] = []
+        self._files: list[_PartFile] = []
 
     def __enter__(self) -> RowsByKey:
         return self
@@ -45,8 +55,12 @@ class RowsByKey:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         for file in self._files:
-            with suppress(OSError):  # a full disk cannot take the rest of the buffer, which nobody needs
-                file.close()
+            file.close()
+
+    @property
+    def divided(self) -> bool:
+        """Whether `parts` may yield several parts. It is known once all rows are added."""
+        return bool(self._files) or self._pieces_of(self._rows) > 1
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Adds rows; all batches have the same schema.
@@ -72,38 +86,121 @@ class RowsByKey:
         if not self._files:
             waiting, self._waiting = self._waiting, []
             if waiting:
-                yield waiting
+                yield from self._pieces(waiting)
             return
         self._divide()
-        with temporary_files():
-            for writer in self._writers:
-                writer.close()
-        for file in self._files:
-            with temporary_files():
-                file.seek(0)
-                found = list(pa.ipc.open_stream(file))
-                file.close()
-            if found:
-                yield found
+        total = sum(file.rows for file in self._files)
+        together: list[_PartFile] = []
+        for file in (file for file in self._files if file.rows):
+            if file.is_large and file.rows <= total // 2:
+                yield from self._divided_again(file)
+                continue
+            if together and _exceed_memory([*together, file]):
+                yield from self._pieces(_read_all(together))
+                together = []
+            together.append(file)
+        if together:
+            yield from self._pieces(_read_all(together))
+
+    def _divided_again(self, file: _PartFile) -> Iterator[list[pa.RecordBatch]]:
+        division = self._division + 1
+        with RowsByKey(self._keys, entries_per_row=self._entries_per_row, _division=division) as finer:
+            for rows in file.read():
+                finer.add(rows)
+            yield from finer.parts()
+
+    def _pieces(self, part: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        """Divides a part in memory if its rows change too many entries of the state."""
+        count = self._pieces_of(sum(rows.num_rows for rows in part))
+        if count <= 1:
+            yield part
+            return
+        pieces: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
+        while part:
+            for piece, rows in zip(pieces, self._by_hash(part.pop(0), count, 1), strict=True):
+                if rows.num_rows:
+                    piece.append(rows)
+        yield from filter(None, pieces)
+
+    def _pieces_of(self, rows: int) -> int:
+        if self._entries_per_row == 1:
+            return 1
+        return -(-rows * self._entries_per_row // (_MOST_ENTRIES * MOST_ROWS))
 
     def _divide(self) -> None:
         """Moves the rows in memory to the files of their parts."""
         with temporary_files():
             if not self._files:
-                for _ in range(_PARTS):
-                    self._files.append(tempfile.TemporaryFile())  # noqa: SIM115  closed by __exit__
-                    self._writers.append(pa.ipc.new_stream(self._files[-1], self._waiting[0].schema))
+                for _ in range(_FILES):
+                    self._files.append(_PartFile(self._waiting[0].schema))
             waiting, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
             while waiting:
-                rows = waiting.pop(0)
-                part = shards_of([rows.column(name) for name in self._keys], _PARTS)
-                order = np.argsort(part, kind="stable")
-                ends = np.cumsum(np.bincount(part, minlength=_PARTS)).tolist()
-                rows, start = rows.take(pa.array(order)), 0
-                for writer, end in zip(self._writers, ends, strict=True):
-                    if end > start:
-                        writer.write_batch(rows.slice(start, end - start))
-                    start = end
+                for file, rows in zip(self._files, self._by_hash(waiting.pop(0), _FILES), strict=True):
+                    file.add(rows)
+
+    def _by_hash(self, rows: pa.RecordBatch, parts: int, further: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of each part, in their order."""
+        hashes = hash_columns([rows.column(name) for name in self._keys], _SEED + self._division + further)
+        part = np.mod(hashes.astype(np.int64), parts)
+        order = np.argsort(part.astype(np.uint16), kind="stable")
+        ends = np.cumsum(np.bincount(part, minlength=parts)).tolist()
+        rows, start = rows.take(pa.array(order)), 0
+        for end in ends:
+            yield rows.slice(start, end - start)
+            start = end
+
+
+class _PartFile:
+    """A temporary file with the rows of a part.
+
+    Args:
+        schema: columns of the rows.
+
+    Attributes:
+        rows: number of rows.
+        bytes: their size in memory.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.rows = self.bytes = 0
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
+        self._writer = pa.ipc.new_stream(self._file, schema)
+
+    @property
+    def is_large(self) -> bool:
+        return self.rows > _LARGE * MOST_ROWS or self.bytes > _LARGE * MOST_BYTES
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self._writer.write_batch(rows)
+            self.rows += rows.num_rows
+            self.bytes += rows.nbytes
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Yields the rows, and then closes the file. Call it once."""
+        with temporary_files():
+            self._writer.close()
+            self._file.seek(0)
+            reader = pa.ipc.open_stream(self._file)
+        while True:
+            with temporary_files():
+                rows = next(reader, None)
+            if rows is None:
+                break
+            yield rows
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):  # a full disk cannot take the rest of the buffer, which nobody needs
+            self._file.close()
+
+
+def _exceed_memory(files: list[_PartFile]) -> bool:
+    return sum(file.rows for file in files) > MOST_ROWS or sum(file.bytes for file in files) > MOST_BYTES
+
+
+def _read_all(files: list[_PartFile]) -> list[pa.RecordBatch]:
+    return [rows for file in files for rows in file.read()]
 
 
 @contextmanager

@@ -30,16 +30,17 @@ _F1, _F2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 _M, _N = np.uint32(5), np.uint32(0xE6546B64)
 
 
-def hash_columns(columns: Sequence[pa.Array]) -> NDArray[np.int32]:
+def hash_columns(columns: Sequence[pa.Array], seed: int = _SEED) -> NDArray[np.int32]:
     """Returns Spark's ``hash`` of each row.
 
     Args:
         columns: one or more columns of equal length, of types that `keys.KeyCodec` supports.
+        seed: another seed gives hashes that are independent of those that decide the shards.
 
     Raises:
         InvalidSchemaError: if a column has another type.
     """
-    hashes = np.full(len(columns[0]), _SEED, np.uint32)
+    hashes = np.full(len(columns[0]), seed, np.uint32)
     for column in columns:
         hashed = _column(column, hashes)
         hashes = np.where(binary.valid(column), hashed, hashes) if column.null_count else hashed

@@ -19,6 +19,7 @@ from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered,
 from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.rows_by_key import RowsByKey
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.evolution import agree
 from kafka_eos_source.state.vector.grouping import (
@@ -28,9 +29,12 @@ from kafka_eos_source.state.vector.grouping import (
     key_columns,
     without_cached,
 )
-from kafka_eos_source.state.vector.held_chunks import HeldChunks
-from kafka_eos_source.state.vector.intake import chunks, output_batches
+from kafka_eos_source.state.vector.held_chunks import HeldChunks, Positions
+from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.windows import Duration, check_time_column, milliseconds, times_ms
+
+#: Columns of the rows that are compared within the batch: group key, event time, and position in the batch.
+_TIMED = pa.schema([("key", pa.binary()), ("time_ms", pa.int64()), ("position", pa.int64())])
 
 #: Value of a key when ``within`` is set: event time of its newest row that passed, and time of its due entry.
 _PASSED = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("passed_ms", "due_ms")])
@@ -46,7 +50,7 @@ class DeduplicateProcessor:
     earlier row of its key passed and its own event time is less than ``within`` after the event time of that
     row. The rows of one micro-batch are processed in the order of event time, so their order of arrival
     decides only which of several rows with equal key and equal event time passes. Meanwhile, a shard's rows
-    after the first 500,000 are in a temporary file, and each row takes about 100 bytes of memory.
+    after the first 500,000 are in temporary files, and each row takes one bit of memory.
 
     With ``within``, a key is deleted once no later row can be its duplicate. The watermark is the largest
     event time of all shards in the previous batches, minus ``grace``. A row before the watermark might be a
@@ -163,17 +167,20 @@ class DeduplicateProcessor:
         self._delete_expired(state, context.watermark_ms(self._grace_ms))
         # The last row may be the earliest, so all rows are read before the first one passes. Otherwise, the
         # output would depend on how the shuffle happened to deliver the rows.
-        with HeldChunks(self._schema) as held:
-            timed = _TimedKeys()
+        with HeldChunks(self._schema) as held, RowsByKey(["key"]) as timed:
+            count = 0
             for rows in chunks(batches, self._schema):
                 own, times = self._on_time(rows, self._on, context)
-                columns = [rows.column(name).take(own) for name in self._keys.names]
-                timed.add(self._codec.encode(columns), times)
+                keys = self._codec.encode([rows.column(name).take(own) for name in self._keys.names])
+                positions = pa.array(np.arange(count, count + len(own)))
+                timed.add(pa.RecordBatch.from_arrays([keys, pa.array(times), positions], schema=_TIMED))
                 held.add(rows if len(own) == rows.num_rows else rows.take(own))
-            passed = self._pass_within(timed, state)
+                count += len(own)
+            passed = Positions(count)
+            for part in timed.parts():
+                passed.add(self._pass_within(concat_batches(part), state))
             for rows, first in held.with_first_positions():
-                start, end = np.searchsorted(passed, (first, first + rows.num_rows))
-                yield from self._taken(rows, passed[start:end] - first)
+                yield from self._taken(rows, passed.between(first, first + rows.num_rows))
 
     def _taken(self, rows: pa.RecordBatch, positions: Ints) -> Iterator[pa.RecordBatch]:
         return output_batches(self._schema, rows.take(pa.array(positions)).columns)
@@ -201,15 +208,17 @@ class DeduplicateProcessor:
         own = np.flatnonzero(is_valid & ~late)
         return pa.array(own), times[own]
 
-    def _pass_within(self, timed: _TimedKeys, state: StateAccess) -> Ints:
-        """Updates the times of the keys in the state; returns the positions of the rows that pass, in order.
+    def _pass_within(self, timed: pa.RecordBatch, state: StateAccess) -> Ints:
+        """Updates the times of keys in the state; returns the positions of the rows that pass.
 
         Args:
-            timed: keys and event times of all rows of the batch.
+            timed: columns of `_TIMED`, of all rows of these keys in the batch.
             state: state of the shard.
         """
         within_ms = self._within_ms or 0
-        number, times, group_keys = timed.combined()
+        group_keys, *columns = timed.columns
+        times, positions = (cells.raw(column, np.int64) for column in columns)
+        number, group_keys = numbered_in_order(group_keys)
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
         known = binary.valid(stored)
@@ -226,12 +235,13 @@ class DeduplicateProcessor:
         state.put_many(places.filter(pa.array(changed)), self._values.encode([pa.array(last[changed]), new]))
         first = old.is_null()
         due.move(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
-        return np.asarray(np.sort(passed), np.int64)
+        return np.asarray(positions[passed], np.int64)
 
     def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
         """Deletes the keys whose duplicates would all be earlier than ``until_ms``, and so late."""
-        group_keys = due.due_keys(state, TIMES, until_ms)
-        if len(group_keys) and until_ms is not None:
+        if until_ms is None:
+            return
+        for group_keys in due.DueEntries(state, TIMES, until_ms, divided=False).group_keys():
             places = keyed_keys(VALUES, group_keys)
             last, entry = self._values.decode(state.get_many(places))
             ends = cells.raw(last, np.int64) + (self._within_ms or 0)
@@ -251,31 +261,6 @@ class DeduplicateProcessor:
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
         return without_cached(self)
-
-
-class _TimedKeys:
-    """Keys and event times of the rows of a batch: a few bytes per row, and each key once per chunk."""
-
-    def __init__(self) -> None:
-        self._numbers: list[NDArray[np.int32]] = []
-        self._times: list[Ints] = []
-        self._group_keys: list[pa.BinaryArray] = []
-
-    def add(self, group_keys: pa.BinaryArray, times: Ints) -> None:
-        """Adds the rows of a chunk: their group keys and event times, ms."""
-        number, distinct = numbered(group_keys)
-        self._numbers.append(number.astype(np.int32))
-        self._times.append(times)
-        self._group_keys.append(distinct)
-
-    def combined(self) -> tuple[Ints, Ints, pa.BinaryArray]:
-        """Returns each row's number of its key and event time, and the distinct group keys in order."""
-        if not self._numbers:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.binary())
-        of_chunks, group_keys = numbered_in_order(binary.concat(self._group_keys, pa.binary()))
-        starts = np.cumsum([0, *map(len, self._group_keys)])
-        number = [of_chunks[start + own] for start, own in zip(starts, self._numbers, strict=False)]
-        return np.concatenate(number), np.concatenate(self._times), group_keys
 
 
 def _first_positions(number: Ints) -> Ints:

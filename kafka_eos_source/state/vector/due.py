@@ -11,6 +11,7 @@ A timed table is used in two ways:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -24,40 +25,86 @@ from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
 from kafka_eos_source.state.model import StateAccess
 
-#: Rows of a scan that are converted to one array at a time.
-SCAN_ROWS = 1 << 16
+#: Entries, and bytes of their values, that are converted to arrays at a time.
+SCAN_ROWS, SCAN_BYTES = 1 << 16, 16 << 20
+#: Group keys whose values are read at a time. The more they are, the more of them share a block of the
+#: database: 1.5 million sessions closed in 18 s with 65,000 at a time, and in 12 s with 262,000.
+GROUP_KEYS = 1 << 18
+#: Entries that are taken from a scan before their bytes are counted.
+_STEP = 1 << 12
 
 
-def due(state: StateAccess, table: int, until_ms: int | None) -> list[tuple[pa.BinaryArray, pa.BinaryArray]]:
-    """Returns the entries up to and including a time, as pairs of keys and values in the order of time.
+class DueEntries:
+    """Entries of a timed table up to and including a time, in slices that fit into memory.
 
-    Call it before the batch writes to the state. A scan must sort the changes that are not yet in the
-    database, which takes longer than finding out later which of the entries the batch has changed.
+    The scan begins before the batch writes to the state, and does not see its writes. So the caller has to
+    leave out the entries that the batch has changed. That takes less time than a scan that sees the writes,
+    which must sort all of them.
+
+    If the batch is divided by key, the keys that it changes do not fit into memory. The scan then begins with
+    `slices`, after the batch has deleted or moved all entries that it changes.
 
     Args:
         state: state of the shard.
         table: number of the timed table.
-        until_ms: ms since the epoch; None = return nothing.
+        until_ms: ms since the epoch; None = no entry is due.
+        divided: whether the batch is divided by key.
     """
-    if until_ms is None:
-        return []
-    rows = state.range(bytes([table]), layout.before(table, until_ms + 1))
-    chunks = []
-    while chunk := list(islice(rows, SCAN_ROWS)):
-        keys, values = zip(*chunk, strict=True)
-        chunks.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
-    return chunks
+
+    def __init__(self, state: StateAccess, table: int, until_ms: int | None, *, divided: bool) -> None:
+        self._state = state
+        self._table = table
+        self._until_ms = until_ms
+        self._begun = None if divided else self._scan()
+
+    def slices(self) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
+        """Yields the keys and values of the entries, in the order of time. Call it once."""
+        rows = self._scan() if self._begun is None else self._begun
+        taken: list[tuple[bytes, bytes]] = []
+        size = 0
+        while some := list(islice(rows, min(_STEP, SCAN_ROWS))):
+            taken += some
+            size += sum(len(value) for _, value in some)
+            if len(taken) >= SCAN_ROWS or size >= SCAN_BYTES:
+                yield _arrays(taken)
+                taken, size = [], 0
+        if taken:
+            yield _arrays(taken)
+
+    def group_keys(self) -> Iterator[pa.BinaryArray]:
+        """Yields the group keys of some slices together, in the order of their bytes. Call it once."""
+        waiting: list[pa.BinaryArray] = []
+        count = 0
+        for keys, _ in self.slices():
+            waiting.append(split_keys(keys).group_keys)
+            count += len(keys)
+            if count >= GROUP_KEYS:
+                yield _in_order(waiting)
+                waiting, count = [], 0
+        if waiting:
+            yield _in_order(waiting)
+
+    def _scan(self) -> Iterator[tuple[bytes, bytes]]:
+        if self._until_ms is None:
+            return iter(())
+        return self._state.range(bytes([self._table]), layout.before(self._table, self._until_ms + 1))
 
 
-def due_keys(state: StateAccess, table: int, until_ms: int | None) -> pa.BinaryArray:
-    """Returns the group keys of the entries up to and including ``until_ms``, in the order of their bytes."""
-    chunks = [split_keys(keys).group_keys for keys, _ in due(state, table, until_ms)]
-    group_keys = binary.concat(chunks, pa.binary())
-    return group_keys.take(pc.sort_indices(group_keys))
+def _arrays(entries: list[tuple[bytes, bytes]]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+    keys, values = zip(*entries, strict=True)
+    return pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+
+
+def _in_order(group_keys: list[pa.BinaryArray]) -> pa.BinaryArray:
+    together = binary.concat(group_keys, pa.binary())
+    return together.take(pc.sort_indices(together))
 
 
 def first_after(state: StateAccess, table: int, after_ms: int) -> int | None:
-    """Returns the time of the first entry after a time; None if there is none. Call it as `due`."""
+    """Returns the time of the first entry after a time; None if there is none.
+
+    Call it before the batch writes to the state, because a scan must sort the writes.
+    """
     rows = state.range(layout.before(table, after_ms + 1), bytes([table + 1]))
     first = next(iter(rows), None)
     return None if first is None else int(split_keys(pa.array([first[0]], pa.binary())).times_ms[0])

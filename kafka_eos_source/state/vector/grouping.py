@@ -74,16 +74,31 @@ class Grouping(ABC):
     def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         """Merges partial rows of the same group into one."""
 
+    @property
+    def entries_per_row(self) -> int:
+        """Largest number of entries of the state that one partial row changes."""
+        return 1
+
+    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002
+        """Returns the partial rows that have an event time, and records their times in the context.
+
+        Call it for all partial rows of a batch before `update`, which compares windows with these times. A
+        grouping without windows needs no times, and admits all rows.
+        """
+        return partial
+
     @abstractmethod
     def update(
-        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
+        self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
     ) -> Iterator[list[pa.Array]]:
-        """Merges partial rows into the state.
+        """Merges the partial rows of a batch into the state.
 
         Args:
-            partial: partial rows, one for each group unless ``merges`` is set.
+            parts: partial rows that `admit` returned. All partial rows of a key are in one part, one for each
+                group unless ``merges`` is set. Only one part has to fit into memory.
             state: state of the shard.
             context: the micro-batch.
+            divided: whether there may be several parts, so that the changed keys do not fit into memory.
 
         Yields:
             Columns of ``output``.

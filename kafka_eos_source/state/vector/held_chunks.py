@@ -1,4 +1,4 @@
-"""Holds the rows of a shard's micro-batch for a second pass."""
+"""Holds the rows of a shard's micro-batch for a second pass, and the positions of those that pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
 
+from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.rows_by_key import temporary_files
 
 
@@ -77,3 +79,29 @@ class HeldChunks:
                 return
             yield rows, first
             first += rows.num_rows
+
+
+class Positions:
+    """A set of positions of rows, which takes one bit per row.
+
+    Args:
+        rows: number of rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._bits = np.zeros(-(-rows // 8), np.uint8)
+
+    def add(self, positions: Ints) -> None:
+        """Adds positions in any order, each at most once."""
+        if not len(positions):
+            return
+        positions = np.sort(positions)
+        byte, bit = positions >> 3, np.left_shift(1, positions & 7).astype(np.uint8)
+        firsts = np.flatnonzero(np.diff(byte, prepend=-1))
+        self._bits[byte[firsts]] |= np.bitwise_or.reduceat(bit, firsts)
+
+    def between(self, start: int, end: int) -> Ints:
+        """Returns the positions from ``start`` to ``end`` (excluded), in order and relative to ``start``."""
+        first = start >> 3
+        bits = np.unpackbits(self._bits[first : -(-end // 8)], bitorder="little")
+        return np.flatnonzero(bits[start - 8 * first : end - 8 * first])

@@ -156,7 +156,7 @@ class AggregateProcessor:
         Args:
             batches: rows of one input partition.
         """
-        yield from self._reduced(self._parts(batches), bounded=True)
+        yield from self._reduced(self._parts(batches), PARTIAL_ROWS)
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
@@ -175,59 +175,44 @@ class AggregateProcessor:
         grouping = self._grouping
         if "versions" in description.details:
             grouping = self._grouping_of(versions_of(description))
-        if isinstance(grouping, Running):
-            yield from self._process_by_key(grouping, batches, state, context)
-            return
-        if grouping.merges:
-            parts = list(self._parts(batches, merged=False))
-        else:
-            parts = list(self._reduced(self._parts(batches), bounded=False))
-        partial = concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], grouping.partial)
-        for columns in grouping.update(partial, state, context):
-            yield from output_batches(grouping.output, columns)
+        with RowsByKey(self._keys.names, entries_per_row=grouping.entries_per_row) as rows:
+            # Which windows close depends on the event times of all keys, so all rows are read first.
+            for partial in self._partial_rows(batches):
+                rows.add(grouping.admit(partial, context))
+            parts = map(self._one_batch, rows.parts())
+            for columns in grouping.update(parts, state, context, divided=rows.divided):
+                yield from output_batches(grouping.output, columns)
 
-    def _process_by_key(
-        self,
-        grouping: Grouping,
-        batches: Iterator[pa.RecordBatch],
-        state: StateAccess,
-        context: BatchContext,
-    ) -> Iterator[pa.RecordBatch]:
-        """Does what `process` does for some keys after the other, so that memory is bounded.
+    def _partial_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the input as partial rows, which are merged where that makes them fewer."""
+        if self._grouping.merges:
+            return self._parts(batches, merged=False, most_rows=KEYED_ROWS)
+        return self._reduced(self._parts(batches, most_rows=KEYED_ROWS), KEYED_ROWS)
 
-        Windows and sessions cannot be divided: which of them close depends on the event times of all keys.
-        """
-        with RowsByKey(self._keys.names) as rows:
-            parts = self._parts(batches, most_rows=KEYED_ROWS)
-            for partial in self._reduced(parts, bounded=True, most_rows=KEYED_ROWS):
-                rows.add(partial)
-            for part in rows.parts():
-                merged = part[0] if len(part) == 1 else grouping.merge_partials(concat_batches(part))
-                for columns in grouping.update(merged, state, context):
-                    yield from output_batches(grouping.output, columns)
+    def _one_batch(self, part: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Returns the partial rows of a part as one batch, which has each group once if that is required."""
+        if len(part) == 1:
+            return part[0]
+        rows = concat_batches(part)
+        return rows if self._grouping.merges else self._grouping.merge_partials(rows)
 
-    def _reduced(
-        self, parts: Iterable[pa.RecordBatch], *, bounded: bool, most_rows: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def _reduced(self, parts: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
         """Merges partial rows, so that each yielded batch has each group once.
 
-        It yields one batch; or several if ``bounded`` is set and there are more groups than memory allows.
+        It yields one batch; or several if there are more groups than memory allows.
         """
         grouping = self._grouping
         waiting: list[pa.RecordBatch] = []
-        most_rows = most_rows or PARTIAL_ROWS
-        count, limit = 0, most_rows
+        count = 0
         for part in parts:
             waiting.append(part)
             count += part.num_rows
-            if count >= limit and len(waiting) > 1:
+            if count >= most_rows and len(waiting) > 1:
                 waiting = [grouping.merge_partials(concat_batches(waiting))]
                 count = waiting[0].num_rows
-                if bounded and count >= most_rows // 2:
+                if count >= most_rows // 2:
                     yield waiting.pop()
                     count = 0
-                # If nearly all groups are distinct, merging saves nothing, so wait for twice as many rows.
-                limit = max(most_rows, 2 * count)
         if waiting:
             yield waiting[0] if len(waiting) == 1 else grouping.merge_partials(concat_batches(waiting))
 

@@ -74,12 +74,17 @@ class ByKey(Grouping):
 
 
 class Running(ByKey):
-    """Emits each changed result in the batch that changes it. A batch may be divided by key."""
+    """Emits each changed result in the batch that changes it."""
 
     def update(
-        self, partial: pa.RecordBatch, state: StateAccess, _context: BatchContext
+        self,
+        parts: Iterator[pa.RecordBatch],
+        state: StateAccess,
+        _context: BatchContext,
+        *,
+        divided: bool,  # noqa: ARG002  nothing is due, so nothing depends on it
     ) -> Iterator[list[pa.Array]]:
-        if partial.num_rows:
+        for partial in parts:
             groups = self._combined(partial, state)
             yield from self._emission.settle(groups, state, None, None, changed=True)
 
@@ -87,28 +92,30 @@ class Running(ByKey):
 class HeldRunning(ByKey):
     """Holds changed results back in processing time.
 
-    `update` needs all rows of the batch at once, and also runs without rows, because a result may be due.
+    `update` does something without rows too, because a result may be due.
     """
 
     def update(
-        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
+        self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
     ) -> Iterator[list[pa.Array]]:
         now_ms = context.time_ms
-        waiting = due.due_keys(state, HELD, now_ms)
-        self._request_batch(partial.num_rows > 0, state, context)
-        if partial.num_rows:
-            groups = self._combined(partial, state)
-            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
-            waiting = waiting.filter(due.is_not_in(waiting, split_keys(groups.store_keys).group_keys))
-        if len(waiting):
-            store_keys = keyed_keys(VALUES, waiting)
-            groups = self._emission.stored(store_keys, self.codec.decode(waiting), state.get_many(store_keys))
-            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
-
-    def _request_batch(self, has_rows: bool, state: StateAccess, context: BatchContext) -> None:
-        """Requests a batch at the time when the first result that is held back after this batch is due."""
-        first_ms = due.first_after(state, HELD, context.time_ms)
+        waiting = due.DueEntries(state, HELD, now_ms, divided=divided)
+        first_ms = due.first_after(state, HELD, now_ms)
         if first_ms is not None:
             context.request_batch_at(first_ms)
-        if has_rows and self._emission.limit_ms is not None:
-            context.request_batch_at(context.time_ms + self._emission.limit_ms)
+        changed = pa.array([], pa.binary())
+        for partial in parts:
+            if self._emission.limit_ms is not None:
+                context.request_batch_at(now_ms + self._emission.limit_ms)
+            groups = self._combined(partial, state)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
+            if not divided:
+                changed = split_keys(groups.store_keys).group_keys
+        for group_keys in waiting.group_keys():
+            group_keys = group_keys.filter(due.is_not_in(group_keys, changed))
+            if not len(group_keys):
+                continue
+            store_keys = keyed_keys(VALUES, group_keys)
+            place, values = self.codec.decode(group_keys), state.get_many(store_keys)
+            groups = self._emission.stored(store_keys, place, values)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=False)

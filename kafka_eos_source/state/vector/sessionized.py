@@ -162,19 +162,25 @@ class Sessionized(Grouping):
 
     # -- state
 
-    def update(
-        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
-    ) -> Iterator[list[pa.Array]]:
+    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         partial = self._drop_rows_without_time(partial, context)
         names = ("__first_ms", "__last_ms", "__rows")
         record_event_times(context, *(cells.raw(partial.column(name), np.int64) for name in names))
+        return partial
+
+    def update(
+        self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
+    ) -> Iterator[list[pa.Array]]:
         until_ms = closed_until(context, self._window.grace_ms)
-        due_keys = due.due_keys(state, TIMES, until_ms)
-        if partial.num_rows:
+        closing = due.DueEntries(state, TIMES, until_ms, divided=divided)
+        changed = pa.array([], pa.binary())
+        for partial in parts:
             merged = yield from self._merge(partial, until_ms, state, context)
-            due_keys = due_keys.filter(due.is_not_in(due_keys, merged))
-        if len(due_keys):
-            yield from self._close(due_keys, until_ms, state)
+            changed = changed if divided else merged
+        for group_keys in closing.group_keys():
+            group_keys = group_keys.filter(due.is_not_in(group_keys, changed))
+            if len(group_keys):
+                yield from self._close(group_keys, until_ms, state)
 
     def _merge(
         self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext

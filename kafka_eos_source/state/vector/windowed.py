@@ -98,25 +98,42 @@ class Windowed(Grouping):
         groups, more, merged = self.aggregation.merge_states([*keys, panes], states, extra)
         return pa.RecordBatch.from_arrays([*groups, *more, *merged], schema=self.partial)
 
-    def update(
-        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
-    ) -> Iterator[list[pa.Array]]:
+    @property
+    def entries_per_row(self) -> int:
+        return -(-self._window.size_ms // self._window.every_ms)
+
+    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         panes = _drop_rows_without_time(partial, context)
         names = ("__pane_ms", "__seen_ms", "__rows")
         record_event_times(context, *(cells.raw(panes.column(name), np.int64) for name in names))
+        return panes
+
+    def update(
+        self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
+    ) -> Iterator[list[pa.Array]]:
         until_ms = closed_until(context, self._window.grace_ms)
         now_ms = None
         if self._emission.limit_ms is not None:
             now_ms = closed_until(context, 0)
             if now_ms is None:  # no event time counts yet; the first that does is usually close to this one
                 now_ms = context.time_ms
-        closing, waiting = due.due(state, TIMES, until_ms), due.due(state, HELD, now_ms)
-        keys, starts, new = self._windows(panes, context)
-        merged = pa.array([], pa.binary())
-        if len(starts):
-            merged = yield from self._merge(keys, starts, new, until_ms, now_ms, state)
-        for store_keys, values in closing:
-            unchanged = due.is_not_in(store_keys, merged)
+        closing = due.DueEntries(state, TIMES, until_ms, divided=divided)
+        waiting = due.DueEntries(state, HELD, now_ms, divided=divided)
+        changed = pa.array([], pa.binary())
+        for panes in parts:
+            keys, starts, new = self._windows(panes, context)
+            if len(starts):
+                merged = yield from self._merge(keys, starts, new, until_ms, now_ms, state)
+                changed = changed if divided else merged
+        yield from self._close(closing, changed, now_ms, state)
+        yield from self._emit_held(waiting, changed, until_ms, now_ms, state)
+
+    def _close(
+        self, closing: due.DueEntries, changed: pa.BinaryArray, now_ms: int | None, state: StateAccess
+    ) -> Iterator[list[pa.Array]]:
+        """Deletes the windows that close unchanged by this batch; emits their results if needed."""
+        for store_keys, values in closing.slices():
+            unchanged = due.is_not_in(store_keys, changed)
             store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
             if not self._emission.emits_unchanged:
                 due.delete(state, store_keys)
@@ -124,12 +141,22 @@ class Windowed(Grouping):
             groups = self._stored(store_keys, values)
             closed = pa.array(np.ones(len(groups.store_keys), np.bool_))
             yield from self._emission.settle(groups, state, closed, now_ms, changed=False)
-        for held, _ in waiting:
+
+    def _emit_held(
+        self,
+        waiting: due.DueEntries,
+        changed: pa.BinaryArray,
+        until_ms: int | None,
+        now_ms: int | None,
+        state: StateAccess,
+    ) -> Iterator[list[pa.Array]]:
+        """Emits the results that are due, of open windows that this batch did not change."""
+        for held, _ in waiting.slices():
             group_keys, ends = held_windows(held)
             store_keys = timed_keys(TIMES, ends, group_keys)
             if until_ms is not None:
                 store_keys = store_keys.filter(pa.array(ends > until_ms))
-            store_keys = store_keys.filter(due.is_not_in(store_keys, merged))
+            store_keys = store_keys.filter(due.is_not_in(store_keys, changed))
             groups = self._stored(store_keys, state.get_many(store_keys))
             yield from self._emission.settle(groups, state, None, now_ms, changed=False)
 
