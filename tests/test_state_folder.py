@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -23,7 +24,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import pending, records
+from kafka_eos_source.state.store import files, pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
 from kafka_eos_source.state.store.files import write_checkpoint
@@ -394,3 +395,49 @@ def test_a_damaged_store_is_set_aside_at_most_once_in_ten_minutes(path: Path) ->
     assert newer is not None
     assert newer.exists()
     assert not old.exists(), "one is kept"
+
+
+# ------------------------------------------------------------------ a full disk, and other processes
+
+
+def full(*_args: Any, **_named: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store never reads it, so a commit that is on disk must not fail for it."""
+    filled(path)
+    store = open_store(path)
+    store.put(A, b"2")
+    store.commit({TP: 6}, batch=record(3))
+    monkeypatch.setattr(files, "replace_text", full)
+    store.close()
+    assert "may be outdated: [Errno 28] No space left on device" in caplog.text
+    monkeypatch.undo()
+    with open_store(path) as store:
+        assert (store.get(A), store.next_offset(TP)) == (b"2", 6)
+
+
+def test_a_full_disk_is_named_when_a_store_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    monkeypatch.setattr(files, "replace_text", full)
+    with pytest.raises(StateError, match=r"the disk of the state store .* failed: .*No space left"):
+        open_store(path)
+    monkeypatch.undo()
+    with open_store(path) as store:
+        assert store.get(A) == b"1"
+
+
+def test_two_processes_may_remove_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    rename = Path.rename
+
+    def second(self: Path, target: Path) -> Path:
+        rename(self, target.with_name(target.name + "-first"))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second)
+    TransactionalStateStore.destroy(path)
+    assert not list(path.parent.iterdir())

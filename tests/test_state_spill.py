@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 from state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
 
-from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateLockedError
+from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateError, StateLockedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.store import records, spill, transactional
 from kafka_eos_source.state.store.config import StoreConfig
@@ -390,3 +391,18 @@ def _remove_tables(store: Path, *, keep: object) -> None:
     """Removes what a folder of spilled rows loses first while its owner removes it."""
     for table in store.glob("spill/*/*.sst"):
         table.unlink()
+
+
+def test_a_folder_for_spilled_rows_that_cannot_be_created_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, SPILLING) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "mkdir", full)
+            with pytest.raises(StateError, match="the disk of the state store"):
+                store.put_all([(key(n), b"x" * 100) for n in range(1000)])
+        store.rollback()
+        assert store.get(key(1)) is None

@@ -48,7 +48,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import sync
+from kafka_eos_source.state.store.files import disk_errors_reported, sync
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
@@ -152,6 +152,7 @@ class Database:
         Raises:
             StateCorruptedError: if files are damaged.
             StateLockedError: if the owner rewrote its files during every try. Calling again may succeed.
+            StateError: if the files cannot be linked or copied.
         """
         _check_not_forked()
         config = StoreConfig()
@@ -161,7 +162,8 @@ class Database:
             folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
             manifest, named, least = None, named_manifest(path), least_write(path)
             try:
-                manifest = freeze(path, folder)
+                with disk_errors_reported(path.parent):
+                    manifest = freeze(path, folder)
                 access = rocksdict.AccessType.read_only(False)
                 db = _open(folder, config, access, log_folder, known_as=path)
                 return cls(path, db, read_only=True, least=least)

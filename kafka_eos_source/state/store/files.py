@@ -11,15 +11,33 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kafka_eos_source.errors import StateError
 from kafka_eos_source.state.store.records import Offsets
 
 _CHECKPOINT_VERSION = "0"
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def disk_errors_reported(path: Path) -> Iterator[None]:
+    """Raises a `StateError` in place of an `OSError` of the block, which uses files of this folder."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"the disk of the state store {path} failed: {error}.",
+            fix="free space or check the disk, then start the query again.",
+        ) from error
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
@@ -50,8 +68,8 @@ def sync(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Renames and removes a folder, so that a crash never leaves half a store."""
-    if path.exists():
-        trash = path.with_name(f"{path.name}.trash-{os.getpid()}-{time.monotonic_ns()}")
+    trash = path.with_name(f"{path.name}.trash-{os.getpid()}-{time.monotonic_ns()}")
+    with suppress(FileNotFoundError):  # another process may remove it, too
         path.rename(trash)
     remove_trash(path)
 
@@ -63,9 +81,14 @@ def remove_trash(path: Path) -> None:
 
 
 def write_owner(database: Path) -> None:
-    """Records that this process has the database open."""
+    """Records that this process has the database open.
+
+    Raises:
+        StateError: if the disk is full or fails.
+    """
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
-    replace_text(database.parent / "owner", json.dumps(owner))
+    with disk_errors_reported(database.parent):
+        replace_text(database.parent / "owner", json.dumps(owner))
 
 
 def remove_owner(database: Path) -> bool:
@@ -104,6 +127,8 @@ def _owner(database: Path) -> tuple[int, str] | None:
 def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:
     """Writes ``.checkpoint`` unless it has the same content already.
 
+    If that fails, a warning is logged: nobody but people and tools reads the file.
+
     Args:
         folder: the store's folder.
         next_offsets: changelog offset from which the store continues, by partition. As in Kafka Streams, the
@@ -122,4 +147,7 @@ def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:
             return
     except (OSError, ValueError):
         pass  # the file is missing or unreadable, so it is written
-    replace_text(path, text)
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        _log.warning("the file %s could not be written, so it may be outdated: %s", path, error)

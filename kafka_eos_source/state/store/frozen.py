@@ -71,7 +71,7 @@ def freeze(database: Path, target: Path, *, copy_logs: bool = False) -> tuple[st
         StateLockedError: if the owner changed the manifest meanwhile. Another call may succeed.
     """
     first = current_manifest(database)
-    names = sorted(os.listdir(database))
+    names = _names(database)
     for name in names:
         if name.endswith(".log"):
             _link_log(database / name, target / name, copy=copy_logs)
@@ -82,10 +82,18 @@ def freeze(database: Path, target: Path, *, copy_logs: bool = False) -> tuple[st
     except FileNotFoundError as error:
         raise _no_manifest(database, error) from error
     (target / "CURRENT").write_text(f"{manifest[0]}\n")
-    _link_tables(database, target, os.listdir(database))
+    _link_tables(database, target, _names(database))
     if not first == manifest == current_manifest(database):
         raise rewritten(database)
     return manifest
+
+
+def _names(database: Path) -> list[str]:
+    """Returns the names of the database's files, in order."""
+    try:
+        return sorted(os.listdir(database))
+    except FileNotFoundError as error:  # the store was set aside meanwhile
+        raise _no_manifest(database, error) from error
 
 
 def rewritten(database: Path) -> StateLockedError:

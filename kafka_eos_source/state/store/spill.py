@@ -26,6 +26,7 @@ import rocksdict
 
 from kafka_eos_source.errors import KafkaEosError, StateCorruptedError
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
 from kafka_eos_source.state.store.records import RESTORE_FIX
 from kafka_eos_source.state.store.rocksdb import family_options, translate
@@ -79,9 +80,14 @@ class SpilledRows:
 
     @classmethod
     def create(cls, store: Path, config: StoreConfig) -> SpilledRows:
-        """Creates an empty one for a transaction of the store in the folder ``store``."""
+        """Creates an empty one for a transaction of the store in the folder ``store``.
+
+        Raises:
+            StateError: if the disk is full or fails.
+        """
         path = store / FOLDER / uuid.uuid4().hex
-        path.mkdir(parents=True)
+        with disk_errors_reported(store):
+            path.mkdir(parents=True)
         return cls(path, config, rocksdict.AccessType.read_write())
 
     @classmethod
