@@ -451,7 +451,9 @@ class WireConsumer:
         self._next_look = started + _PAUSE_SECONDS
         topics = {tp.topic for tp in self._partitions}
         self._looks += 1
-        if self._looks > 1:  # the leaders of the last answer do not answer; it may be an old one
+        # The leaders of the last answer do not answer, so it may be an old one. At the 2nd, 4th, 8th, … look:
+        # an election takes seconds, and each change of the broker costs a connection and a login.
+        if self._looks > 1 and self._looks.bit_count() == 1:
             self._cluster.ask_another()
         try:
             answer = self._cluster.metadata(topics, Deadline.after_seconds(_CONNECT_SECONDS))
