@@ -59,7 +59,10 @@ def test_figures_are_those_of_the_query(
         "sink__files__path": str(tmp_path / "files"),
     }
     query.run(query.frame(maxOffsetsPerTrigger="100"), **options)
-    shown = top("--checkpoint", checkpoint)
+    # Spark ends the source's process a moment after the query
+    shown = await_shown(
+        ["--checkpoint", checkpoint], lambda found: found["status"] == "stopped", "the end of the query"
+    )
     totals = shown["totals"]
     offsets = sum(end_offsets(broker, query.source).values())
     assert (totals["records"], totals["offsets_read"]) == (300, offsets)
@@ -68,7 +71,6 @@ def test_figures_are_those_of_the_query(
     assert shown["sinks"]["files"]["prepared"] == shown["sinks"]["files"]["committed"] == totals["batches"]
     assert [each["outcome"] for each in shown["batches"]] == ["committed"] * totals["batches"]
     assert all({"tasks", "write", "commit", "sinks"} <= set(each["seconds"]) for each in shown["batches"])
-    assert shown["status"] == "stopped"
     assert shown["sequence"] == totals["committed"] - 1
 
     query.forget_commit(shown["batches"][-1]["batch_id"])

@@ -21,6 +21,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
+from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import Reading, ReadSettings
@@ -229,6 +230,33 @@ def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(sum(len(run.messages) for run in reading.next_runs()))
     assert sizes[0] == fetch.FIRST_TAKE
     assert set(sizes[1:]) == {20}
+
+
+def test_another_consumer_is_not_told_to_drop_what_was_finished_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A range that ends in silence, because its log is too short, is finished without a message."""
+    monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", 0.0)
+    b = TopicPartition("t", 9)
+    logs = {A: Log(range(3), 3), b: Log(range(10), 10)}
+
+    class Old(ModelConsumer):
+        def take(self, at_most: int, wait_seconds: float) -> Taken:
+            if progress.is_open(A):
+                return Taken((), log_ends={A: 3}) if progress.position(A) < 3 else Taken(())
+            raise NeedsLibrdkafkaError("its records are old")
+
+    progress = Progress([OffsetRange(A, 0, 5), OffsetRange(b, 0, 10)])
+    reading = Reading(Old(logs), progress, ReadSettings({}, fail_on_data_loss=False))
+    with pytest.raises(NeedsLibrdkafkaError):
+        reading.next_runs()
+    reading.use(ModelConsumer(logs, sizes=[4]))  # raises KeyError if it shall drop a foreign partition
+    found: list[int] = []
+    while not reading.done:
+        for run in reading.next_runs():
+            assert run.tp == b
+            found += run.offsets.tolist()
+    assert found == list(range(10))
 
 
 def test_a_partition_is_dropped_as_soon_as_its_range_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.wire import fetched_batches
+from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
@@ -500,3 +502,20 @@ def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: 
         for _ in range(19):
             consumer._look_for_leaders()
         assert changes == [2, 4, 8, 16]
+
+
+def test_two_answers_of_a_partition_are_decoded_one_by_one() -> None:
+    """They may overlap. Their reader leaves out what it has only if it gets one after the other."""
+    library: Any = kernel.choice().kernel
+    log, tp = log_of(6, abort_every=100), TopicPartition("t", 0)
+    data, _ = log.fetched(0, 1 << 20, committed=True)
+    arrived = Arrived(library, committed=True)
+    for number in range(2):
+        arrived.add(1, number, FetchedBatches.of(library, tp, 0, memoryview(data)))
+    offsets = []
+    while arrived:
+        messages, _ = arrived.next_part(sum(set(kernel.WANTS.values())), lambda _tp: 1 << 40)
+        offsets.append(messages.offsets.tolist())
+        assert offsets[-1] == sorted(set(offsets[-1]))
+    assert len(offsets) == 2
+    assert offsets[0] == offsets[1] != []

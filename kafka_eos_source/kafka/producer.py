@@ -174,10 +174,10 @@ class RecordProducer:
         abort the transaction. Instead, the client ends when its last reference, held here, is dropped.
         """
         self._closed.set()
-        if self._polled is not None:
-            end_poll(self._polled)
+        polled, self._polled = self._polled, None
+        if polled is not None:
+            end_poll(polled)
         self._poller.join()
-        self._polled = None
         self._watchdog.end(self._destroy, _CLOSE_SECONDS)
 
     def _destroy(self) -> None:

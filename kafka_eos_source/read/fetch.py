@@ -163,6 +163,7 @@ class Reading:
         names = read_arrow_schema(self._settings.include_headers).names
         columns = self._settings.columns
         consumer.want(names if columns is None else set(names).intersection(columns))
+        self._progress.take_finished()  # the new assignment does not have them
         unfinished = sorted(self._progress.open)
         consumer.assign(
             {tp: self._progress.position(tp) for tp in unfinished},

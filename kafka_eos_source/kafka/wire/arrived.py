@@ -86,7 +86,7 @@ class Arrived:
         """
         if self._parts is None:
             group = self._group()
-            self._in_parts, self._reached = len(group), {each.tp: each.position for each in reversed(group)}
+            self._in_parts, self._reached = len(group), {each.tp: each.position for each in group}
             pairs = [(each, end(each.tp)) for each in group]
             self._parts = decode(self._kernel, wanted, pairs, committed=self._committed)
         part = next(self._parts)
@@ -111,11 +111,12 @@ class Arrived:
         return batches.past_offset
 
     def _group(self) -> list[FetchedBatches]:
-        group: list[FetchedBatches] = []
+        group: dict[TopicPartition, FetchedBatches] = {}
         size = 0
         for *_, batches in self._fetched:
             size += len(batches.data)
-            if group and size > _GROUP_BYTES:
+            # Two answers of a partition may overlap; their reader sees that only if it gets them one by one.
+            if group and (size > _GROUP_BYTES or batches.tp in group):
                 break
-            group.append(batches)
-        return group
+            group[batches.tp] = batches
+        return [*group.values()]

@@ -74,8 +74,12 @@ class DamagedBatchError(Exception):
     """
 
     def __init__(self, tp: TopicPartition, text: str) -> None:
-        super().__init__(text)
+        super().__init__(tp, text)
         self.tp = tp
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
 
 
 @dataclass(frozen=True)
@@ -270,8 +274,8 @@ def decode(
     Args:
         kernel: the C kernel.
         wanted: the contents to copy; see `kernel.WANT_KEY`.
-        group: what was fetched, each with the offset from which on records may be left out. If a partition
-            occurs twice, the later one continues the earlier.
+        group: what was fetched of different partitions, each with the offset from which on records may be
+            left out.
         committed: whether the reader must not see records of aborted transactions.
 
     Yields:

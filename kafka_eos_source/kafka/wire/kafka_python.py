@@ -4,12 +4,15 @@
 an admin client: 110 modules and 0.1 CPU s, in each process that speaks Kafka's protocol. This package uses
 the messages only. `install` therefore puts the package into ``sys.modules`` without running it. It runs as
 soon as somebody asks for one of its names, so ``from kafka import KafkaProducer`` works in the same process.
+``import kafka.cluster`` does not, unless the package ran before: that module expects it.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
@@ -19,6 +22,10 @@ _PACKAGE = "kafka"
 
 class _NotYetRun(ModuleType):
     """A package whose ``__init__.py`` runs when a name is missing that it may define."""
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """Pickles the package by its name, as cloudpickle does with plain modules."""
+        return import_module, (_PACKAGE,)
 
     def __getattr__(self, name: str) -> Any:
         """Runs the package, and returns the name. Python calls this only for names that are missing."""
