@@ -92,7 +92,7 @@ class _Measured:
 
     def _snapshots(self, path: Path, end: int) -> ShardSnapshots:
         location = str(self.folder / "shared")
-        return ShardSnapshots(location, path, self.identity, end, lambda: 0, None)
+        return ShardSnapshots(location, path, self.identity, end, lambda: 0, None, 3_600_000)
 
     def _open(self, path: Path, end: int, snapshots: ShardSnapshots | None) -> int:
         """Opens a store at an offset as a task does; returns the number of records that were read."""

@@ -112,7 +112,7 @@ def test_a_process_does_not_import_what_it_does_not_use(
         "from kafka import *; KafkaProducer",
         "from kafka import errors; errors.KafkaError",
         "import importlib, kafka; importlib.reload(kafka).KafkaProducer",
-        "import kafka; from pyspark import cloudpickle as c; f = lambda: kafka.KafkaProducer; c.loads(c.dumps(f))()",
+        "import kafka; from pyspark import cloudpickle as c; c.loads(c.dumps(lambda: kafka.KafkaProducer))()",
     ],
 )
 def test_kafka_python_is_complete_for_other_code_of_the_process(statement: str, tmp_path: Path) -> None:

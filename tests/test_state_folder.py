@@ -441,3 +441,19 @@ def test_two_processes_may_remove_a_store(path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "rename", second)
     TransactionalStateStore.destroy(path)
     assert not list(path.parent.iterdir())
+
+
+def test_logs_that_could_not_be_synced_are_synced_by_the_next_owner(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path)
+    files.write_owner(path / "db")  # as a killed process leaves it
+    monkeypatch.setattr(Database, "sync_logs", full)
+    with pytest.raises(OSError, match="No space left"):
+        open_store(path)
+    synced: list[Database] = []
+    monkeypatch.setattr(Database, "sync_logs", lambda database: synced.append(database))
+    open_store(path).close()
+    assert len(synced) == 1
+    open_store(path).close()
+    assert len(synced) == 1

@@ -20,6 +20,7 @@ from state_kit import TINY, TP, Workload, binary, record
 
 from kafka_eos_source.errors import InvalidOptionError, StateError
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
+from kafka_eos_source.runtime.file_systems import file_system, without_secrets
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
@@ -110,8 +111,11 @@ class Host:
         log_start: int = 0,
         retention_ms: int | None = None,
         identity: StoreIdentity = IDENTITY,
+        timeout_ms: int = 60_000,
     ) -> ShardSnapshots:
-        return ShardSnapshots(self.location, self.path, identity, end, lambda: log_start, retention_ms)
+        return ShardSnapshots(
+            self.location, self.path, identity, end, lambda: log_start, retention_ms, timeout_ms
+        )
 
     def installed(self, end: int, **more: Any) -> int | None:
         """Returns the changelog offset of the snapshot from which this host begins; checks its contents."""
@@ -750,3 +754,88 @@ def test_options_of_snapshots_are_checked_on_the_driver(options: dict[str, str],
     with pytest.raises(InvalidOptionError) as error:
         parse_state({"kafka.bootstrap.servers": "b:9092", **options})
     assert said in str(error.value)
+
+
+# ------------------------------------------------------------------ what failed once
+
+
+@pytest.mark.parametrize("first", ["install", "replaces"])
+def test_a_download_that_fails_is_not_tried_again_by_the_same_task(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A second one would take the time in which the task can read the changelog."""
+    host = hosts("a")
+    host.advance(3)
+    assert host.upload() is Uploaded.DONE
+    other = hosts("b")
+    other.advance(1)
+    monkeypatch.setattr(shard_snapshots, "_FAR_BEHIND", 1)
+    monkeypatch.setattr(shard_snapshots, "_BYTES_PER_RECORD", 1 << 40)
+    fetched: list[str] = []
+
+    def fails(_storage: SnapshotStorage, file: SnapshotFile, *_more: Any) -> None:
+        fetched.append(file.name)
+        raise OSError("503")
+
+    monkeypatch.setattr(SnapshotStorage, "fetch", fails)
+    snapshots = other.snapshots(3)
+    assert not (snapshots.install() if first == "install" else snapshots.replaces(1))
+    assert len(fetched) == 1
+    monkeypatch.undo()
+    assert snapshots.replaces(0) is None
+    assert not snapshots.install()
+
+
+def test_a_download_ends_at_its_deadline(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    host = hosts("a")
+    host.advance(3)
+    assert host.upload() is Uploaded.DONE
+    assert not hosts("b").snapshots(3, timeout_ms=0).install()
+    assert "over 0 s (state.timeout.ms)" in caplog.text
+
+
+def test_a_damaged_file_is_sent_again(hosts: Callable[[str], Host]) -> None:
+    host = hosts("a")
+    host.advance(3)
+    assert host.upload() is Uploaded.DONE
+    for file in (host.shared / "files").iterdir():
+        content = bytearray(file.read_bytes())
+        if content:
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+    other, tries = hosts("b"), 0
+    while not other.snapshots(3).install():  # each try finds one of the files
+        assert host.upload() is Uploaded.DONE
+        tries += 1
+        assert tries < 20
+    assert tries
+    with other.open() as store:
+        assert store.next_offset(TP) == 3
+
+
+def test_a_thread_that_cannot_start_leaves_nothing(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = hosts("a")
+    host.advance(3)
+
+    def cannot(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot)
+    host.take()
+    assert "can't start new thread" in caplog.text
+    assert list((host.path / "snapshot").glob("db-*")) == []
+
+
+def test_the_secrets_of_a_location_are_not_shown(tmp_path: Path) -> None:
+    location = "s3://key:secret@bucket/folder?session_token=other"
+    assert "secret" not in repr(SnapshotSettings(location, 0))
+    assert without_secrets(location) == "s3://bucket/folder"
+    assert without_secrets(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(InvalidOptionError) as raised:
+        file_system("nothing://key:secret@bucket/folder?session_token=other")
+    assert "secret" not in str(raised.value)
+    assert "other" not in str(raised.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -21,6 +21,14 @@ _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": 
 def arrow_scheme(scheme: str) -> str:
     """Returns PyArrow's name for a URI scheme of Hadoop's, such as ``s3`` for ``s3a``."""
     return _SCHEMES.get(scheme, scheme)
+
+
+def without_secrets(uri: str) -> str:
+    """Returns a URI without user, password and query, which may hold secrets, for messages."""
+    parts = urlsplit(uri)
+    if not parts.scheme or not (parts.query or "@" in parts.netloc):
+        return uri
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 @lru_cache(maxsize=32)
@@ -40,7 +48,8 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
         found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
     except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidOptionError(
-            f"PyArrow cannot open the file system of {uri!r}: {error}.",
+            f"PyArrow cannot open the file system of {without_secrets(uri)!r}: "
+            f"{str(error).replace(ours, without_secrets(ours))}.",
             fix="correct the option that names this location: checkpointLocation, staging.location, "
             "state.snapshot.location or the path of a sink. PyArrow can open file:/…, hdfs://…, s3a://… and gs://….",
         ) from error

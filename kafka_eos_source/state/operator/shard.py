@@ -322,17 +322,21 @@ def _open_at_token(
         None if token is None or committed is None else committed.offset,
         log_start,
         task.changelog.delete_retention_ms,
+        task.options.timeout_ms,
     ) as snapshots:
 
         def restore_to_token(store: TransactionalStateStore) -> Restored | WipeNeeded:
             end = 0 if committed is None else committed.offset
-            # A download has limits of its own, so the time for the brokers begins after it.
-            limit = deadline if snapshots is None else Deadline.after_ms(task.options.timeout_ms)
+            limit = deadline
 
             def read(until: int | None) -> Restored | WipeNeeded:
-                replaced = None if snapshots is None else snapshots.replaces(store.next_offset(task.tp))
-                if replaced is not None:
-                    return replaced
+                nonlocal limit
+                if snapshots is not None:
+                    replaced = snapshots.replaces(store.next_offset(task.tp))
+                    if replaced is not None:
+                        return replaced
+                    # a download may have taken all of the time, so that of the brokers begins after it
+                    limit = Deadline.after_ms(task.options.timeout_ms)
                 return restore(
                     store,
                     task.tp,

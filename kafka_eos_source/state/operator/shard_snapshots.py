@@ -10,6 +10,8 @@ from pathlib import Path
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import without_secrets
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded, plan_restore
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.download import downloaded, install
@@ -39,6 +41,7 @@ class ShardSnapshots:
         end: committed offset of the shard's changelog partition, from the token.
         log_start: returns the first offset of that partition.
         delete_retention_ms: of the changelog topic.
+        timeout_ms: how long a download may take. It is tried once: the changelog has all of the state.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ShardSnapshots:
         end: int,
         log_start: Callable[[], int],
         delete_retention_ms: int | None,
+        timeout_ms: int,
     ) -> None:
         self._path = path
         self._identity = identity
@@ -58,16 +62,16 @@ class ShardSnapshots:
         self._location = location
         self._resources = ExitStack()
         self._ready: Path | None = None
-        self._is_installed = False
+        self._timeout_ms = timeout_ms
+        self._was_tried = False
 
     def install(self) -> bool:
         """Puts the newest snapshot that fits in the place of the store, which does not exist."""
         with self._resources:
-            if self._ready is None:
+            if not self._was_tried:
                 self._download(0)
             ready, self._ready = self._ready, None
-            self._is_installed = ready is not None and install(ready, self._path)
-            return self._is_installed
+            return ready is not None and install(ready, self._path)
 
     def replaces(self, next_offset: int | None) -> WipeNeeded | None:
         """Decides whether a snapshot should take the place of a local store that is far behind.
@@ -77,7 +81,7 @@ class ShardSnapshots:
         Args:
             next_offset: changelog offset of the local store.
         """
-        if next_offset is None or self._is_installed or self._end - next_offset < _FAR_BEHIND:
+        if next_offset is None or self._was_tried or self._end - next_offset < _FAR_BEHIND:
             return None
         self._download(next_offset)
         if self._ready is None:
@@ -90,8 +94,10 @@ class ShardSnapshots:
 
     def _download(self, than: int) -> None:
         """Downloads the newest snapshot that fits, if it is worth more than a store at offset ``than``."""
+        self._was_tried = True
         log_start = self._log_start()
         began = time.monotonic()
+        deadline = Deadline.after_ms(self._timeout_ms)
 
         def refusal(manifest: Manifest) -> str | None:
             plan = plan_restore(
@@ -113,10 +119,12 @@ class ShardSnapshots:
 
         try:
             storage = SnapshotStorage(self._location, self._identity)
-            found = self._resources.enter_context(downloaded(storage, self._path, self._identity, refusal))
+            found = self._resources.enter_context(
+                downloaded(storage, self._path, self._identity, refusal, deadline)
+            )
         except (InvalidOptionError, OSError) as error:
             # The driver could open the location. Without snapshots, a task only takes longer.
-            _log.warning("no snapshot in %s can be used: %s", self._location, error)
+            _log.warning("no snapshot in %s can be used: %s", without_secrets(self._location), error)
             return
         if found is None:
             return
@@ -139,18 +147,19 @@ def snapshots_of(
     end: int | None,
     log_start: Callable[[], int],
     delete_retention_ms: int | None,
+    timeout_ms: int,
 ) -> Iterator[ShardSnapshots | None]:
     """Yields the snapshots of a shard; None if there can be none that fits.
 
     Args:
         location: option ``state.snapshot.location``; None = it is not set.
         end: committed offset that the token confirms; None = there is no token.
-        path, identity, log_start, delete_retention_ms: as in `ShardSnapshots`.
+        path, identity, log_start, delete_retention_ms, timeout_ms: as in `ShardSnapshots`.
     """
     if location is None or end is None or not identity.topic_id:
         yield None
         return
-    snapshots = ShardSnapshots(location, path, identity, end, log_start, delete_retention_ms)
+    snapshots = ShardSnapshots(location, path, identity, end, log_start, delete_retention_ms, timeout_ms)
     try:
         yield snapshots
     finally:

@@ -10,15 +10,17 @@ import fcntl
 import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
@@ -29,6 +31,7 @@ from kafka_eos_source.state.snapshots.manifest import (
 )
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.records import FORMAT
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -36,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: How many snapshots are tried before the changelog is read instead.
 _TRIES = 3
+#: A folder that nobody has locked is left over if it did not change for this long.
+_ABANDONED_SECONDS = 3600.0
 
 
 @contextmanager
@@ -44,6 +49,7 @@ def downloaded(
     store: Path,
     identity: StoreIdentity,
     refusal: Callable[[Manifest], str | None],
+    deadline: Deadline,
 ) -> Iterator[tuple[Manifest, Path] | None]:
     """Downloads the newest snapshot that fits, for the length of the block.
 
@@ -53,6 +59,7 @@ def downloaded(
         identity: which state is wanted.
         refusal: returns why a snapshot does not fit, or None if it does. It is called before the files are
             downloaded.
+        deadline: for the download of all files.
 
     Yields:
         The snapshot and the folder of its store, which is closed; None if there is none that fits. Each
@@ -70,7 +77,7 @@ def downloaded(
         for number, name in enumerate(own[:_TRIES]):
             folder = scratch / str(number)
             try:
-                manifest = _download(storage, name, identity, refusal, folder)
+                manifest = _download(storage, name, identity, refusal, folder, deadline)
             except (UnusableSnapshotError, KafkaEosError, *StorageError) as error:
                 _log.warning("the snapshot %s/%s is not used: %s", storage.path, name.text, error)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -97,6 +104,7 @@ def _download(
     identity: StoreIdentity,
     refusal: Callable[[Manifest], str | None],
     folder: Path,
+    deadline: Deadline,
 ) -> Manifest:
     """Downloads one snapshot into ``folder``, and checks it.
 
@@ -115,9 +123,9 @@ def _download(
     database = folder / "db"
     database.mkdir(parents=True)
     for file in manifest.files:
-        storage.fetch(file, database / file.name)
+        storage.fetch(file, database / file.name, deadline)
         failpoints.reach("snapshot.after_fetch")
-    (folder / "VERSION").write_text(f"{FORMAT}\n")
+    replace_text(folder / "VERSION", f"{FORMAT}\n", durable=True)
     tp = TopicPartition(identity.changelog_topic, identity.shard)
     with TransactionalStateStore.open(folder, identity, StoreConfig()) as store:
         found = (store.next_offset(tp), store.last_batch())
@@ -154,7 +162,11 @@ def _remove_unless_locked(folder: Path) -> None:
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # another process is just creating or removing it
+        # another process is just creating or removing it, unless that process died long ago
+        with suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,5 +14,5 @@ class SnapshotSettings:
         interval_ms: option ``state.snapshot.interval.ms``.
     """
 
-    location: str
+    location: str = field(repr=False)  # may have a password
     interval_ms: int

@@ -6,6 +6,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,14 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.file_systems import file_system, fsync, make_folder, new_file
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import (
+    file_system,
+    fsync,
+    make_folder,
+    new_file,
+    without_secrets,
+)
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
     Manifest,
@@ -58,9 +66,10 @@ class SnapshotStorage:
     """
 
     def __init__(self, location: str, identity: StoreIdentity) -> None:
-        self.path = f"{location.rstrip('/')}/{identity.application_id}/{identity.store}/{identity.shard}"
+        folder = f"{identity.application_id}/{identity.store}/{identity.shard}"
+        self.path = f"{without_secrets(location).rstrip('/')}/{folder}"
         self._fs, root = file_system(location)
-        self._root = f"{root.rstrip('/')}/{identity.application_id}/{identity.store}/{identity.shard}"
+        self._root = f"{root.rstrip('/')}/{folder}"
 
     def manifests(self) -> list[ManifestName]:
         """Returns the names of all snapshots, from the highest changelog offset to the lowest."""
@@ -108,13 +117,15 @@ class SnapshotStorage:
         self._write("", name.text, iter([manifest.encode()]))
         return name
 
-    def fetch(self, file: SnapshotFile, target: Path) -> None:
+    def fetch(self, file: SnapshotFile, target: Path, deadline: Deadline) -> None:
         """Downloads a file of a database; it is on disk when the call returns.
 
+        A damaged file is removed, so that the next upload sends it again.
+
         Raises:
-            UnusableSnapshotError: if it was removed, or its contents are damaged.
+            UnusableSnapshotError: if it was removed, its contents are damaged, or the deadline passed.
         """
-        digest = hashlib.sha256()
+        digest, size_bytes = hashlib.sha256(), 0
         try:
             with (
                 self._fs.open_input_stream(f"{self._root}/files/{file.sha256}") as source,
@@ -123,11 +134,19 @@ class SnapshotStorage:
                 while chunk := source.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     opened.write(chunk)
+                    size_bytes += len(chunk)
+                    if deadline.expired:
+                        raise UnusableSnapshotError(
+                            f"downloading it took over {deadline.budget_seconds:.0f} s (state.timeout.ms)"
+                        )
                 opened.flush()
                 os.fsync(opened.fileno())
         except FileNotFoundError:
             raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is missing") from None
         if digest.hexdigest() != file.sha256:
+            if size_bytes == file.size_bytes:  # an upload replaces a file of another size
+                with suppress(*StorageError):
+                    self.remove(f"files/{file.sha256}")
             raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is damaged")
 
     def remove(self, name: str) -> None:

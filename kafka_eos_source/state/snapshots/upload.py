@@ -26,11 +26,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from enum import Enum
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.file_systems import without_secrets
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import (
@@ -109,7 +111,12 @@ def take_if_due(
     _thread = threading.Thread(
         target=_run, args=(copy, state, settings), name=f"kafka-eos-snapshot-{tp}", daemon=True
     )
-    _thread.start()
+    try:
+        _thread.start()
+    except RuntimeError as error:  # the host has too many threads
+        _log.warning("no snapshot of shard %s is made: %s", tp, error)
+        _thread = None
+        copy.remove()
 
 
 def wait_for_upload() -> None:
@@ -138,7 +145,7 @@ def _run(copy: LocalCopy, state: Manifest, settings: SnapshotSettings) -> None:
         _log.warning(
             "the state of shard %d could not be uploaded to %s, which is tried again: %s",
             state.identity.shard,
-            settings.location,
+            without_secrets(settings.location),
             error,
         )
         try:
@@ -167,13 +174,13 @@ def upload(
         UnusableSnapshotError, StorageError: if the upload failed. No snapshot was changed.
     """
     own = [name for name in storage.manifests() if name.topic == topic_hash(state.identity)]
-    newest = _newest(storage, own, state)
+    stored = storage.files()
+    newest = _newest(storage, own, state, stored)
     if newest is not None:
         if abs(state.created_ms - newest.created_ms) < interval_ms:
             return Uploaded.RECENT, newest.created_ms, 0
         if newest.next_offset >= state.next_offset:
             return Uploaded.SAME, state.created_ms, 0
-    stored = storage.files()
     sent_bytes = 0
     files = copy.files()
     for file in files:
@@ -194,8 +201,10 @@ def upload(
     return Uploaded.DONE, state.created_ms, sent_bytes
 
 
-def _newest(storage: SnapshotStorage, own: list[ManifestName], state: Manifest) -> Manifest | None:
-    """Returns the newest readable snapshot; removes those that the committed offset refutes."""
+def _newest(
+    storage: SnapshotStorage, own: list[ManifestName], state: Manifest, stored: Mapping[str, StoredFile]
+) -> Manifest | None:
+    """Returns the newest complete snapshot; removes those that the committed offset refutes."""
     for name in own:
         try:
             found = storage.read(name)
@@ -214,6 +223,8 @@ def _newest(storage: SnapshotStorage, own: list[ManifestName], state: Manifest) 
             )
             storage.remove(name.text)
             continue
+        if any(file.sha256 not in stored for file in found.files):
+            continue  # readers cannot use it, either
         return found
     return None
 
@@ -230,12 +241,15 @@ def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, Stor
         stored: all files on the storage.
     """
     kept, needed, old = 0, set[str](), list[tuple[ManifestName, Manifest | None]]()
+    all_known = True
     for name in storage.manifests():
         try:
             manifest = storage.read(name)
         except UnusableSnapshotError:
             if name.next_offset < state.next_offset:
                 old.append((name, None))
+            else:  # a newer release may have written it
+                all_known = False
             continue
         if name.topic == topic_hash(state.identity):
             kept += 1
@@ -254,7 +268,7 @@ def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, Stor
                 removed.add(file.sha256)
         failpoints.reach("snapshot.before_removal")
         storage.remove(name.text)
-    for file_name, each in stored.items():
+    for file_name, each in stored.items() if all_known else ():
         is_abandoned = not _is_recent(each.changed_ms, state.created_ms)
         if is_abandoned and file_name not in needed and file_name not in removed:
             storage.remove(f"files/{file_name}")

@@ -91,17 +91,14 @@ def write_owner(database: Path) -> None:
         replace_text(database.parent / "owner", json.dumps(owner))
 
 
-def remove_owner(database: Path) -> bool:
-    """Removes the owner file.
+def has_owner_file(database: Path) -> bool:
+    """Returns whether there is an owner file. Its writer has the store open, or did not close it."""
+    return (database.parent / "owner").exists()
 
-    Returns:
-        True if there was one. When a store is opened, this means that its last owner did not close it.
-    """
-    try:
-        (database.parent / "owner").unlink()
-    except FileNotFoundError:
-        return False
-    return True
+
+def remove_owner(database: Path) -> None:
+    """Removes the owner file, if there is one."""
+    (database.parent / "owner").unlink(missing_ok=True)
 
 
 def owner_of(database: Path) -> str:

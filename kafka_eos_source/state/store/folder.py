@@ -35,6 +35,7 @@ from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
+    has_owner_file,
     owner_of,
     remove_owner,
     remove_trash,
@@ -67,10 +68,12 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     if not exists:
         replace_text(path / "VERSION", f"{records.FORMAT}\n", durable=True)
     database = Database.open(db_path, config)
+    is_synced = False
     try:
-        if remove_owner(db_path):
+        if has_owner_file(db_path):
             _log.info("the last owner of the store %s did not close it", path)
             database.sync_logs()
+        is_synced = True
         write_owner(db_path)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
@@ -81,7 +84,8 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
         write_checkpoint(path, metadata.offsets)
     except BaseException:
         database.close()
-        mark_closed(path)
+        if is_synced:  # else the next owner does it
+            mark_closed(path)
         raise
     return database, metadata
 
