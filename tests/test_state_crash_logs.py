@@ -315,3 +315,32 @@ def _assert_damaged(path: Path) -> None:
         TransactionalStateStore.open_read_only(path)
     with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
         TransactionalStateStore.open(path, IDENTITY)
+
+
+def test_each_bit_of_a_log_may_change(tmp_path: Path) -> None:
+    """RocksDB alone hangs if the bit makes a record one of a log that was used again."""
+    work = Workload(SEED)
+    with TransactionalStateStore.open(tmp_path / "store", IDENTITY) as store:
+        for _ in range(3):
+            work.step(store)
+    (log,) = (tmp_path / "store" / "db").glob("*.log")
+    content = log.read_bytes()
+    outcomes: Counter[int | str] = Counter()
+    for begin in records_of(log):
+        for bit in range(8 * 7):
+            changed = bytearray(content)
+            changed[begin + bit // 8] ^= 1 << bit % 8
+            copy = shutil.copytree(tmp_path / "store", tmp_path / "copy")
+            (copy / "db" / log.name).write_bytes(changed)
+            try:
+                with TransactionalStateStore.open(copy, IDENTITY) as store:
+                    done = store.next_offset(TP)
+                    assert done is not None
+                    assert dict(store.all()) == Workload.after(SEED, done)
+                outcomes[done] += 1
+            except StateCorruptedError as error:
+                outcomes["has the type 5" in str(error) and "hangs RocksDB"] += 1
+            shutil.rmtree(copy)
+    assert outcomes["hangs RocksDB"] == len(records_of(log))
+    assert outcomes[0]
+    assert outcomes[2]

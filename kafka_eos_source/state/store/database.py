@@ -22,6 +22,7 @@ Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests
 - The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
   too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
   the whole database unreadable.
+- RocksDB hangs at a log with a certain bit changed; see `log_headers`.
 - RocksDB does not notice that a log ends too early if it ends between two records; see `write_chain`.
 """
 
@@ -50,6 +51,7 @@ from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported, sync
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
+from kafka_eos_source.state.store.log_headers import check_logs
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
 from kafka_eos_source.state.store.scans import check_end
@@ -482,6 +484,7 @@ def _open(
         known_as: folder that error messages name instead of ``path``.
     """
     global _opened_by
+    check_logs(path)
     options = database_options(config)
     if log_folder is not None:
         options.set_db_log_dir(str(log_folder))
