@@ -46,7 +46,7 @@ class RowsByKey:
         self._division = _division
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
-        self._files: list[_PartFile] = []
+        self._files: list[RowsFile] = []
 
     def __enter__(self) -> RowsByKey:
         return self
@@ -90,7 +90,7 @@ class RowsByKey:
             return
         self._divide()
         total = sum(file.rows for file in self._files)
-        together: list[_PartFile] = []
+        together: list[RowsFile] = []
         for file in (file for file in self._files if file.rows):
             if file.is_large and file.rows <= total // 2:
                 yield from self._divided_again(file)
@@ -102,7 +102,7 @@ class RowsByKey:
         if together:
             yield from self._pieces(_read_all(together))
 
-    def _divided_again(self, file: _PartFile) -> Iterator[list[pa.RecordBatch]]:
+    def _divided_again(self, file: RowsFile) -> Iterator[list[pa.RecordBatch]]:
         division = self._division + 1
         with RowsByKey(self._keys, entries_per_row=self._entries_per_row, _division=division) as finer:
             for rows in file.read():
@@ -132,7 +132,7 @@ class RowsByKey:
         with temporary_files():
             if not self._files:
                 for _ in range(_FILES):
-                    self._files.append(_PartFile(self._waiting[0].schema))
+                    self._files.append(RowsFile(self._waiting[0].schema))
             waiting, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
             while waiting:
                 for file, rows in zip(self._files, self._by_hash(waiting.pop(0), _FILES), strict=True):
@@ -151,7 +151,7 @@ class RowsByKey:
             start = end
 
 
-class _PartFile:
+class RowsFile:
     """A temporary file with the rows of a part.
 
     Args:
@@ -196,11 +196,11 @@ class _PartFile:
             self._file.close()
 
 
-def _exceed_memory(files: list[_PartFile]) -> bool:
+def _exceed_memory(files: list[RowsFile]) -> bool:
     return sum(file.rows for file in files) > MOST_ROWS or sum(file.bytes for file in files) > MOST_BYTES
 
 
-def _read_all(files: list[_PartFile]) -> list[pa.RecordBatch]:
+def _read_all(files: list[RowsFile]) -> list[pa.RecordBatch]:
     return [rows for file in files for rows in file.read()]
 
 

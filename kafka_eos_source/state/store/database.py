@@ -46,10 +46,11 @@ import rocksdict
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import disk_errors_reported, sync
+from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.log_headers import check_logs
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
@@ -223,7 +224,7 @@ class Database:
         """
         for log in self.path.glob("*.log"):
             try:
-                sync(log)
+                fsync(str(log))
             except FileNotFoundError:
                 continue  # a flush deleted it
             except OSError as error:

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kafka_eos_source.errors import StateError
+from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.state.store.records import Offsets
 
 _CHECKPOINT_VERSION = "0"
@@ -54,16 +55,7 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
             os.fsync(file.fileno())
     scratch.replace(path)
     if durable:
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync(str(path.parent))
 
 
 def remove_tree(path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from types import TracebackType
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.rows_by_key import temporary_files
+from kafka_eos_source.state.rows_by_key import RowsFile, temporary_files
 
 
 class HeldChunks:
@@ -28,8 +25,7 @@ class HeldChunks:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._first: pa.RecordBatch | None = None
-        self._file: IO[bytes] | None = None
-        self._writer: pa.RecordBatchWriter | None = None
+        self._further: RowsFile | None = None
 
     def __enter__(self) -> HeldChunks:
         return self
@@ -37,9 +33,8 @@ class HeldChunks:
     def __exit__(
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # a full disk cannot take the rest of the buffer, which nobody needs
-                self._file.close()
+        if self._further is not None:
+            self._further.close()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Holds a chunk.
@@ -51,10 +46,9 @@ class HeldChunks:
             self._first = rows
             return
         with temporary_files():
-            if self._writer is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
-                self._writer = pa.ipc.new_stream(self._file, self._schema)
-            self._writer.write_batch(rows)
+            if self._further is None:
+                self._further = RowsFile(self._schema)
+            self._further.add(rows)
 
     def with_first_positions(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yields the chunks in order, each with the position of its first row among all rows. Call it once.
@@ -65,18 +59,10 @@ class HeldChunks:
         if self._first is None:
             return
         yield self._first, 0
-        if self._writer is None or self._file is None:
+        if self._further is None:
             return
         first, self._first = self._first.num_rows, None  # frees the memory
-        with temporary_files():
-            self._writer.close()
-            self._file.seek(0)
-            reader = pa.ipc.open_stream(self._file)
-        while True:
-            with temporary_files():
-                rows = next(reader, None)
-            if rows is None:
-                return
+        for rows in self._further.read():
             yield rows, first
             first += rows.num_rows
 
