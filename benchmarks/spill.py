@@ -6,6 +6,7 @@ from the rows that arrive to the packets that leave, and then promotes the batch
     python -m benchmarks.spill --keys 12500000          # one of four shards of 50 million keys
     python -m benchmarks.spill --keys 2000000 --limit-mib 16 --operator dedup
     python -m benchmarks.spill --keys 5000000 --limit-mib 16 --operator windows
+    python -m benchmarks.spill --keys 4000000 --limit-mib 16 --plot memory.png  # with this limit and without
 
 Operators with event time run a second batch in another process: a single row, whose event time closes all
 windows or sessions, or lets all duplicates expire.
@@ -22,14 +23,18 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 _ROWS_PER_BATCH = 100_000
 _MIB = 1 << 20
 _TIME_MS = 1_700_006_400_000  # the start of an hour
+
+_SAMPLE_SECONDS = 0.1
 
 _WITHOUT_TIME = ("function", "count", "dedup")
 _WITH_TIME = ("windows", "on close", "changes", "held", "hopping", "sessions", "within")
@@ -37,6 +42,35 @@ _WITH_TIME = ("windows", "on close", "changes", "held", "hopping", "sessions", "
 
 def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+class _MemorySamples:
+    """Samples the resident memory of this process in a thread, while the context is entered.
+
+    Attributes:
+        points: seconds since the beginning, and MiB.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> _MemorySamples:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        began, page = time.perf_counter(), resource.getpagesize()
+        while not self._end.wait(_SAMPLE_SECONDS):
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
+            self.points.append((round(time.perf_counter() - began, 2), round(resident / _MIB, 1)))
 
 
 def _batches(keys: int, schema: Any) -> Iterator[Any]:
@@ -151,18 +185,37 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -
     return parts
 
 
-def _measure(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -> None:
-    """Runs a batch in a process of its own, and prints its table."""
+def _measure(
+    keys: int, limit_mib: int, operator: str, folder: str, batch_id: int
+) -> list[tuple[float, float]]:
+    """Runs a batch in a process of its own, and prints its table; returns samples of its memory."""
     command = [sys.executable, "-m", "benchmarks.spill", "--child", folder, "--batch", str(batch_id)]
     command += ["--keys", str(keys), "--limit-mib", str(limit_mib), "--operator", operator]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     print(f"{operator}, {keys:,} new keys, limit {limit_mib} MiB" if batch_id == 0 else "all of them end")
     print(f"{'part':<14}{'CPU s':>8}{'peak MiB':>10}")
-    for each in json.loads(said):
+    for each in said["parts"]:
         print(
             f"{each['part']:<14}{each['seconds']:>8}{each['peak_mib']:>10}  {each.get('rows', '')}",
             flush=True,
         )
+    return [(seconds, mib) for seconds, mib in said["memory"]]
+
+
+def _draw(path: Path, title: str, lines: dict[str, list[tuple[float, float]]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for label, points in lines.items():
+        axes.plot([seconds for seconds, _ in points], [mib for _, mib in points], label=label)
+    axes.set_title(title)
+    axes.set_xlabel("seconds since the task began")
+    axes.set_ylabel("resident memory, MiB")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -170,12 +223,24 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=12_500_000)
     parser.add_argument("--limit-mib", type=int, default=64, help="-1 = no limit: everything in memory")
     parser.add_argument("--operator", choices=[*_WITHOUT_TIME, *_WITH_TIME], default="count")
+    parser.add_argument(
+        "--plot", type=Path, help="draw the memory of the first batch, with limit and without"
+    )
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keys, limit_mib, operator = arguments.keys, arguments.limit_mib, arguments.operator
     if arguments.child:
-        print(json.dumps(_run(keys, limit_mib, operator, arguments.child, arguments.batch)))
+        with _MemorySamples() as memory:
+            parts = _run(keys, limit_mib, operator, arguments.child, arguments.batch)
+        print(json.dumps({"parts": parts, "memory": memory.points}))
+        return
+    if arguments.plot:
+        lines = {}
+        for limit, label in ((-1, "without a limit"), (limit_mib, f"limit {limit_mib} MiB")):
+            with tempfile.TemporaryDirectory(prefix="spill-") as folder:
+                lines[label] = _measure(keys, limit, operator, folder, 0)
+        _draw(arguments.plot, f"A micro-batch with {keys:,} new keys in one task: {operator}", lines)
         return
     with tempfile.TemporaryDirectory(prefix="spill-") as folder:
         for batch_id in (0, 1) if operator in _WITH_TIME else (0,):
