@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
-import numpy as np
-import pyarrow as pa
 
+from benchmarks.arrow_records import random_changes, send
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.config import check_consumer, producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import topic as changelog
@@ -39,8 +37,6 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _MINUTES = 900.0
-_ROWS = 50_000
-_KEY_BYTES = 16
 _LOOKS = 10_000
 
 T = TypeVar("T")
@@ -72,17 +68,17 @@ class _Measured:
         self.storage = SnapshotStorage(str(self.folder / "shared"), self.identity)
 
     def run(self, records: int, value_bytes: int, changed: int) -> None:
-        _fill(self.bootstrap, self.tp.topic, 1, records, value_bytes)
+        send(self.bootstrap, self.tp.topic, random_changes(records, value_bytes, seed=1))
         first = self.folder / "first"
         seconds, _ = _timed(lambda: self._open(first, records, None))
         click.echo(f"{records:,} records of {value_bytes} bytes")
         click.echo(f"restored from the changelog: {seconds:.1f} s, {_megabytes(first):.0f} MB on disk")
         self._upload("first snapshot", first, records)
-        _fill(self.bootstrap, self.tp.topic, 2, changed, value_bytes)
+        send(self.bootstrap, self.tp.topic, random_changes(changed, value_bytes, seed=2))
         seconds, _ = _timed(lambda: self._open(first, records + changed, None))
         click.echo(f"{changed:,} further records read: {seconds:.1f} s")
         self._upload("second snapshot", first, records + changed)
-        _fill(self.bootstrap, self.tp.topic, 3, changed, value_bytes)
+        send(self.bootstrap, self.tp.topic, random_changes(changed, value_bytes, seed=3))
         end = records + 2 * changed
         second = self.folder / "second"
         seconds, read = _timed(lambda: self._open(second, end, self._snapshots(second, end)))
@@ -140,31 +136,6 @@ def _timed(call: Callable[[], T]) -> tuple[float, T]:
 
 def _megabytes(path: Path) -> float:
     return sum(each.stat().st_size for each in path.rglob("*.sst")) / 1e6
-
-
-def _fill(bootstrap: str, topic: str, seed: int, records: int, value_bytes: int) -> None:
-    random = np.random.default_rng(seed)
-    deadline = Deadline.after_seconds(_MINUTES)
-    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap}), "movement")
-    try:
-        producer.begin_count()
-        for first in range(0, records, _ROWS):
-            rows = min(_ROWS, records - first)
-            keys = random.integers(0, 256, (rows, 1 + _KEY_BYTES), np.uint8)
-            keys[:, 0] = 1  # the table of users' keys
-            values = random.integers(0, 256, (rows, value_bytes), np.uint8)
-            batch = pa.record_batch({"key": _binary(keys), "value": _binary(values)})
-            producer.send(batch, topic, deadline)
-        producer.flush(deadline)
-    finally:
-        producer.close()
-
-
-def _binary(rows: np.ndarray) -> pa.BinaryArray:
-    kind = pa.binary(rows.shape[1])
-    return pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, pa.py_buffer(rows.tobytes())]).cast(
-        pa.binary()
-    )
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import click
-import numpy as np
-import pyarrow as pa
 
+from benchmarks.arrow_records import random_changes, send
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.config import check_consumer, producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import topic as changelog
@@ -27,8 +25,6 @@ from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _MINUTES = 600.0
-_ROWS = 50_000
-_KEY_BYTES = 16
 
 
 @click.command()
@@ -46,7 +42,7 @@ def _measure(bootstrap: str, folder: Path, records: int, value_bytes: int) -> No
     kafka = check_consumer({"bootstrap.servers": bootstrap})
     name = changelog.changelog_name(application_id, "s")
     made = changelog.ensure(kafka, name, 1, deadline=Deadline.after_seconds(_MINUTES))
-    _fill(bootstrap, name, records, value_bytes)
+    send(bootstrap, name, random_changes(records, value_bytes, seed=1))
     tp = TopicPartition(name, 0)
     path = folder / application_id
     identity = StoreIdentity(application_id, "s", 0, 1, name, made.topic_id)
@@ -74,30 +70,6 @@ def _timed(
         return time.perf_counter() - began, time.process_time() - cpu
     finally:
         store.close()
-
-
-def _fill(bootstrap: str, topic: str, records: int, value_bytes: int) -> None:
-    random = np.random.default_rng(1)
-    deadline = Deadline.after_seconds(_MINUTES)
-    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap}), "restore")
-    try:
-        producer.begin_count()
-        for first in range(0, records, _ROWS):
-            rows = min(_ROWS, records - first)
-            keys = random.integers(0, 256, (rows, 1 + _KEY_BYTES), np.uint8)
-            keys[:, 0] = 1  # the table of users' keys
-            batch = pa.record_batch(
-                {
-                    "key": pa.FixedSizeBinaryArray.from_buffers(
-                        pa.binary(1 + _KEY_BYTES), rows, [None, pa.py_buffer(keys.tobytes())]
-                    ).cast(pa.binary()),
-                    "value": pa.array([b"v" * value_bytes]).take(pa.array(np.zeros(rows, np.int64))),
-                }
-            )
-            producer.send(batch, topic, deadline)
-        producer.flush(deadline)
-    finally:
-        producer.close()
 
 
 if __name__ == "__main__":
