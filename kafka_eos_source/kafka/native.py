@@ -44,7 +44,7 @@ def client_pointer(client: Any) -> int:
 
 
 def end_poll(client: Any) -> None:
-    """Ends the ``poll`` of a `Producer` that runs in another thread; without one, the next ``poll`` ends at once.
+    """Ends the ``poll`` that a `Producer` runs in another thread, or else its next ``poll``.
 
     confluent-kafka divides a long poll into parts of 0.2 s. A call ends one part.
     """

@@ -451,9 +451,9 @@ class WireConsumer:
         self._next_look = started + _PAUSE_SECONDS
         topics = {tp.topic for tp in self._partitions}
         self._looks += 1
-        # No leader has answered since the last lookup, so the broker that named them may be out of date. Another
-        # broker is asked at the 2nd, 4th, 8th, … lookup only: an election takes seconds, and each change of the
-        # broker costs a connection and a login.
+        # No leader has answered since the last lookup, so the broker that named them may be out of date.
+        # Another broker is asked at the 2nd, 4th, 8th, … lookup only: an election takes seconds, and each
+        # change of the broker costs a connection and a login.
         if self._looks > 1 and self._looks.bit_count() == 1:
             self._cluster.ask_another()
         try:
