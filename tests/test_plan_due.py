@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -408,9 +412,9 @@ def test_a_file_that_a_stopped_process_of_an_earlier_run_replaced_hides_no_timer
     assert query.ms_until_tick() is None
 
 
-def test_a_source_asks_again_if_kafka_did_not_answer_when_the_query_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
+    """A query that was started on another host while Kafka did not answer; a timer is due 90 s later."""
     query = Query()
     query.commit(START_MS + 90_000)
     (tmp_path / "other").mkdir()
@@ -419,8 +423,91 @@ def test_a_source_asks_again_if_kafka_did_not_answer_when_the_query_was_started(
     query.cluster.refusal = UnavailableError("no answer")
     assert query.ms_until_tick(10_000) is None
     query.cluster.refusal = None
-    assert query.ms_until_tick() == 80_000
-    assert query.cluster.requests.count("all_committed") == 2
+    return query
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Receives what the source would run in a thread; nothing is answered before a test calls it."""
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(due, "_start", started.append)
+    monkeypatch.setattr(due, "wait", lambda *_, **__: None)  # the test's clock stands still meanwhile
+    return started
+
+
+def test_a_source_asks_again_if_kafka_did_not_answer_when_the_query_was_started(
+    forgotten: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "_start", lambda ask: ask())
+    assert forgotten.ms_until_tick() == 80_000
+    assert forgotten.cluster.requests.count("all_committed") == 2
+
+
+def test_records_do_not_wait_for_an_answer_that_only_timers_need(
+    forgotten: Query, questions: list[Callable[[], None]]
+) -> None:
+    assert forgotten.ms_until_tick(60_000) is None
+    assert len(questions) == 1
+    forgotten.cluster.logs[A0] = (0, 6)
+    forgotten.ask()
+    assert forgotten.position.end == {A0: 6}
+    assert forgotten.ms_until_tick(1000) is None
+    assert forgotten.cluster.requests.count("all_committed") == 1, "Kafka still does not answer"
+    questions.pop()()
+    assert forgotten.ms_until_tick() == 19_000
+    assert not questions
+
+
+def test_an_answer_that_fails_in_a_thread_is_asked_for_again_after_a_minute(
+    forgotten: Query, questions: list[Callable[[], None]]
+) -> None:
+    assert forgotten.ms_until_tick(51_000) is None
+    forgotten.cluster.refusal = UnavailableError("no answer")
+    questions.pop()()
+    assert forgotten.ms_until_tick(60_000) is None
+    assert not questions
+    assert forgotten.ms_until_tick(1000) is None
+    forgotten.cluster.refusal = None
+    questions.pop()()
+    assert forgotten.ms_until_tick() == 125, "the timer is overdue"
+
+
+def test_an_answer_that_is_older_than_a_commit_does_not_hide_its_timer(
+    forgotten: Query, questions: list[Callable[[], None]]
+) -> None:
+    assert forgotten.ms_until_tick(51_000) is None
+    questions.pop()()
+    forgotten.commit(START_MS + 70_000)
+    assert forgotten.ms_until_tick() == 9_000
+    forgotten.commit(None)
+    assert forgotten.ms_until_tick(10_000) is None
+    questions.pop()()
+    assert forgotten.ms_until_tick() is None
+
+
+def test_a_query_with_rare_triggers_has_the_answer_in_the_same_trigger(
+    forgotten: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = due.newest
+
+    def slowly(*args: Any) -> Token | None:
+        assert threading.current_thread() is not threading.main_thread()
+        time.sleep(0.3)  # a source that does not wait misses the answer
+        return newest(*args)
+
+    monkeypatch.setattr(due, "newest", slowly)
+    forgotten.clock.advance(3600)
+    assert forgotten.ask()
+
+
+def test_a_host_with_too_many_threads_asks_in_the_same_thread(
+    forgotten: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert forgotten.ms_until_tick() == 80_000
 
 
 def test_a_batch_with_records_runs_the_operators_too() -> None:

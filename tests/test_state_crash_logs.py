@@ -225,6 +225,105 @@ def test_a_restored_chunk_that_is_ahead_of_its_record_is_noticed(
     _assert_damaged(copies[0])
 
 
+class _SyncedLengths:
+    """A rocksdict database that knows up to where its logs survive a power failure.
+
+    Attributes:
+        synced: bytes of each log, by name, that were on disk when a call that waits for the disk returned.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.synced: dict[str, int] = {}
+        self._folder = database.path
+        self._db = database._db
+        self._keep()  # `sync_logs` has synced what was there before
+        database._db = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def write(self, batch: Any, options: Any) -> None:
+        self._db.write(batch, options)
+        if options.sync:
+            self._keep()
+
+    def flush_wal(self, sync: bool) -> None:
+        self._db.flush_wal(sync)
+        if sync:
+            self._keep()
+
+    def _keep(self) -> None:
+        self.synced = {log.name: log.stat().st_size for log in self._folder.glob("*.log")}
+
+
+def _after_power_failure(store: Path, synced: dict[str, int], copy: Path) -> Path:
+    """Copies a store without the bytes of its logs that were not on disk."""
+    shutil.copytree(store, copy)
+    for log in (copy / "db").glob("*.log"):
+        os.truncate(log, synced.get(log.name, 0))
+    return copy
+
+
+def _power_failures_at_requirements(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logs: list[_SyncedLengths]
+) -> list[Path]:
+    """Returns a list that receives what a power failure leaves right after each requirement is stored."""
+    copies: list[Path] = []
+    replace_text = write_chain.replace_text
+
+    def store_and_copy(*args: Any, **options: Any) -> None:
+        replace_text(*args, **options)
+        copies.append(
+            _after_power_failure(tmp_path / "live", logs[-1].synced, tmp_path / f"cut{len(copies)}")
+        )
+
+    monkeypatch.setattr(write_chain, "replace_text", store_and_copy)
+    return copies
+
+
+def test_a_power_failure_while_a_store_closes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: list[_SyncedLengths] = []
+    copies = _power_failures_at_requirements(monkeypatch, tmp_path, logs)
+    rows = {key(n): b"x" * 200 for n in range(3000)}
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        logs.append(_SyncedLengths(store._durable.database))
+        _put(store, 1)
+        store.put_all(list(rows.items()))
+        _put(store, 2)
+    (copy,) = copies
+    hole = shutil.copytree(copy, tmp_path / "hole")
+    with TransactionalStateStore.open(copy, IDENTITY) as store:
+        assert dict(store.all()) == {**rows, b"\1last": b"2"}
+    log = _written_logs(hole)[-1]
+    os.truncate(log, records_of(log)[-1])
+    _assert_damaged(hole)
+
+
+def test_a_power_failure_while_a_restore_continues_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small chunk is written without a sync; the next one is large enough for a sorted file."""
+    monkeypatch.setattr(durable, "_INGEST_ROWS", 10)
+    logs: list[_SyncedLengths] = []
+    copies = _power_failures_at_requirements(monkeypatch, tmp_path, logs)
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        store.restore_chunk(binary([key(0)]), binary([b"x"]), {TP: 1}, done=False)
+    with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
+        logs.append(_SyncedLengths(store._durable.database))
+        store.restore_chunk(binary([key(1)]), binary([b"x"]), {TP: 2}, done=False)
+        store.restore_chunk(binary(map(key, range(10))), binary([b"x"] * 10), {TP: 12}, done=False)
+    copy = copies[0]
+    hole = shutil.copytree(copy, tmp_path / "hole")
+    with TransactionalStateStore.open(copy, IDENTITY) as store:
+        assert (store.next_offset(TP), store.restoring) == (2, True)
+    log = _written_logs(hole)[-1]
+    os.truncate(log, records_of(log)[-1])
+    with pytest.raises(StateCorruptedError, match="a log is missing or ends too early"):
+        TransactionalStateStore.open(hole, IDENTITY)
+
+
 def test_a_requirement_that_a_full_disk_does_not_take_leaves_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,10 @@ import pytest
 from state_kit import IDENTITY as NO_TOPIC_ID
 from state_kit import TINY, TP, Workload, binary, record
 
-from kafka_eos_source.errors import InvalidOptionError, StateError
+from kafka_eos_source.errors import InvalidOptionError, StateCorruptedError, StateError, StateLockedError
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
 from kafka_eos_source.runtime.file_systems import file_system, without_secrets
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
@@ -31,7 +32,7 @@ from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots
 from kafka_eos_source.state.options import SNAPSHOT_INTERVAL_MS, parse_state
 from kafka_eos_source.state.snapshots import storage as storage_module
 from kafka_eos_source.state.snapshots import upload as upload_module
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy
+from kafka_eos_source.state.snapshots.local_copy import LocalCopy, remove_left_copies
 from kafka_eos_source.state.snapshots.manifest import Manifest, SnapshotFile, UnusableSnapshotError
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage
@@ -193,6 +194,75 @@ def test_what_the_owner_writes_after_the_copy_is_not_uploaded(hosts: Callable[[s
     assert hosts("b").installed(20) == 20
 
 
+def test_tables_that_rocksdb_is_still_writing_are_not_uploaded(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts("a")
+    host.advance(40)
+    put = SnapshotStorage.put_file
+    with host.open() as store:
+        output = store.path / "db" / "987654.sst"
+        output.write_bytes(b"the first block of a compaction's output")
+        copy = LocalCopy.freeze(store)
+        assert copy is not None
+        assert (copy.path / output.name).exists()
+
+        def put_while_the_table_grows(storage: SnapshotStorage, source: Path, file: SnapshotFile) -> None:
+            with output.open("ab") as opened:
+                opened.write(b"another block")
+            put(storage, source, file)
+
+        monkeypatch.setattr(SnapshotStorage, "put_file", put_while_the_table_grows)
+        state = Manifest(IDENTITY, 40, record(40), now_ms(), ())
+        assert upload(copy, host.storage, state, 0)[0] is Uploaded.DONE
+        copy.remove()
+    (name,) = host.storage.manifests()
+    tables = {each.name for each in host.storage.read(name).files if each.name.endswith(".sst")}
+    assert tables
+    assert output.name not in tables
+    assert hosts("b").installed(40) == 40
+
+
+def test_a_copy_without_a_table_that_its_manifest_names_is_not_uploaded(
+    hosts: Callable[[str], Host],
+) -> None:
+    host = hosts("a")
+    host.advance(40)
+    with host.open() as store:
+        copy = LocalCopy.freeze(store)
+    assert copy is not None
+    next(copy.path.glob("*.sst")).unlink()
+    with pytest.raises(StateCorruptedError):
+        upload(copy, host.storage, Manifest(IDENTITY, 40, record(40), now_ms(), ()), 0)
+    copy.remove()
+    assert not host.storage.manifests()
+    assert not host.storage.files()
+
+
+def test_each_copy_of_a_store_that_flushes_and_compacts_can_be_uploaded(
+    hosts: Callable[[str], Host],
+) -> None:
+    host = hosts("a")
+    host.advance(1)
+    with host.open() as store:
+        for number in range(2, 22):
+            store.put_all([(b"\1%d/%d" % (number, n % 7), os.urandom(500)) for n in range(200)])
+            store.commit({TP: number}, batch=record(number))
+            # a task gives up while RocksDB changes its manifest again and again, and the next one tries again
+            copy = retry(lambda: LocalCopy.freeze(store), StateLockedError, Pauses(None, 0.01))
+            assert copy is not None
+            outcome, *_ = upload(
+                copy, host.storage, Manifest(IDENTITY, number, record(number), now_ms(), ()), 0
+            )
+            assert outcome is Uploaded.DONE
+            copy.remove()
+        expected = dict(store.all())
+    new = hosts("b")
+    assert new.snapshots(21).install()
+    with new.open() as store:
+        assert dict(store.all()) == expected
+
+
 def _stage(store: TransactionalStateStore) -> None:
     store.put(b"\1x", b"1")
 
@@ -318,6 +388,25 @@ def test_one_upload_of_a_shard_runs_at_a_time(hosts: Callable[[str], Host]) -> N
         second = LocalCopy.freeze(store)
         assert second is not None
         second.remove()
+
+
+def test_what_a_killed_upload_left_is_removed_unless_an_upload_runs(hosts: Callable[[str], Host]) -> None:
+    host = hosts("a")
+    host.advance(3)
+    remove_left_copies(host.path)
+    assert not (host.path / "snapshot").exists()
+    with host.open() as store:
+        running = LocalCopy.freeze(store)
+    assert running is not None
+    left = host.path / "snapshot" / "db-killed"
+    left.mkdir()
+    (left / "000001.sst").write_bytes(b"deleted by a compaction")
+    remove_left_copies(host.path)
+    assert running.files()
+    assert left.exists()
+    running.remove()
+    remove_left_copies(host.path)
+    assert sorted(each.name for each in (host.path / "snapshot").iterdir()) == ["checksums", "lock"]
 
 
 # ---------------------------------------------------------------- crashes

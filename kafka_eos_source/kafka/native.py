@@ -44,9 +44,9 @@ def client_pointer(client: Any) -> int:
 
 
 def end_poll(client: Any) -> None:
-    """Makes the present or next ``poll`` of a `Producer` return at once; it may be in another thread.
+    """Ends the ``poll`` that a `Producer` runs in another thread, or else its next ``poll``.
 
-    confluent-kafka divides a long poll into parts of 0.2 s. This ends one part.
+    confluent-kafka divides a long poll into parts of 0.2 s. A call ends one part.
     """
     queue = function("rd_kafka_queue_get_main", ctypes.c_void_p, ctypes.c_void_p)(client_pointer(client))
     function("rd_kafka_queue_yield", None, ctypes.c_void_p)(queue)

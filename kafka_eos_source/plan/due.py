@@ -3,15 +3,20 @@
 Operators request micro-batches at processing times (`state.model.BatchContext.request_batch_at`). Each
 transaction commits the earliest request in its token, so it survives a restart on another host. The process
 that commits also writes it to a private file on the driver's host. The source asks Kafka once in each run,
-and then looks into the file, so waiting for a timer costs no requests. If the file is lost, the next renewal
-of the token (`plan.renewal`) runs the operators, and its commit writes the file again.
+and then reads the file, so waiting for a timer costs no requests. If the file is lost, the next renewal of
+the token (`plan.renewal`) runs the operators, and its commit writes the file again.
+
+If Kafka does not answer, the source asks again in a thread, because new records should not wait for an
+answer that only timers need.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +108,15 @@ class CommittedDue:
     older than what is known: a process of an earlier run, which was stopped while it wrote, may have replaced
     the newer file.
 
+    A call waits for the first answer, however long that takes. After a failure, a call waits for the next
+    answer only for as long as the query paused since the call before. So a query that asks for new records
+    all the time finds them without delay, and one with an hour between its triggers has the answer in the
+    same trigger. A later call takes an answer that comes later.
+
     Args:
         application_id: the query.
         ask_kafka: returns the query's newest token; None if there is none, or if asking again is useless.
-            Raises `UnavailableError` if Kafka does not answer.
+            Raises `UnavailableError` if Kafka does not answer. It may be called in another thread.
         clock: returns seconds, such as ``time.monotonic``.
     """
 
@@ -117,6 +127,9 @@ class CommittedDue:
         self._ask_kafka = ask_kafka
         self._clock = clock
         self._ask_at: float | None = clock()
+        self._question: _Question | None = None
+        self._has_failed = False
+        self._returned_at = clock()
         self._text: str | None = None
         self._sequence = -1
         self._due: Due | None = None
@@ -124,31 +137,84 @@ class CommittedDue:
 
     def __call__(self) -> Due | None:
         """Returns the earliest due time and the clock of its shard; None if nothing is known to be due."""
-        text = _read(self._application_id)
-        if text is not None and text != self._text:
-            sequence, found = _parsed(text)
-            if sequence >= self._sequence:
-                self._sequence, self._due, self._older = sequence, found, None
-            else:
-                self._older = sequence, found
-                self._ask_at = self._clock() if self._ask_at is None else self._ask_at
-            self._text = text
-        if self._ask_at is not None and self._clock() >= self._ask_at:
-            self._ask()
+        pause_seconds = self._clock() - self._returned_at
+        self._read_file()
+        if self._ask_at is not None and self._question is None and self._clock() >= self._ask_at:
+            self._question = _Question(self._ask_kafka, self._text, in_thread=self._has_failed)
+        if self._question is not None and self._question.is_answered_within(pause_seconds):
+            question, self._question = self._question, None
+            self._take_answer(question)
+        self._returned_at = self._clock()
         return self._due
 
-    def _ask(self) -> None:
+    def _read_file(self) -> None:
+        text = _read(self._application_id)
+        if text is None or text == self._text:
+            return
+        sequence, found = _parsed(text)
+        if sequence >= self._sequence:
+            self._sequence, self._due, self._older = sequence, found, None
+        else:
+            self._older = sequence, found
+            self._ask_at = self._clock() if self._ask_at is None else self._ask_at
+        self._text = text
+
+    def _take_answer(self, question: _Question) -> None:
         try:
-            token = self._ask_kafka()
+            token = question.answer()
         except UnavailableError:
             self._ask_at = self._clock() + _ASK_AGAIN_SECONDS
+            self._has_failed = True
             return
-        self._ask_at = None
+        if question.text != self._text:
+            # A commit replaced the file after Kafka was asked, so the answer may be older than the file.
+            self._ask_at = self._clock()
+            return
+        self._ask_at, self._has_failed = None, False
         if token is not None:  # the file was read earlier, and the query may have run on another host since
             self._sequence, self._due = token.sequence, token.due
         elif self._older is not None:  # only the file is known, and its numbers began again
             self._sequence, self._due = self._older
         self._older = None
+
+
+class _Question:
+    """One request for the query's newest token.
+
+    Args:
+        ask_kafka: sends the request, and returns the token.
+        text: text of the file when Kafka is asked.
+        in_thread: whether ``ask_kafka`` runs in a thread; otherwise it has returned when the object exists.
+    """
+
+    def __init__(self, ask_kafka: Callable[[], Token | None], text: str | None, *, in_thread: bool) -> None:
+        self.text = text
+        self._answer: Future[Token | None] = Future()
+
+        def ask() -> None:
+            try:
+                self._answer.set_result(ask_kafka())
+            except BaseException as error:  # noqa: BLE001 - `answer` raises it
+                self._answer.set_exception(error)
+
+        _start(ask) if in_thread else ask()
+
+    def is_answered_within(self, seconds: float) -> bool:
+        """Returns whether Kafka answered or failed to answer; waits for that, but not longer."""
+        wait([self._answer], timeout=seconds)
+        return self._answer.done()
+
+    def answer(self) -> Token | None:
+        """Returns what Kafka answered; raises the error of the request."""
+        return self._answer.result()
+
+
+def _start(ask: Callable[[], None]) -> None:
+    """Calls a function in a thread that does not keep the process alive."""
+    try:
+        threading.Thread(target=ask, name="kafka-eos-due", daemon=True).start()
+    except RuntimeError:  # the host has too many threads
+        ask()
 
 
 def due_batches(

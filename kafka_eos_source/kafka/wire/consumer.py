@@ -152,7 +152,7 @@ class WireConsumer:
         #: How many leaders are asked at present.
         self._leaders = 1
         self._looks_for_leaders = False
-        #: Looks for leaders since one of them has answered.
+        #: How often leaders were looked up since a leader last answered.
         self._looks = 0
         self._next_look = 0.0
 
@@ -451,8 +451,9 @@ class WireConsumer:
         self._next_look = started + _PAUSE_SECONDS
         topics = {tp.topic for tp in self._partitions}
         self._looks += 1
-        # The leaders of the last answer do not answer, so it may be an old one. At the 2nd, 4th, 8th, … look:
-        # an election takes seconds, and each change of the broker costs a connection and a login.
+        # No leader has answered since the last lookup, so the broker that named them may be out of date.
+        # Another broker is asked at the 2nd, 4th, 8th, … lookup only: an election takes seconds, and each
+        # change of the broker costs a connection and a login.
         if self._looks > 1 and self._looks.bit_count() == 1:
             self._cluster.ask_another()
         try:

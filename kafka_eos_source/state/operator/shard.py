@@ -47,6 +47,7 @@ from kafka_eos_source.state.operator.shard_action import (
 )
 from kafka_eos_source.state.operator.shard_snapshots import snapshots_of
 from kafka_eos_source.state.options import StateOptions
+from kafka_eos_source.state.snapshots.local_copy import remove_left_copies
 from kafka_eos_source.state.snapshots.upload import take_if_due
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -238,6 +239,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
                     raise
     try:
         failpoints.reach("state.after_open")
+        remove_left_copies(task.path)
         last = store.last_batch()
         if (
             token is None
@@ -335,7 +337,7 @@ def _open_at_token(
                     replaced = snapshots.replaces(store.next_offset(task.tp))
                     if replaced is not None:
                         return replaced
-                    # a download may have taken all of the time, so that of the brokers begins after it
+                    # The download may have used up the deadline. Reading the changelog gets the full time.
                     limit = Deadline.after_ms(task.options.timeout_ms)
                 return restore(
                     store,

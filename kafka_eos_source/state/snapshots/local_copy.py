@@ -7,6 +7,9 @@
       next           time of the next upload, ms since the epoch
       checksums      JSON: checksums of tables, so that none is read twice
       db-<random>/   the frozen copy: links to tables, and copies of small files
+      open-<random>/ RocksDB's own log while it reads which tables the copy has
+
+A process that is killed leaves its folders. The next task of the shard on this host removes them.
 """
 
 from __future__ import annotations
@@ -14,20 +17,28 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
+import tempfile
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 from kafka_eos_source.errors import StateLockedError
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.snapshots.manifest import SnapshotFile
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _FOLDER = "snapshot"
 #: How often freezing is tried while RocksDB writes tables in the background.
 _TRIES = 5
+#: What a process that is killed leaves in the folder.
+_LEFT = ("db-*", "open-*")
+
+_log = logging.getLogger(__name__)
 
 
 def is_due(store: Path, now_ms: int) -> bool:
@@ -36,6 +47,54 @@ def is_due(store: Path, now_ms: int) -> bool:
         return now_ms >= int((store / _FOLDER / "next").read_text())
     except (OSError, ValueError):
         return True
+
+
+def remove_left_copies(store: Path) -> None:
+    """Removes the frozen copies of uploads that were killed, unless an upload of the shard runs.
+
+    Their links would keep the disk space of tables that RocksDB has deleted.
+
+    Args:
+        store: folder of the shard's store.
+    """
+    folder = store / _FOLDER
+    if not _left(folder):
+        return
+    try:
+        lock = _locked(folder)
+    except OSError as error:
+        _log.warning("the copies that a killed upload left in %s cannot be removed: %s", folder, error)
+        return
+    if lock is None:
+        return
+    try:
+        _remove_left(folder)
+    finally:
+        os.close(lock)
+
+
+def _left(folder: Path) -> list[Path]:
+    return [path for pattern in _LEFT for path in folder.glob(pattern)]
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes all copies; the caller holds the lock, so no upload uses any of them."""
+    for left in _left(folder):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int | None:
+    """Returns the lock of a shard's copies, which the caller closes; None if an upload holds it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 class LocalCopy:
@@ -59,16 +118,12 @@ class LocalCopy:
         """
         folder = store.path / _FOLDER
         folder.mkdir(exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        lock = _locked(folder)
+        if lock is None:
             return None
         copy = cls(folder, lock)
         try:
-            for left in folder.glob("db-*"):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_left(folder)
             retry(lambda: copy._freeze(store), StateLockedError, Pauses(None, 0.0, most=_TRIES))
         except BaseException:
             copy.remove()
@@ -81,7 +136,12 @@ class LocalCopy:
         store.freeze(self.path)
 
     def files(self) -> list[SnapshotFile]:
-        """Returns the files of the copy with their checksums. Tables never change, so each is read once."""
+        """Returns the files of the copy with their checksums. Tables never change, so each is read once.
+
+        Raises:
+            StateCorruptedError, StateError: if the copy cannot be opened, so nobody could use it.
+        """
+        self._remove_unnamed_tables()
         known = self._known()
         current: dict[str, str] = {}
         found = []
@@ -96,6 +156,21 @@ class LocalCopy:
             found.append(SnapshotFile(path.name, status.st_size, checksum))
         replace_text(self._folder / "checksums", json.dumps(current))
         return found
+
+    def _remove_unnamed_tables(self) -> None:
+        """Removes the tables that the manifest of the copy does not name.
+
+        The owner may have been writing them when the copy was made, or it was about to delete them.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="open-", dir=self._folder))
+        try:
+            with closing(Database.open_read_only(self.path, scratch)) as database:
+                named = database.tables()
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        for table in self.path.glob("*.sst"):
+            if table.name not in named:
+                table.unlink()
 
     def look_again_at(self, next_ms: int) -> None:
         """Records when the next upload is due."""

@@ -172,6 +172,7 @@ def upload(
 
     Raises:
         UnusableSnapshotError, StorageError: if the upload failed. No snapshot was changed.
+        StateCorruptedError, StateError: if the frozen copy cannot be opened. Nothing was uploaded.
     """
     own = [name for name in storage.manifests() if name.topic == topic_hash(state.identity)]
     stored = storage.files()

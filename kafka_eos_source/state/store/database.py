@@ -205,13 +205,16 @@ class Database:
     def require_writes(self) -> None:
         """Makes the loss of any write so far damage from now on.
 
-        Call this before tables are written that hold data ahead of its metadata; see `write_chain`.
+        Call this before tables are written that hold data ahead of its metadata; see `write_chain`. The
+        write-ahead log is synced first: a power failure must not cut off a write that is required already.
 
         Raises:
             StateError: if the disk is full or fails.
         """
         assert self._chain is not None
-        self._call(self._chain.require)
+        if self._chain.has_unrequired_writes:
+            self._call(self._db.flush_wal, True)
+            self._call(self._chain.require)
 
     def sync_logs(self) -> None:
         """Waits until the logs that earlier processes left are on disk.
@@ -331,6 +334,10 @@ class Database:
         last = next(self.scan(reverse=True), None)
         return b"" if last is None else last[0] + b"\0"
 
+    def tables(self) -> set[str]:
+        """Returns the names of the tables that RocksDB's manifest names."""
+        return {each["name"].lstrip("/") for each in self._call(self._db.live_files)}
+
     def property(self, name: str, family: str = "data") -> int:
         """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
         return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
@@ -397,7 +404,7 @@ class Database:
             return
         self.get = _closed
         self._handles.clear()
-        db, self._db = self._db, None
+        db = self._db
         try:
             flushes = not self._read_only and self._may_flush()
             keeps_log = not self._read_only and not flushes
@@ -414,6 +421,7 @@ class Database:
                 if not (keeps_log and _SHUTTING_DOWN in str(error)):
                     raise
         finally:
+            self._db = None
             if self._is_counted:
                 ownership.closed(self.key)
 
@@ -423,7 +431,7 @@ class Database:
             return False
         try:
             self.require_writes()
-        except StateError:
+        except (StateError, StateCorruptedError):
             return False  # the log keeps everything; a disk that is full would not take the tables either
         return True
 

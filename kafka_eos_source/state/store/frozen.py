@@ -52,6 +52,10 @@ def freeze(database: Path, target: Path, *, copy_logs: bool = False) -> tuple[st
     5. The manifest must be the one that was there at first. Otherwise a batch may be in the copy in part:
        large ones are added as tables, and the log that says so may have been left out or copied too early.
 
+    ``target`` may also contain tables that the manifest does not name: the owner was writing them, or was
+    about to delete them. RocksDB ignores them, and their contents may still change. Somebody who keeps the
+    copy removes them first (`Database.tables`).
+
     Only a table that is both written and compacted away during this call can be missing; opening ``target``
     then fails. On another file system, where hard links are impossible, logs are copied and tables become
     symbolic links, which a compaction may break before ``target`` is open.

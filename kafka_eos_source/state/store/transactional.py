@@ -354,7 +354,8 @@ class TransactionalStateStore(ViewedMap):
     def freeze(self, target: Path) -> None:
         """Links the database into ``target``, with the committed data of this moment and nothing else.
 
-        The owner may continue at once: what it writes later does not reach ``target``.
+        The owner may continue at once: what it writes later does not reach ``target``. Tables that RocksDB is
+        still writing are linked, too, but the manifest in ``target`` does not name them; see `frozen.freeze`.
 
         Args:
             target: an existing, empty folder on the same file system.

@@ -16,8 +16,9 @@ Releases before this module ignore them and leave them as they are.
 
 Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large batch,
 and those that `Database.close` writes for one family after the other. If the log lost that metadata, the data
-would be ahead of it. So before such a table is written, the file ``least-write`` in the database's folder
-gets the number of the last write. A database that holds only earlier writes is damaged.
+would be ahead of it. So before such a table is written, the owner syncs the log, and the file ``least-write``
+in the database's folder gets the number of the last write. A database that holds only earlier writes is
+damaged.
 """
 
 from __future__ import annotations
@@ -82,15 +83,22 @@ class WriteChain:
         self._last_key = self._next_key()
         self._last += 1
 
+    @property
+    def has_unrequired_writes(self) -> bool:
+        """Whether there were writes since `require` was called last."""
+        return self._least < self._last
+
     def require(self) -> None:
         """Makes the loss of any write so far damage from now on. The requirement survives a power failure.
+
+        All writes must be on disk already. Otherwise a power failure that cuts some of them off would look
+        like damage, although no table depends on them yet.
 
         Raises:
             OSError: if the disk is full or fails.
         """
-        if self._least < self._last:
-            replace_text(self._path / _LEAST, f"{self._last}\n", durable=True)
-            self._least = self._last
+        replace_text(self._path / _LEAST, f"{self._last}\n", durable=True)
+        self._least = self._last
 
     def _next_key(self) -> bytes:
         return LOW + _NUMBER.pack(self._last + 1, self._session)
