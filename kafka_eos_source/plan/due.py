@@ -109,7 +109,7 @@ class CommittedDue:
     the newer file.
 
     A call waits for the first answer, however long that takes. After a failure, a call waits for the next
-    answer only for as long as the query paused since the call before. So a query that asks for new records
+    answer only for as long as has passed since the call before. So a query that asks for new records
     all the time finds them without delay, and one with an hour between its triggers has the answer in the
     same trigger. A later call takes an answer that comes later.
 

@@ -58,9 +58,9 @@ def remove_left_copies(store: Path) -> None:
         store: folder of the shard's store.
     """
     folder = store / _FOLDER
-    if not _left(folder):
-        return
     try:
+        if not _left(folder):
+            return
         lock = _locked(folder)
     except OSError as error:
         _log.warning("the copies that a killed upload left in %s cannot be removed: %s", folder, error)
@@ -70,7 +70,7 @@ def remove_left_copies(store: Path) -> None:
     try:
         _remove_left(folder)
     finally:
-        os.close(lock)
+        _unlock(lock)
 
 
 def _left(folder: Path) -> list[Path]:
@@ -95,6 +95,12 @@ def _locked(folder: Path) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+def _unlock(lock: int) -> None:
+    """Releases a lock of `_locked`, also if a process that was forked meanwhile inherited its descriptor."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 class LocalCopy:
@@ -164,7 +170,7 @@ class LocalCopy:
         """
         scratch = Path(tempfile.mkdtemp(prefix="open-", dir=self._folder))
         try:
-            with closing(Database.open_read_only(self.path, scratch)) as database:
+            with closing(Database.open_copy(self.path, scratch)) as database:
                 named = database.tables()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -179,7 +185,7 @@ class LocalCopy:
     def remove(self) -> None:
         """Removes the copy and releases the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        _unlock(self._lock)
 
     def _known(self) -> dict[str, str]:
         try:

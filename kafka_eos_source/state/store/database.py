@@ -66,6 +66,8 @@ FAMILIES = ("data", "pending", "offsets")
 _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
+#: A file that rocksdict adds to each folder that it opens.
+_SETTINGS_OF_ROCKSDICT = "rocksdict-config.json"
 
 #: From this number of keys on, `get_many` chooses between lookups and a scan.
 _MANY_KEYS = 256
@@ -168,7 +170,7 @@ class Database:
                 with disk_errors_reported(path.parent):
                     manifest = freeze(path, folder)
                 access = rocksdict.AccessType.read_only(False)
-                db = _open(folder, config, access, log_folder, known_as=path)
+                db = _open(folder, config, access, log_folder, known_as=path, opens_all_tables=True)
                 return cls(path, db, read_only=True, least=least)
             except StateCorruptedError as error:
                 # If the owner rewrote files meanwhile, a missing table is no damage.
@@ -181,6 +183,27 @@ class Database:
                 shutil.rmtree(folder, ignore_errors=True)
 
         return retry(open_frozen, StateLockedError, pauses)
+
+    @classmethod
+    def open_copy(cls, path: Path, log_folder: Path) -> Database:
+        """Opens files that `freeze` made, for reading. Nobody may change them until the database is closed.
+
+        Args:
+            path: folder of the files.
+            log_folder: an existing folder for RocksDB's own log files.
+
+        Raises:
+            StateCorruptedError, StateError: if files are damaged, or the manifest names a missing table.
+        """
+        _check_not_forked()
+        db = _open(path, StoreConfig(), rocksdict.AccessType.read_only(False), log_folder)
+        (path / _SETTINGS_OF_ROCKSDICT).unlink(missing_ok=True)  # opening wrote it; the copy has none
+        database = cls(path, db, read_only=True, least=least_write(path))
+        missing = {name for name in database.tables() if not (path / name).exists()}
+        if missing:
+            database.close()
+            raise StateCorruptedError(f"the copy {path} lacks the tables {', '.join(sorted(missing))}.")
+        return database
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """Writes the whole batch or nothing.
@@ -481,7 +504,13 @@ class Database:
 
 
 def _open(
-    path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None, known_as: Path | None = None
+    path: Path,
+    config: StoreConfig,
+    access: Any,
+    log_folder: Path | None = None,
+    known_as: Path | None = None,
+    *,
+    opens_all_tables: bool = False,
 ) -> Any:
     """Returns an open rocksdict database.
 
@@ -491,13 +520,15 @@ def _open(
         access: rocksdict's access type.
         log_folder: folder for RocksDB's own log files; None = ``path``.
         known_as: folder that error messages name instead of ``path``.
+        opens_all_tables: open all tables now. They stay readable after the owner deletes them.
     """
     global _opened_by
     check_logs(path)
     options = database_options(config)
     if log_folder is not None:
         options.set_db_log_dir(str(log_folder))
-        options.set_max_open_files(-1)  # open files stay readable after the owner deletes them
+    if opens_all_tables:
+        options.set_max_open_files(-1)
     families = {name: family_options(config, small=name == "offsets") for name in FAMILIES}
     _opened_by = os.getpid()
     try:
