@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_query(
         "sink__files__path": str(tmp_path / "files"),
     }
     query.run(query.frame(maxOffsetsPerTrigger="100"), **options)
-    # Spark ends the source's process a moment after the query
+    # Spark kills the source's process a moment after the query
     shown = await_shown(
         ["--checkpoint", checkpoint], lambda found: found["status"] == "stopped", "the end of the query"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from integration.support.kafka import Admin, end_offsets, produce, read_back, values
+from integration.support.kafka import Admin, end_offsets, final_end_offsets, produce, read_back, values
 from integration.support.query import Query
 from kafka_eos_source.protocol import offset_log
 
@@ -51,7 +51,7 @@ def test_a_replay_of_named_sources_is_skipped_in_any_order_of_the_sources(
     produce(broker, returns, rows(60, 100))
     query.run(union(query, orders=orders, returns=returns))
     assert named(query, 0) == {"orders", "returns"}
-    ends = end_offsets(broker, query.sink)
+    ends = final_end_offsets(broker, query.sink)
 
     query.forget_commit(0)
     query.run(union(query, returns=returns, orders=orders))
@@ -75,7 +75,7 @@ def test_a_replay_of_the_first_batch_with_an_added_source_is_skipped(
     changed = {"claims": claims, "orders": orders}
     query.run(union(query, **changed))
     assert named(query, 1) == set(changed)
-    ends = end_offsets(broker, query.sink)
+    ends = final_end_offsets(broker, query.sink)
 
     query.forget_commit(1)
     produce(broker, claims, rows(100, 110))

@@ -21,7 +21,15 @@ from pyspark.sql import SparkSession
 from integration import test_sink_stream as spark_sink
 from integration.support import tools
 from integration.support.checkpoint import SparkCheckpoint
-from integration.support.kafka import Admin, end_offsets, produce, read_back, transaction, values
+from integration.support.kafka import (
+    Admin,
+    end_offsets,
+    final_end_offsets,
+    produce,
+    read_back,
+    transaction,
+    values,
+)
 from integration.support.security import PASSWORDS, SecuredCluster
 from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
@@ -112,7 +120,7 @@ def test_inspect_reports_a_batch_that_kafka_holds_and_spark_has_not_logged(
     found = inspected(query)
     assert (found["checkpoint"]["planned"], found["checkpoint"]["committed"]) == (0, None)
     assert (found["kafka"]["token"]["batch"], found["kafka"]["token"]["rows"]) == (0, 30)
-    ends, written = end_offsets(broker, query.source), end_offsets(broker, query.sink)
+    ends, written = end_offsets(broker, query.source), final_end_offsets(broker, query.sink)
     partitions = {(each["topic"], each["partition"]): each for each in found["kafka"]["partitions"]}
     for number in (0, 1):
         source = partitions[query.source, number]
@@ -154,7 +162,7 @@ def leave_open_transaction(query: Query) -> Producer:
 
 def test_fence_ends_the_open_transaction_of_a_dead_driver(query: Query, broker: str) -> None:
     query.run(0, 0, 50)
-    before = end_offsets(broker, query.sink)[0]
+    before = final_end_offsets(broker, query.sink)[0]
     dead = leave_open_transaction(query)
 
     def group_offsets() -> tuple[bool, int | None]:

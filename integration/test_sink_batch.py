@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from integration.support.kafka import Admin, end_offsets, read_back, values
+from integration.support.kafka import Admin, final_end_offsets, read_back, values
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.journal import query_journal
 
@@ -309,4 +309,4 @@ def test_a_write_adds_its_rows_and_one_control_record_per_partition(
 ) -> None:
     name = topic(1)
     write(numbers(spark, 10), name)
-    assert end_offsets(broker, name) == {0: 11}, "one transaction: one control record"
+    assert final_end_offsets(broker, name) == {0: 11}, "one transaction: one control record"

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from integration.support import broker as brokers
 from integration.support.driver import Driver, await_condition
-from integration.support.kafka import Admin, end_offsets, produce, read_back, values
+from integration.support.kafka import Admin, end_offsets, final_end_offsets, produce, read_back, values
 from integration.support.query import Query
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.protocol.token import Token
@@ -60,7 +60,7 @@ def test_a_query_from_topic_to_topic_commits_records_offsets_and_token(
 def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> None:
     produce(broker, query.source, rows(0, 100))
     query.run()
-    ends = end_offsets(broker, query.sink)
+    ends = final_end_offsets(broker, query.sink)
     query.forget_commit(0)
     query.run()
     assert end_offsets(broker, query.sink) == ends, "the replay wrote something"
@@ -270,7 +270,7 @@ def test_a_rolled_back_checkpoint_skips_batches_that_kafka_holds(
         query.run()
         if first == 0:
             shutil.copytree(query.checkpoint, tmp_path / "old")
-    ends = end_offsets(broker, query.sink)
+    ends = final_end_offsets(broker, query.sink)
     shutil.rmtree(query.checkpoint)
     shutil.copytree(tmp_path / "old", query.checkpoint)
     query.run()
@@ -404,7 +404,7 @@ def test_a_paused_driver_is_fenced_after_another_took_over(
     stopped = zombie.stopped_worker()
     driver(without_spark(plan), module=LOOP).finish()
     assert values(read_back(broker, query.sink)) == rows(0, 300)
-    ends = end_offsets(broker, query.sink)
+    ends = final_end_offsets(broker, query.sink)
     os.kill(stopped.pid, signal.SIGCONT)
     assert zombie.wait() != 0
     assert "KAFKA_EOS.FENCED" in zombie.log.read_text() or "concurrently" in zombie.log.read_text()

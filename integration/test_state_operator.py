@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from integration.support.driver import ROOT
-from integration.support.kafka import Admin, end_offsets, produce, read_back
+from integration.support.kafka import Admin, final_end_offsets, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import StateMismatchError
@@ -111,7 +111,7 @@ def test_records_offsets_and_changelog_commit_together_and_the_number_of_shards_
     case.check()
     group = admin.group(case.application)
     last_batch = ROWS // PER_BATCH - 1
-    ends = end_offsets(case.broker, case.changelog)
+    ends = final_end_offsets(case.broker, case.changelog)
     for shard in range(SHARDS):
         offset, metadata = group[(case.changelog, shard)]
         token = Token.decode(metadata)

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from integration.support import broker as brokers
-from integration.support.kafka import Admin, end_offsets, read_back, transaction
+from integration.support.kafka import Admin, end_offsets, final_end_offsets, read_back, transaction
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import (
@@ -100,7 +100,7 @@ class Shard:
         else:
             assert producer.flush(SECONDS) == 0
             producer.abort_transaction(SECONDS)
-        return self.end
+        return final_end_offsets(self.bootstrap, self.topic)[0]
 
     @property
     def end(self) -> int:

@@ -14,7 +14,15 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from integration.support.kafka import Admin, end_offsets, produce, read_back, transaction, values
+from integration.support.kafka import (
+    Admin,
+    end_offsets,
+    final_end_offsets,
+    produce,
+    read_back,
+    transaction,
+    values,
+)
 from integration.support.query import Query
 from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
@@ -264,7 +272,7 @@ def test_a_query_continues_after_its_group_was_deleted(
         produce(broker, query.source, rows(first, first + 20))
         query.run(token__topic=tokens.topic.name)
     assert_group_is_whole(admin, broker, query, record_in_topic(tokens, query))
-    written = end_offsets(broker, query.sink)
+    written = final_end_offsets(broker, query.sink)
     query.forget_commit(batches - 1)
     admin.delete_group(query.group)
     restart(query, token__topic=tokens.topic.name)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Sequence
@@ -31,6 +34,7 @@ from kafka_eos_source.observe.source import LagClock, SourceObserver
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
+from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.runtime import private_folders
@@ -429,18 +433,56 @@ def test_a_source_writes_only_what_has_changed(
         source.planned({T0: 5}, {T0: 9}, {T0: 12}, is_batch=True, reason="")
     source.write()
     source.write()
-    (first,) = written
-    assert (first.state, first.planned, first.lag(first.start)) == (
-        SourceState.PLANNED,
-        {T0: 9},
-        {"in": 7},
-    )
+    assert len(written) == 2, "the first plan at once, the others together"
+    for each in written:
+        assert (each.state, each.planned, each.lag(each.start)) == (
+            SourceState.PLANNED,
+            {T0: 9},
+            {"in": 7},
+        )
     for _ in range(3):
         source.planned({T0: 9}, {T0: 9}, {T0: 9}, is_batch=False, reason="")
         source.write()
-    assert [each.state for each in written] == [SourceState.PLANNED, SourceState.IDLE]
+    assert [each.state for each in written] == [SourceState.PLANNED] * 2 + [SourceState.IDLE]
     source.stopped()
     assert written[-1].state is SourceState.STOPPED
+
+
+#: Plans a micro-batch as Spark's Python process does, and is killed before it hears that the query ended.
+SHORT_LIVED = """
+import os, signal
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe.source import SourceObserver
+
+source = SourceObserver("in", "")
+with source.asking():
+    pass
+source.planned(
+    {TopicPartition("in", 0): 5}, {TopicPartition("in", 0): 9}, {}, is_batch=True, reason="", hidden={}
+)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> None:  # noqa: F811
+    """A driver such as a notebook outlives its queries."""
+    killed = subprocess.run(
+        [sys.executable, "-c", SHORT_LIVED],
+        env={**os.environ, "TMPDIR": str(shared)},
+        check=False,
+        timeout=SECONDS,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (source,) = journal.source_figures()
+    assert source.state is SourceState.PLANNED
+    driver = process.this_writer().process
+    sources = (replace(source, writer=replace(source.writer, driver=driver)),)  # Spark's JVM
+    read = (SourceRead(position_id({T0: 9}), {"in": 4}),)
+    batch = replace(BATCH, sources=read, writer=process.Writer(driver, driver))
+    journal.Journal(batch.application_id).finished(batch)
+    found = journal.query_journal(batch.application_id, sources)
+    assert found is not None
+    assert view(found, source.at).status is Status.STOPPED
 
 
 def test_a_source_that_learns_the_name_of_its_query_writes_it(
@@ -567,6 +609,7 @@ def test_the_end_of_a_run_is_written_last(
             assert may_end.wait(SECONDS)
         written.append(figures)
 
+    source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
     monkeypatch.setattr(source._file, "write", slow)
     source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
     watching = threading.Thread(target=source.write)
@@ -578,7 +621,7 @@ def test_the_end_of_a_run_is_written_last(
     may_end.set()
     watching.join(SECONDS)
     stopping.join(SECONDS)
-    assert [each.state for each in written] == [SourceState.PLANNED, SourceState.STOPPED]
+    assert [each.state for each in written] == [SourceState.IDLE, SourceState.PLANNED, SourceState.STOPPED]
 
 
 class Watermarks:

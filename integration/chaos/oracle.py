@@ -52,6 +52,7 @@ def outcome(
     sent = list(sent)
     found = read_back(bootstrap, sink)
     ends, stable = (end_offsets(bootstrap, topic, "read_committed") for topic in (source, sink))
+    written = end_offsets(bootstrap, sink)
     group = _group(bootstrap, group_id, [(source, number) for number in ends] + [(sink, 0)])
     tokens = [token for _, text in group.values() if (token := Token.decode(text)) is not None]
     return Outcome(
@@ -62,11 +63,7 @@ def outcome(
             for number, end in ends.items()
             if end and group.get((source, number), (None,))[0] != end
         ),
-        open_partitions=tuple(
-            f"{sink}-{number}"
-            for number, end in end_offsets(bootstrap, sink).items()
-            if stable[number] != end
-        ),
+        open_partitions=tuple(f"{sink}-{number}" for number, end in written.items() if stable[number] != end),
         token=max(tokens, key=lambda token: token.sequence, default=None),
     )
 

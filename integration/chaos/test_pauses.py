@@ -6,7 +6,7 @@ import pytest
 
 from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
-from integration.support.kafka import end_offsets
+from integration.support.kafka import end_offsets, final_end_offsets
 from integration.support.processes import await_condition
 
 TIMEOUT_MS = 2000
@@ -56,7 +56,7 @@ def test_t24_a_paused_driver_that_resumes_after_another_is_fenced_and_writes_not
     scenario.feed(150)
     zombie = scenario.stopped_at(at)
     scenario.run()
-    ends = end_offsets(scenario.bootstrap, scenario.sink)
+    ends = final_end_offsets(scenario.bootstrap, scenario.sink)
     zombie.resume()
     assert zombie.wait() == 1
     assert "KAFKA_EOS.FENCED" in zombie.log.read_text()

@@ -25,10 +25,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from integration.support.processes import await_condition
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.runtime.deadline import Deadline
 
 TIMEOUT_SECONDS = 60.0
+#: How long `read_back` waits for the control records of transactions that Kafka may have committed.
+_CONTROL_RECORD_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,11 @@ def transaction(bootstrap: str, transactional_id: str, config: Mapping[str, Any]
 def read_back(
     bootstrap: str, *topics: str, committed: bool = True, config: Mapping[str, Any] | None = None
 ) -> list[Record]:
-    """Returns every record that is in the topics now, by partition and offset."""
+    """Returns every record that is in the topics now, by partition and offset.
+
+    Kafka answers a commit before the partitions have its control record. So if open transactions hide
+    records, the function waits for them a moment.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -197,11 +204,18 @@ def read_back(
         listed = consumer.list_topics(timeout=TIMEOUT_SECONDS).topics
         open_partitions = {(topic, number) for topic in topics for number in listed[topic].partitions}
         consumer.assign([TopicPartition(topic, number, 0) for topic, number in open_partitions])
-        while open_partitions:
-            for message in consumer.consume(10_000, 0.5):
+        hidden: set[tuple[str, int]] = set()
+        patience = Deadline.after_seconds(_CONTROL_RECORD_SECONDS)
+        while open_partitions - (hidden if patience.expired else set()):
+            for message in consumer.consume(10_000, 0.1):
+                tp = message.topic(), message.partition()
                 if message.error() is not None:
                     assert message.error().name() == "_PARTITION_EOF", message.error()
-                    open_partitions.discard((message.topic(), message.partition()))
+                    _, end = consumer.get_watermark_offsets(TopicPartition(*tp), cached=True)
+                    if message.offset() < end:
+                        hidden.add(tp)
+                    else:
+                        open_partitions.discard(tp)
                 else:
                     found.append(
                         Record(
@@ -237,3 +251,22 @@ def end_offsets(bootstrap: str, topic: str, isolation_level: str = "read_uncommi
         }
     finally:
         consumer.close()
+
+
+def final_end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    """Returns end offsets that stay as they are until somebody writes again.
+
+    Kafka answers a commit before the partitions have its control record, so the function waits for that.
+
+    Raises:
+        AssertionError: if a transaction stays open.
+    """
+    await_condition(
+        lambda: is_stable(bootstrap, topic), TIMEOUT_SECONDS, f"no transaction is open in {topic}"
+    )
+    return end_offsets(bootstrap, topic)
+
+
+def is_stable(bootstrap: str, topic: str) -> bool:
+    """Whether no transaction is open in any partition of a topic."""
+    return end_offsets(bootstrap, topic, "read_committed") == end_offsets(bootstrap, topic)

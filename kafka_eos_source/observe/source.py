@@ -88,7 +88,11 @@ class _Seen:
 
 
 class SourceObserver:
-    """Measures one source. A thread writes what has changed to the source's file, once per second.
+    """Measures one source, and writes what has changed to the source's file.
+
+    The first plan is written before Spark learns of it, later ones by a thread, once per second. Spark may
+    kill the process at any time, without calling `stopped`; readers of the file then see that its writer is
+    dead. A query without such a file would seem to run for as long as its driver does.
 
     No error of the measurement reaches the caller.
 
@@ -112,6 +116,7 @@ class SourceObserver:
         self._searched_at, self._searches = 0.0, 0
         self._began_at = self._written_at = clock()
         self._complaint: Callable[[], str] = str
+        self._has_planned = False
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # the last writer at the end of the run is `stopped`
@@ -157,6 +162,9 @@ class SourceObserver:
         """
         guarded(partial(self._look, hidden or {}, retention_ms))
         guarded(partial(self._planned, start, end, latest, is_batch=is_batch, reason=reason))
+        if not self._has_planned:
+            self._has_planned = True
+            in_background(self.write)
 
     def _look(self, hidden: Offsets, retention_ms: int | None) -> None:
         """Records what the source knows besides its plan."""
