@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import StateError
+from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
+from kafka_eos_source.state.operator.shard import ShardTask
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.shard_batches import BATCH_TIME, SHARD
@@ -141,3 +145,32 @@ def test_the_time_of_the_batch_limits_event_times_before_the_first_row_is_read(o
     (rows,) = operator._rows([batch], 0, [], context)
     assert context.event_time_limit_ms == 1_700_000_000_123 + 24 * 3_600_000
     assert rows.schema.names == ["n"]
+
+
+@pytest.mark.parametrize(("changes", "released"), [(operator_task._MANY_CHANGES, [0]), (10, [])])
+def test_a_worker_returns_memory_after_a_task_with_many_changes(
+    operator: Operator,
+    checked_topics: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: int,
+    released: list[int],
+) -> None:
+    """Spark keeps the worker, and the next task would begin with the memory of this one."""
+    now, open_shards, found = StreamingTask("q", "4", "r", 1), list[ShardTask](), list[int]()
+
+    @contextmanager
+    def opened(task: ShardTask) -> Iterator[SimpleNamespace]:
+        report = ShardReport(TopicPartition("t", 1), "a", 2, "q", "4", 0, 0, records=changes)
+        open_shards.append(task)
+        yield SimpleNamespace(
+            store=None, context=BatchContext(0, 0, 2, True, 5), persist_pending=lambda: (report, ())
+        )
+        open_shards.pop()
+
+    run(monkeypatch, now)
+    monkeypatch.setattr(operator_task, "open_shard", opened)
+    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
+    monkeypatch.setattr(operator_task, "release_unused_memory", lambda: found.append(len(open_shards)))
+    (packets,) = operator(iter(()))
+    assert packets.num_rows == 1
+    assert found == released, "after the shard was closed, and after no small task"

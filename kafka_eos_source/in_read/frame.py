@@ -20,6 +20,7 @@ from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.registry.selected import RegistrySchema
 from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.session import warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def map_in_read(
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
+    if write is None:
+        warn_of_large_batches(frame.sparkSession, "map_in_read without write=")
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read("map.in.read", step.to_json(), frame.sparkSession, sink)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
@@ -22,8 +23,12 @@ _MANAGER = "FileSystemBasedCheckpointFileManager"
 _PACKAGE = "org/apache/spark/sql/execution/streaming/"
 
 
-#: Limit of a batch that Spark passes to Python, in bytes. The largest value switches the check off.
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+#: Spark's setting (4.1 and later) for the bytes of a batch that it passes to Python. The largest value
+#: switches the check off.
+BATCH_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+#: Four times Spark's default.
+_MOST_BATCH_BYTES = 256 << 20
 
 
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
@@ -43,12 +48,14 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
         small_rows: no row of the session has more than about 10 KiB. Spark then divides the rows that it
             passes to Python by their number (10,000), and no longer adds up the bytes of each batch for each
             row, which costs more than copying the row. With large rows, such a batch could exceed the memory.
+            Leave it out if the session runs stateful operators, or `map_in_read` without ``write=``: they
+            pass packed batches through Spark, which are rows of up to a megabyte.
 
     Returns:
         One setting, or two.
     """
     found = {DAEMON_SETTING: "kafka_eos_source.spark.worker_daemon"}
-    return {**found, _BATCH_BYTES: str(2**31 - 1)} if small_rows else found
+    return {**found, BATCH_BYTES_SETTING: str(2**31 - 1)} if small_rows else found
 
 
 def disable_adaptive_streaming(session: SparkSession) -> bool:
@@ -69,6 +76,34 @@ def disable_adaptive_streaming(session: SparkSession) -> bool:
         return False
     session.conf.set(ADAPTIVE_SETTING, "false")
     _log.info("%s is now false in this session: a query has a stateful operator", ADAPTIVE_SETTING)
+    return True
+
+
+def warn_of_large_batches(session: SparkSession, what: str) -> bool:
+    """Logs a warning if a session lets Spark collect packed batches without a reasonable limit.
+
+    A packed batch is a large row for Spark. Without the limit, a Python worker gets up to 10,000 of them at a
+    time, so its memory grows with the micro-batch.
+
+    Args:
+        session: the session of the query's frame.
+        what: what passes packed batches through Spark.
+
+    Returns:
+        Whether the session has such a setting.
+    """
+    value = session.conf.get(BATCH_BYTES_SETTING, None) or ""
+    found = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)b?\s*", value.lower())
+    if found is None or int(found[1]) * _UNITS[found[2]] <= _MOST_BATCH_BYTES:
+        return False
+    _log.warning(
+        "%s=%s is meant for sessions that pass only small rows to Python, but %s passes packed batches. The "
+        "memory of Python workers grows with the size of micro-batches. Leave the setting out, or "
+        "small_rows=True of recommended_settings().",
+        BATCH_BYTES_SETTING,
+        value,
+        what,
+    )
     return True
 
 

@@ -62,6 +62,20 @@ def freeze_loaded_objects() -> None:
         gc.freeze()
 
 
+def release_unused_memory() -> None:
+    """Returns memory that this process has freed to the operating system.
+
+    Spark keeps a worker for further tasks. Arrow's pool and the C library keep freed memory for later use, so
+    after a task that needed much memory, the next one would begin with it. A call takes some milliseconds.
+    """
+    import pyarrow as pa  # not all workers need it
+
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
 @contextmanager
 def cycle_collection_paused() -> Iterator[None]:
     """Pauses the collector of reference cycles while the caller creates many Kafka messages.

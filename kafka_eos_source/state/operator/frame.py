@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.spark.session import disable_adaptive_streaming
+from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
@@ -99,6 +99,7 @@ def with_operator(
     if checked.application_id is not None:
         ensure_changelog(checked, changelog_name(checked.application_id, store), count)
     disable_adaptive_streaming(frame.sparkSession)
+    warn_of_large_batches(frame.sparkSession, "a stateful operator")
     operator = Operator(processor, store, count, checked, packed_schema)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ from kafka_eos_source.protocol.packet import CHANGELOG, pack
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
-from kafka_eos_source.spark.worker import task_begins
+from kafka_eos_source.spark.worker import release_unused_memory, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
@@ -31,6 +31,8 @@ from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
 
+#: After a task with this many changes, its worker returns freed memory to the operating system.
+_MANY_CHANGES = 1 << 18
 #: Changelog topics that this process has checked, each with the run of the query in which it did. A Python
 #: worker outlives a run, and between two runs the topic may be recreated with as many partitions.
 _changelogs: dict[tuple[str, str, int], tuple[str, ChangelogTopic]] = {}
@@ -94,6 +96,8 @@ class Operator:
                 report, changes = shard.persist_pending()
             yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
+        if report.records >= _MANY_CHANGES:
+            release_unused_memory()
 
     def _packets(
         self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]

@@ -1,0 +1,82 @@
+"""What tasks leave in the memory of a worker: long-lived objects, cycles, and memory that they have freed."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+TASKS = """
+import gc, weakref
+from kafka_eos_source.spark.worker import freeze_loaded_objects
+
+class Node:
+    pass
+
+def task():
+    freeze_loaded_objects()
+    node = Node()
+    node.itself = node
+    left.append(weakref.ref(node))
+
+left = []
+for number in range(1, 10):
+    task()
+    before = gc.get_freeze_count()
+    gc.collect()  # as PySpark's daemon does after each task
+    assert left[-1]() is None, f"the cycle of task {number} stays"
+    print(before)
+"""
+
+
+def test_objects_that_survive_the_first_task_are_not_scanned_by_later_collections() -> None:
+    spared = [
+        int(line)
+        for line in subprocess.run(
+            [sys.executable, "-c", TASKS], check=True, capture_output=True, text=True
+        ).stdout.split()
+    ]
+    assert spared[0] == 0, "the first task loads what stays"
+    assert spared[1] > 1000
+    assert [number for number in range(2, 10) if spared[number - 1] > spared[number - 2]] == [2, 4, 8]
+
+
+#: Fills the heap with blocks, and frees all but the last one, below which the C library keeps everything.
+HEAP = """
+import ctypes
+from pathlib import Path
+from kafka_eos_source.spark.worker import release_unused_memory
+
+def resident_pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+import pyarrow
+size, blocks = 60_000, []
+began = resident_pages()
+for _ in range(2_000):
+    blocks.append(library.malloc(size))
+    library.memset(blocks[-1], 1, size)
+for block in blocks[:-1]:
+    library.free(block)
+kept = resident_pages()
+release_unused_memory()
+print(began, kept, resident_pages())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_is_returned() -> None:
+    began, kept, left = map(
+        int,
+        subprocess.run(
+            [sys.executable, "-c", HEAP], check=True, capture_output=True, text=True
+        ).stdout.split(),
+    )
+    assert kept - began > 20_000, "the C library keeps what was freed"
+    assert left - began < 2_000
