@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import struct
@@ -65,6 +66,36 @@ def crash_images(folder: Path, config: str, work: str, *, commits: int) -> list[
         done = _number(acknowledged)
         images.append((folder / "live", done))
     return images
+
+
+def copy_of_open_store(store: Path, copy: Path) -> Path:
+    """Copies the folder of a store that this process has open, as a kill at one moment would leave it.
+
+    RocksDB's threads write and delete files while the test does nothing. A copy that they disturbed mixes
+    several moments, so this function copies again until no file changed meanwhile.
+
+    Returns:
+        The copy.
+    """
+    deadline = time.monotonic() + 120
+    while True:
+        before = _files(store)
+        with contextlib.suppress(FileNotFoundError, shutil.Error):
+            shutil.copytree(store, copy)
+            if _files(store) == before:
+                return copy
+        assert time.monotonic() < deadline, "the files of the store do not come to rest"
+        shutil.rmtree(copy)
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """Returns what changes if a file of a folder is created, replaced, written or deleted."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            found[path] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return found
 
 
 def _number(path: Path) -> int:

@@ -17,7 +17,15 @@ from typing import Any
 
 import psutil
 import pytest
-from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, crash_images, records_of, until
+from crash_kit import (
+    OPEN_FOR_EACH_COMMIT,
+    OPEN_ONCE,
+    SEED,
+    copy_of_open_store,
+    crash_images,
+    records_of,
+    until,
+)
 from state_kit import (
     EFFORT,
     IDENTITY,
@@ -144,24 +152,11 @@ def _with_two_logs(folder: Path) -> Path:
             work.step(store)
             logs = [log for log in sorted((folder / "live" / "db").glob("*.log")) if log.stat().st_size]
             if len(logs) > 1 and len(records_of(logs[0])) > 10:
-                # a flush could delete the first log while it is copied
-                image = shutil.copytree(folder / "live", folder / "image", dirs_exist_ok=True)
-                if all((image / "db" / log.name).exists() for log in logs) and _opens(image, folder):
+                image = copy_of_open_store(folder / "live", folder / "image")
+                if all((image / "db" / log.name).exists() for log in logs):  # no flush came between
                     return image
                 shutil.rmtree(image)
     raise AssertionError("RocksDB never kept two logs")
-
-
-def _opens(image: Path, folder: Path) -> bool:
-    """Returns whether a copy of a store that was in use is complete."""
-    tried = shutil.copytree(image, folder / "tried")
-    try:
-        _verify(tried)
-    except StateCorruptedError:
-        return False
-    finally:
-        shutil.rmtree(tried)
-    return True
 
 
 def _restored(path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, crash_images, records_of
+from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, copy_of_open_store, crash_images, records_of
 from state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
 
 from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError
@@ -99,7 +99,7 @@ class _Scenario:
                 self._steps.append(f"wrote {work.done}")
                 is_killed = self._rng.random() < 0.5
                 if is_killed:
-                    shutil.copytree(path, following)
+                    copy_of_open_store(path, following)
             if not is_killed:
                 shutil.copytree(path, following)
         except StateCorruptedError:
@@ -212,7 +212,7 @@ def test_a_restored_chunk_that_is_ahead_of_its_record_is_noticed(
 
     def ingest_and_copy(database: Database, *args: Any) -> None:
         ingest(database, *args)
-        copies.append(shutil.copytree(tmp_path / "live", tmp_path / f"copy{len(copies)}"))
+        copies.append(copy_of_open_store(tmp_path / "live", tmp_path / f"copy{len(copies)}"))
 
     monkeypatch.setattr(Database, "ingest", ingest_and_copy)
     with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
@@ -258,7 +258,7 @@ class _SyncedLengths:
 
 def _after_power_failure(store: Path, synced: dict[str, int], copy: Path) -> Path:
     """Copies a store without the bytes of its logs that were not on disk."""
-    shutil.copytree(store, copy)
+    copy_of_open_store(store, copy)
     for log in (copy / "db").glob("*.log"):
         os.truncate(log, synced.get(log.name, 0))
     return copy
@@ -376,7 +376,7 @@ def test_logs_of_a_process_that_was_killed_are_synced_before_the_next_write(
     monkeypatch.setattr(database, "fsync", synced.append)
     with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
         _put(store, 1)
-        shutil.copytree(tmp_path / "live", tmp_path / "killed")
+        copy_of_open_store(tmp_path / "live", tmp_path / "killed")
     assert not synced
     logs = _written_logs(tmp_path / "killed")
     with TransactionalStateStore.open(tmp_path / "killed", IDENTITY):
@@ -403,7 +403,7 @@ def _copies_at(monkeypatch: pytest.MonkeyPatch, failpoint: str, folder: Path) ->
 
     def reach(name: str) -> None:
         if name == failpoint:
-            copies.append(shutil.copytree(folder / "live", folder / f"copy{len(copies)}"))
+            copies.append(copy_of_open_store(folder / "live", folder / f"copy{len(copies)}"))
 
     monkeypatch.setattr(failpoints, "reach", reach)
     return copies

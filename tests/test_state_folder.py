@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import rocksdict
+from crash_kit import copy_of_open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_kit import IDENTITY, TOPIC, TP, key, record
@@ -289,7 +290,7 @@ def test_a_damaged_log_of_a_rarely_written_column_family_is_detected(tmp_path: P
     flushing = [f"rocksdb.{name}" for name in ("num-running-flushes", "mem-table-flush-pending")]
     while any(data.property_int_value(name) for name in flushing):
         time.sleep(0.005)
-    copy = shutil.copytree(path, tmp_path / "copy")
+    copy = copy_of_open_store(path, tmp_path / "copy")
     del data, offsets
     database.close()
     logs = sorted((copy / "db").glob("*.log"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pytest
+from crash_kit import copy_of_open_store
 from state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
 
 from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateError, StateLockedError
@@ -328,7 +328,7 @@ def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(
 
         def copy_then_reach(name: str) -> None:
             if name == "state.apply_began":
-                shutil.copytree(tmp_path / "s", tmp_path / "copy")
+                copy_of_open_store(tmp_path / "s", tmp_path / "copy")
                 owner = json.loads((tmp_path / "copy" / "owner").read_text())
                 (tmp_path / "copy" / "owner").write_text(json.dumps({**owner, "host": "worker-7"}))
             reach(name)
