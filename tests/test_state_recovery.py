@@ -74,7 +74,7 @@ def test_unusable_local_state_is_removed_and_restored(case: Case, reason: Reason
 
 
 def test_state_that_is_unusable_again_after_a_restore_is_an_error(case: Case) -> None:
-    with pytest.raises(ChangelogError, match=r"too-old.*cannot be used either \(out-of-range"):
+    with pytest.raises(ChangelogError, match=r"too-old.*cannot be used either \(out-of-range.*retention, or"):
         case.run(wiping(Reason.TOO_OLD, Reason.OUT_OF_RANGE))
     with TransactionalStateStore.open(case.path, IDENTITY):
         """Opening succeeds only if the store was closed."""

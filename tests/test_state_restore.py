@@ -144,7 +144,7 @@ class Log:
 
 
 def run(store: Store, log: Log, end: int | None, seconds: float = 5.0, **more: Any) -> Restored:
-    more.setdefault("now_ms", NOW_MS)
+    more.setdefault("clock_ms", lambda: NOW_MS)
     outcome = restore(store, TP, end, log, deadline=Deadline.after_seconds(seconds), **more)
     assert isinstance(outcome, Restored), outcome
     assert not log.assigned, "nothing is fetched any more"
@@ -261,7 +261,9 @@ def test_an_empty_changelog_restores_an_empty_store(end: int) -> None:
 def test_an_offset_out_of_range_is_returned_as_a_reason_to_wipe() -> None:
     store = Store({b"old": b"1"}, next=5, batch=BATCH)
     for log in (Log([], 9, start=6), Log([], 3)):
-        outcome = restore(store, TP, log.end, log, deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
+        outcome = restore(
+            store, TP, log.end, log, deadline=Deadline.after_seconds(1), clock_ms=lambda: NOW_MS
+        )
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.OUT_OF_RANGE
     assert store.data == {b"old": b"1"}, "nothing was done yet"
@@ -274,9 +276,42 @@ def test_a_log_that_loses_its_start_during_the_restore_is_a_reason_to_wipe() -> 
             return super().take(wait_seconds, end)
 
     store = Store(next=2, batch=BATCH)
-    outcome = restore(store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
+    outcome = restore(
+        store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), clock_ms=lambda: NOW_MS
+    )
     assert isinstance(outcome, WipeNeeded)
     assert outcome.why == "it holds the changelog up to offset 2; the log now starts at 7"
+
+
+def test_a_restore_that_was_suspended_until_compaction_removed_a_delete_begins_again() -> None:
+    now_ms = NOW_MS
+
+    class Suspended(Log):
+        at_once = 2
+
+        def between_reads(self) -> None:
+            nonlocal now_ms
+            if now_ms == NOW_MS:  # after the value of k was read, and before its delete
+                now_ms += 25 * HOUR_MS
+                self.records = [each for each in self.records if each[0] not in (0, 5)]
+
+    log = Suspended(
+        [(0, b"k", b"1"), *((at, b"other", b"1") for at in range(1, 5)), (5, b"k", None), (6, b"z", b"1")], 7
+    )
+
+    def restored(store: Store, **more: Any) -> Restored | WipeNeeded:
+        deadline = Deadline.after_seconds(1)
+        return restore(store, TP, log.end, log, deadline=deadline, clock_ms=lambda: now_ms, **more)
+
+    store = Store()
+    outcome = restored(store, delete_retention_ms=24 * HOUR_MS)
+    assert isinstance(outcome, WipeNeeded)
+    assert outcome.reason is Reason.TOO_OLD
+    assert "25.0 h old before its restore ends; with delete.retention.ms=86400000" in outcome.why
+    assert not log.assigned
+    again = Store()
+    assert isinstance(restored(again, delete_retention_ms=24 * HOUR_MS), Restored)
+    assert again.data == {b"other": b"1", b"z": b"1"}
 
 
 def test_no_request_is_sent_for_a_store_at_the_committed_offset() -> None:

@@ -135,9 +135,16 @@ def _wipe(path: str | os.PathLike[str], wipe: WipeNeeded) -> None:
 
 
 def _raise_wiped_twice(path: str | os.PathLike[str], first: WipeNeeded, second: WipeNeeded) -> NoReturn:
+    fix = (
+        "find out what removes records of the changelog while it is read: its retention, or "
+        "kafka-delete-records.sh."
+    )
+    if second.reason is Reason.TOO_OLD:
+        fix = (
+            "set delete.retention.ms of the changelog topic to more than twice the time that a restore takes."
+        )
     raise ChangelogError(
         f"the state in {path} was removed ({first.reason.value}: {first.why}), and the restored state cannot "
         f"be used either ({second.reason.value}: {second.why}).",
-        fix="find out what removes records of the changelog while it is read: its retention, or "
-        "kafka-delete-records.sh.",
+        fix=fix,
     )

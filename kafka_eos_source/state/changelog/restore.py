@@ -40,6 +40,7 @@ from kafka_eos_source.state.changelog.restore_plan import (
     ReadRange,
     Reason,
     WipeNeeded,
+    deletes_may_be_gone,
     plan_restore,
     tag_restoring,
     untag_restoring,
@@ -102,6 +103,10 @@ class Restored:
     ms: float
 
 
+def _clock_ms() -> int:
+    return int(time.time() * 1000)
+
+
 def restore(
     store: RestoreTarget,
     tp: TopicPartition,
@@ -112,7 +117,7 @@ def restore(
     progress: RestoreProgress | None = None,
     end_transaction: Callable[[Deadline], None] | None = None,
     delete_retention_ms: int | None = None,
-    now_ms: int | None = None,
+    clock_ms: Callable[[], int] = _clock_ms,
 ) -> Restored | WipeNeeded:
     """Reads the changelog into the store, up to the committed offset.
 
@@ -131,7 +136,7 @@ def restore(
             the log has an open transaction, which may be that of the first batch.
         delete_retention_ms: ``delete.retention.ms`` of the changelog topic, which limits the age of a store
             that can be caught up; None = any age.
-        now_ms: ms since the epoch; None = the current time.
+        clock_ms: returns the current time, in ms since the epoch.
 
     Returns:
         What was read, or `WipeNeeded` if the local state cannot be caught up.
@@ -155,7 +160,7 @@ def restore(
         store.last_batch(),
         log_start,
         target_end,
-        now_ms=int(time.time() * 1000) if now_ms is None else now_ms,
+        now_ms=clock_ms(),
         delete_retention_ms=delete_retention_ms,
     )
     if isinstance(plan, WipeNeeded):
@@ -168,7 +173,13 @@ def restore(
             log_start,
             log_start - 1,
         )
-    return _Run(store, tp, plan, source, deadline, progress).run()
+
+    def took_too_long() -> WipeNeeded | None:
+        if delete_retention_ms is None:
+            return None
+        return deletes_may_be_gone(plan.since_ms, clock_ms(), delete_retention_ms)
+
+    return _Run(store, tp, plan, source, deadline, progress, took_too_long).run()
 
 
 def _bounds_without_open_transaction(
@@ -244,6 +255,7 @@ class _Run:
         source: ChangelogSource,
         deadline: Deadline,
         progress: RestoreProgress,
+        took_too_long: Callable[[], WipeNeeded | None],
     ) -> None:
         self._store = store
         self._tp = tp
@@ -252,6 +264,7 @@ class _Run:
         self._budget_seconds = deadline.budget_seconds
         self._deadline = deadline
         self._progress = progress
+        self._took_too_long = took_too_long
         self._at = plan.start
         last = store.last_batch()
         #: The last batch whose record was read, now or by an earlier run; None = unknown.
@@ -293,6 +306,10 @@ class _Run:
         while self._at < end:
             wait_seconds = min(_WAIT_SECONDS, self._deadline.remaining_seconds())
             pulled = self._source.take(wait_seconds, end)
+            # This process may have been suspended for longer than compaction keeps deletes. The check comes
+            # after the read, so a chunk never holds a key whose delete compaction has removed.
+            if (wipe := self._took_too_long()) is not None:
+                return wipe
             if pulled.records is not None:
                 self._accept(pulled.records)
             if pulled.log_end is not None:

@@ -28,6 +28,8 @@ from kafka_eos_source.state.model import BatchRecord
 #: Part of ``delete.retention.ms`` that a store may be old. Half of it, because clocks differ and the restore
 #: itself takes time.
 MAX_AGE = 0.5
+#: The same part, at the last read of a restore. Compaction keeps every delete up to then.
+MAX_AGE_AT_END = 0.9
 
 
 class Reason(str, Enum):
@@ -82,6 +84,24 @@ class WipeNeeded:
 
     reason: Reason
     why: str
+
+
+def deletes_may_be_gone(since_ms: int, now_ms: int, delete_retention_ms: int) -> WipeNeeded | None:
+    """Returns why a running restore must begin again, if compaction may have removed deletes meanwhile.
+
+    Args:
+        since_ms: ms since the epoch at which the store held all changes before the restored range.
+        now_ms: the current time, in ms since the epoch.
+        delete_retention_ms: ``delete.retention.ms`` of the changelog topic.
+    """
+    age_ms = now_ms - since_ms
+    if age_ms <= MAX_AGE_AT_END * delete_retention_ms:
+        return None
+    return WipeNeeded(
+        Reason.TOO_OLD,
+        f"it is {age_ms / 3_600_000:.1f} h old before its restore ends; with delete.retention.ms="
+        f"{delete_retention_ms} compaction may have removed deletes meanwhile",
+    )
 
 
 @dataclass(frozen=True)
