@@ -102,16 +102,18 @@ def test_a_timeout_is_an_error_and_never_reported_as_no_offset(answers: Answers)
 
 
 @pytest.mark.parametrize("kind", [AssignedConsumer, range_consumer()], ids=["python", "kernel"])
-def test_t146_a_client_that_gets_no_answer_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, kind: type[AssignedConsumer]
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR])
+def test_t146_a_client_that_does_not_find_the_coordinator_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, kind: type[AssignedConsumer], code: int
 ) -> None:
     """A client of librdkafka may wait for ever for a coordinator that has left (issue 5511)."""
+    monkeypatch.setattr(group, "_NOT_COORDINATOR_SECONDS", 0.0)
     asked: list[Consumer] = []
 
     def fetch(client: Consumer, *_: Any, **__: Any) -> list[GroupOffset]:
         asked.append(client)
         if len(asked) == 1:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            raise KafkaException(KafkaError(code))
         return [HELD]
 
     monkeypatch.setattr(group, "fetch", fetch)
@@ -122,6 +124,23 @@ def test_t146_a_client_that_gets_no_answer_is_replaced(
     assert consumer.client is asked[1]
     with pytest.raises(RuntimeError, match="closed"):
         asked[0].assignment()
+    consumer.close()
+
+
+def test_a_client_is_kept_while_a_coordinator_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Consumer] = []
+
+    def fetch(client: Consumer, *_: Any, **__: Any) -> list[GroupOffset]:
+        asked.append(client)
+        if len(asked) < 4:
+            raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
+        return [HELD]
+
+    monkeypatch.setattr(group, "fetch", fetch)
+    monkeypatch.setattr(group, "_NOT_COORDINATOR_SECONDS", 60.0)
+    consumer = AssignedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": GROUP, "log_level": "0"})
+    assert group.stable_offsets(consumer, GROUP, [TP], deadline_in()) == {TP: HELD}
+    assert set(asked) == {consumer.client}
     consumer.close()
 
 

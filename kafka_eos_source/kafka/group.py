@@ -24,6 +24,9 @@ _REQUEST_SECONDS = 10.0
 #: Between two tries of `stable_offsets`, which a task calls for each batch.
 _TASK_PAUSE_SECONDS = 0.02
 
+#: How long one client may ask brokers that are not the coordinator, before a new client takes its place.
+_NOT_COORDINATOR_SECONDS = 2.0
+
 #: The broker's error code for an offset that an open transaction is about to change (KIP-447).
 _PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
 
@@ -210,8 +213,10 @@ def stable_offsets(
         AuthorizationError: if the principal may not describe the group.
     """
     doing = _doing(group_id, partitions)
+    misled = Deadline.after_seconds(_NOT_COORDINATOR_SECONDS)
 
     def send() -> dict[TopicPartition, GroupOffset] | None:
+        nonlocal misled
         timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
         try:
             found = fetch(
@@ -227,10 +232,15 @@ def stable_offsets(
             code = kafka_error(failure).code()
             if code == _PENDING:
                 return None
-            if code == KafkaError._TIMED_OUT and not deadline.expired:
-                # A client whose coordinator has left the cluster waits for it for ever, even after it is back
-                # (librdkafka issue 5511).
+            # A client whose coordinator has left the cluster waits for it for ever, even after it is back
+            # (librdkafka issue 5511). A client may also keep asking a broker that was the coordinator before,
+            # because it remembers coordinators for minutes.
+            is_stuck = code == KafkaError._TIMED_OUT or (
+                code == KafkaError.NOT_COORDINATOR and misled.expired
+            )
+            if is_stuck and not deadline.expired:
                 consumer.reconnect()
+                misled = Deadline.after_seconds(_NOT_COORDINATOR_SECONDS)
             raise
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:
