@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -94,20 +94,34 @@ class Operator:
                 failpoints.reach("state.after_process")
                 _warn_of_future_rows(task, shard.context)
                 report, changes = shard.persist_pending()
-            yield from self._packets(packets_before, report, changes)
+            number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
-        if report.records >= _MANY_CHANGES:
+        if number >= _MANY_CHANGES:
+            packets_before, changes = [], ()  # what is still referenced cannot be returned
             release_unused_memory()
 
     def _packets(
         self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields the packets of the operators before this one, then its own, in batches of `output`."""
-        own = (column([packet]) for packet in pack(report, changes))
+    ) -> Generator[pa.RecordBatch, None, int]:
+        """Yields the packets of the operators before this one, then its own, in batches of `output`.
+
+        Returns:
+            The number of changes. ``report`` does not have it: only its packed form does.
+        """
+        number = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal number
+            for each in changes:
+                number += each.num_rows
+                yield each
+
+        own = (column([packet]) for packet in pack(report, counted()))
         for packets in chain(before, own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
             yield pa.RecordBatch.from_arrays([*nulls, packets], schema=self.output)
+        return number
 
     def _with_packet(self, output: pa.RecordBatch) -> pa.RecordBatch:
         *fields, _ = self.output
