@@ -448,6 +448,15 @@ def test_a_source_writes_only_what_has_changed(
     assert written[-1].state is SourceState.STOPPED
 
 
+def test_the_first_batch_of_a_source_that_was_idle_is_written_at_once(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, _ = observer
+    source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
+    source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
+    assert [each.planned for each in written] == [{}, {T0: 9}]
+
+
 #: Plans a micro-batch as Spark's Python process does, and is killed before it hears that the query ended.
 SHORT_LIVED = """
 import os, signal

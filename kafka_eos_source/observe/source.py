@@ -116,7 +116,7 @@ class SourceObserver:
         self._searched_at, self._searches = 0.0, 0
         self._began_at = self._written_at = clock()
         self._complaint: Callable[[], str] = str
-        self._has_planned = False
+        self._written_at_once: set[bool] = set()  # whether the plans started a batch
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # the last writer at the end of the run is `stopped`
@@ -162,8 +162,8 @@ class SourceObserver:
         """
         guarded(partial(self._look, hidden or {}, retention_ms))
         guarded(partial(self._planned, start, end, latest, is_batch=is_batch, reason=reason))
-        if not self._has_planned:
-            self._has_planned = True
+        if is_batch not in self._written_at_once:
+            self._written_at_once.add(is_batch)
             in_background(self.write)
 
     def _look(self, hidden: Offsets, retention_ms: int | None) -> None:
