@@ -88,14 +88,14 @@ def map_in_read(
         function = registry_columns(function, decode or {}, encode or {}, frame.schema, rows)
         rows = function.marked
     origin = lineage(frame, frame.columns)
+    if origin is None or write is None:
+        warn_of_large_batches(frame.sparkSession, "map_in_read without write= in the read")
     if origin is None:
         return _map_after_read(frame, function, rows)
     pickled = None
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
-    if write is None:
-        warn_of_large_batches(frame.sparkSession, "map_in_read without write=")
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read("map.in.read", step.to_json(), frame.sparkSession, sink)
 

@@ -29,6 +29,9 @@ BATCH_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Four times Spark's default.
 _MOST_BATCH_BYTES = 256 << 20
+#: Spark's limit for the rows of such a batch. A packed batch has up to about a megabyte.
+_BATCH_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_MOST_BATCH_ROWS = 256
 
 
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
@@ -92,7 +95,14 @@ def warn_of_large_batches(session: SparkSession, what: str) -> bool:
     Returns:
         Whether the session has such a setting.
     """
-    value = session.conf.get(BATCH_BYTES_SETTING, None) or ""
+    try:
+        value = session.conf.get(BATCH_BYTES_SETTING, None) or ""
+        rows = session.conf.get(_BATCH_ROWS_SETTING, None) or ""
+    except Exception as error:  # noqa: BLE001 - a server of Spark Connect may refuse to show settings
+        _log.debug("cannot tell how Spark limits packed batches: %r", error)
+        return False
+    if rows.strip().isdecimal() and 0 < int(rows) <= _MOST_BATCH_ROWS:
+        return False
     found = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)b?\s*", value.lower())
     if found is None or int(found[1]) * _UNITS[found[2]] <= _MOST_BATCH_BYTES:
         return False
