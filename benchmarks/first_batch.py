@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from benchmarks.arrow_records import ROWS, binary_column, send
 from benchmarks.contenders.base import PROGRAMS
@@ -116,6 +116,7 @@ def check(bootstrap: str, keys: int) -> None:
         "enable.auto.commit": False,
         "enable.partition.eof": True,
     }
+    eof: int = KafkaError._PARTITION_EOF  # type: ignore[attr-defined]
     seen, ended = np.zeros(keys, np.int64), set[int]()
     consumer = Consumer(config)
     try:
@@ -123,13 +124,24 @@ def check(bootstrap: str, keys: int) -> None:
         silence = Deadline.after_seconds(_SILENCE_SECONDS)
         while len(ended) < _PARTITIONS:
             messages = consumer.consume(_AT_ONCE, 1.0)
-            ended |= {int(each.partition() or 0) for each in messages if each.error() is not None}
+            for each in messages:
+                error = each.error()
+                if error is None:
+                    continue
+                if error.code() != eof:
+                    if error.retriable() or (error.code() < 0 and not error.fatal()):
+                        continue  # librdkafka tries again
+                    raise KafkaException(error)
+                tp = TopicPartition(_TOPIC_OUT, each.partition())
+                _, end = consumer.get_watermark_offsets(tp, cached=True)
+                if each.offset() >= end:  # else an open transaction hides records, committed or not
+                    ended.add(each.partition())
             found = [each for each in messages if each.error() is None]
             if {each.value() for each in found} - {b"1"}:
                 raise click.ClickException("WRONG: a count is not 1")
             numbers = np.array([each.key() for each in found], f"S{KEY_BYTES}").astype(np.int64)
             np.add.at(seen, numbers, 1)
-            if messages:
+            if found:
                 silence = Deadline.after_seconds(_SILENCE_SECONDS)
             elif silence.expired:
                 raise click.ClickException("the output cannot be read to its end")
