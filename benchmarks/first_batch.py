@@ -116,7 +116,7 @@ def check(bootstrap: str, keys: int) -> None:
         "enable.auto.commit": False,
         "enable.partition.eof": True,
     }
-    eof: int = KafkaError._PARTITION_EOF  # type: ignore[attr-defined]
+    eof: int = KafkaError._PARTITION_EOF
     seen, ended = np.zeros(keys, np.int64), set[int]()
     consumer = Consumer(config)
     try:
@@ -132,10 +132,12 @@ def check(bootstrap: str, keys: int) -> None:
                     if error.retriable() or (error.code() < 0 and not error.fatal()):
                         continue  # librdkafka tries again
                     raise KafkaException(error)
-                tp = TopicPartition(_TOPIC_OUT, each.partition())
+                partition, offset = each.partition(), each.offset()
+                assert partition is not None and offset is not None
+                tp = TopicPartition(_TOPIC_OUT, partition)
                 _, end = consumer.get_watermark_offsets(tp, cached=True)
-                if each.offset() >= end:  # else an open transaction hides records, committed or not
-                    ended.add(each.partition())
+                if offset >= end:  # else an open transaction hides records, committed or not
+                    ended.add(partition)
             found = [each for each in messages if each.error() is None]
             if {each.value() for each in found} - {b"1"}:
                 raise click.ClickException("WRONG: a count is not 1")
