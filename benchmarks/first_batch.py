@@ -133,7 +133,8 @@ def check(bootstrap: str, keys: int) -> None:
                         continue  # librdkafka tries again
                     raise KafkaException(error)
                 partition, offset = each.partition(), each.offset()
-                assert partition is not None and offset is not None
+                assert partition is not None
+                assert offset is not None
                 tp = TopicPartition(_TOPIC_OUT, partition)
                 _, end = consumer.get_watermark_offsets(tp, cached=True)
                 if offset >= end:  # else an open transaction hides records, committed or not
