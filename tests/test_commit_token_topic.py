@@ -103,6 +103,17 @@ def test_offsets_that_were_reset_after_the_loss_are_refused() -> None:
     assert broker.log == rows(0)
 
 
+def test_offsets_that_were_moved_while_the_held_batch_was_open_refuse_the_batch_after_it() -> None:
+    broker = broker_with_genesis()
+    commit(broker, ProducerSession(), 0)
+    broker.group[IN] = GroupOffset(IN, 3, "")
+    session = ProducerSession()
+    assert commit(broker, session, 0, "run-2").step is Step.SKIPPED
+    with pytest.raises(OffsetsMovedError, match="in-0 at 3"):
+        commit(broker, session, 1, "run-2")
+    assert broker.log == rows(0)
+
+
 def test_versions_of_batch_writes_are_written_once_although_the_group_was_deleted() -> None:
     broker = ModelBroker()
     versioned = {"versioned": True, "promised": False, "query_id": "txnAppId:job"}

@@ -21,7 +21,7 @@ from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.commit.shard_checks import shards_match
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues
+from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues, moved_partitions
 from kafka_eos_source.errors import AbortableError, ForeignQueryError, KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, Token
@@ -112,6 +112,10 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     session.topic_ids = read_topic_ids(context, producer, own)
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
+    if verdict is Verdict.SKIP and moved_partitions(batch, held):
+        # A batch that Kafka holds is skipped wherever the offsets are. The next batch must not reuse this
+        # producer, but be decided upon with these offsets, which refuse it.
+        session.held = None
     failpoints.reach("commit.after_resolve_prepared")
     return Decision(producer, batch, own, held, verdict, in_group)
 

@@ -89,6 +89,11 @@ def batch_verdict(
     return _by_offsets(batch, token, held)
 
 
+def moved_partitions(batch: Batch, held: Held) -> list[TopicPartition]:
+    """Returns the partitions that the batch read and whose offset another program has committed since."""
+    return sorted(tp for tp in batch.starts or {} if tp in held.offsets and not held.is_marked(tp))
+
+
 def _refuse_shared_group(batch: Batch, held: Held, anchor: TopicPartition) -> None:
     """Raises ForeignQueryError if another application commits its offsets to the same partitions."""
     for tp in sorted({anchor, *(batch.ends or {}), *(batch.starts or {})}):
@@ -130,7 +135,7 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
 
 def _refuse_moved_offsets(batch: Batch, held: Held, token: Token) -> None:
     """Raises OffsetsMovedError if another program has committed an offset since the last batch."""
-    moved = sorted(tp for tp in batch.starts or {} if tp in held.offsets and not held.is_marked(tp))
+    moved = moved_partitions(batch, held)
     if moved:
         raise refusals.offsets_moved(batch, token, held, moved)
 
