@@ -232,7 +232,8 @@ def test_a_copy_without_a_table_that_its_manifest_names_is_not_uploaded(
     with host.open() as store:
         copy = LocalCopy.freeze(store)
     assert copy is not None
-    next(copy.path.glob("*.sst")).unlink()
+    named = [each.name for each in copy.files() if each.name.endswith(".sst")]  # drops tables that are not
+    (copy.path / named[0]).unlink()
     with pytest.raises(StateCorruptedError):
         upload(copy, host.storage, Manifest(IDENTITY, 40, record(40), now_ms(), ()), 0)
     copy.remove()
