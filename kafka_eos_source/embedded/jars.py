@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.cache import cache_directory
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
@@ -74,14 +74,6 @@ TOOLS = JarSet(
 
 #: Downloads the jars of a set into a folder; the second folder is Ivy's cache.
 Fetch = Callable[[JarSet, Path, Path], None]
-
-
-def cache_directory() -> Path:
-    """Returns ``KAFKA_EOS_CACHE``, else the folder ``kafka-eos`` in the user's cache folder."""
-    configured = os.environ.get("KAFKA_EOS_CACHE")
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kafka-eos"
 
 
 def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | None = None) -> Path:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
+from kafka_eos_source.spark import class_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -15,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 #: Spark's setting for the module that runs as the daemon of Python workers.
 DAEMON_SETTING = "spark.python.daemon.module"
+#: Spark's setting for options of the driver's JVM; ``spark.driver.extraJavaOptions`` come after them.
+DRIVER_OPTIONS_SETTING = "spark.driver.defaultJavaOptions"
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 #: Spark's setting (4.1 and later) for adaptive execution in streaming queries without Spark's own state.
 ADAPTIVE_SETTING = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -35,17 +39,24 @@ _MOST_BATCH_ROWS = 256
 
 
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
-    """Returns settings with which Spark starts Python workers faster: 0.25 to 0.45 CPU s less for each.
+    """Returns settings with which Spark starts its JVM and its Python workers faster.
 
     Set them when the session is built: ``SparkSession.builder.config(map=recommended_settings())``, or with
-    ``--conf`` or in ``spark-defaults.conf``; they have no effect on a session that runs already. Spark starts
-    a worker for each task that runs at the same time, and ends workers that were idle for a minute. With
-    these settings, workers are forked from a daemon that has already imported PyArrow, pandas if it is
-    installed, and this package (`kafka_eos_source.spark.worker_daemon`).
+    ``--conf`` or in ``spark-defaults.conf``; they have no effect on a session that runs already.
 
-    Other Python functions of the session work as before, and their workers find PyArrow imported too. This
-    package must be installed on all executors, as kafka-eos itself requires; otherwise no Python worker of
-    the session starts there. On Windows, Spark has no daemon and ignores the setting.
+    **Python workers.** Spark starts a worker for each task that runs at the same time, and ends workers that
+    were idle for a minute. With these settings, workers are forked from a daemon that has already imported
+    PyArrow, pandas if it is installed, and this package (`kafka_eos_source.spark.worker_daemon`). That saves
+    0.25 to 0.45 CPU s for each. Other Python functions of the session work as before, and their workers find
+    PyArrow imported too. This package must be installed on all executors, as kafka-eos itself requires;
+    otherwise no Python worker of the session starts there. On Windows, Spark has no daemon and ignores the
+    setting.
+
+    **The JVM of the driver.** If this host has an archive of Spark's classes, which ``kafka-eos doctor
+    --fix`` writes once, the JVM maps it into memory instead of loading each class from its jar
+    (`kafka_eos_source.spark.class_archive`). A JVM that cannot use the archive ignores it. The setting is
+    ``spark.driver.defaultJavaOptions``, so your ``spark.driver.extraJavaOptions`` still apply. A program that
+    ``spark-submit`` starts has its JVM already: pass the setting with ``--conf``.
 
     Args:
         small_rows: no row of the session has more than about 10 KiB. Spark then divides the rows that it
@@ -55,9 +66,12 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
             pass packed batches through Spark, which are rows of up to a megabyte.
 
     Returns:
-        One setting, or two.
+        One to three settings.
     """
     found = {DAEMON_SETTING: "kafka_eos_source.spark.worker_daemon"}
+    archive = class_archive.usable_archive()
+    if archive is not None:
+        found[DRIVER_OPTIONS_SETTING] = class_archive.java_options(archive)
     return {**found, BATCH_BYTES_SETTING: str(2**31 - 1)} if small_rows else found
 
 

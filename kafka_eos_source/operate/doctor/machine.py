@@ -25,6 +25,8 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, failure, ok
+from kafka_eos_source.spark import class_archive
+from kafka_eos_source.spark.session import DAEMON_SETTING
 
 FORMATS = ("kafka-eos", "kafka-eos-state")
 #: Folders in the system's temporary folder that this package uses, without the user's id.
@@ -252,6 +254,35 @@ def checkpoint_files(local: Mapping[str, str]) -> Finding:
     return ok("checkpoints", f"with a checkpoint in a local folder, {listed} shortens a micro-batch by 60 ms")
 
 
+def archived_classes(where: Path | None, usable: Path | None) -> Finding:
+    """Reports whether the JVM of a driver can start from an archive of Spark's classes.
+
+    Args:
+        where: where the archive is, or would be; None = there is no Java, or no Spark with PySpark.
+        usable: the archive, if it exists.
+    """
+    if where is None:
+        return ok("classes", "no JVM starts in this Python: there is no Java, or PySpark without Spark")
+    if usable is not None:
+        return ok("classes", f"sessions with recommended_settings() start from the class archive {usable}")
+    return Finding(
+        "classes",
+        Severity.NOTE,
+        "there is no archive of Spark's classes, so the JVM of each driver loads them from their jars",
+        "with the archive, the start of a session and its first query take about half of the JVM's CPU time",
+        "run kafka-eos doctor --fix, and build sessions with recommended_settings().",
+        Repair(
+            f"run a short Spark program, and write the classes that it loads to {where} "
+            f"({class_archive.SIZE_MIB} MiB, about a minute)",
+            lambda: _write_archive(where),
+        ),
+    )
+
+
+def _write_archive(where: Path) -> None:
+    class_archive.write(where)
+
+
 def worker_daemon(recommended: Mapping[str, str], commands: Iterable[Sequence[str]]) -> Finding:
     """Reports what `recommended_settings` saves, and whether the Spark sessions of this host use them.
 
@@ -262,9 +293,10 @@ def worker_daemon(recommended: Mapping[str, str], commands: Iterable[Sequence[st
     # a worker has the command line of the daemon that forked it
     daemons = {_module_of(command) for command in commands if "pyspark.worker" in command}
     off = "pyspark.daemon" in daemons
-    if not daemons.isdisjoint(recommended.values()) and not off:
+    module = recommended[DAEMON_SETTING]
+    if module in daemons and not off:
         return ok("daemon", "workers are forked from a daemon that has imported PyArrow and kafka-eos")
-    listed = ", ".join(f"{name}={value}" for name, value in recommended.items())
+    listed = f"{DAEMON_SETTING}={module}"
     where = "; a running session on this host does not use it" if off else ""
     return ok("daemon", f"{listed} saves 0.25 to 0.45 CPU s for each Python worker{where}")
 

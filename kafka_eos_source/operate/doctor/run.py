@@ -32,6 +32,7 @@ from kafka_eos_source.operate.shared_options import open_reader
 from kafka_eos_source.operate.state_list import stores_of
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 
 #: Names of all checks, in the order in which they run.
@@ -42,6 +43,7 @@ CHECKS = (
     "discovery",
     "python",
     "workers",
+    "classes",
     "checkpoints",
     "daemon",
     "space",
@@ -155,6 +157,9 @@ def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
         "discovery": one(machine.discovery),
         "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
         "workers": _imports,
+        "classes": one(
+            lambda: machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
+        ),
         "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
         "daemon": one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
         "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),

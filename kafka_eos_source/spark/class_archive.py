@@ -1,0 +1,153 @@
+"""The archive of Spark's classes, with which the JVM of a driver starts in less than half of the CPU time.
+
+A JVM reads, verifies and links each class of Spark's jars whenever a driver starts. Java can do that once
+and keep the result in an archive that later JVMs map into memory (application class-data sharing, JEP 350).
+`write` runs a short Spark program and archives the classes that it loaded; ``kafka-eos doctor --fix`` calls
+it. `java_options` are the options of a JVM that uses the archive, which `recommended_settings` includes.
+
+A JVM checks its own version, and the path, size and time of each jar, against the archive. If anything
+differs, it ignores the archive and starts as if there were none, so an archive is never wrong, only useless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
+from kafka_eos_source.runtime.cache import cache_directory
+
+#: Size of an archive, as measured with Spark 4.3 and Java 17.
+SIZE_MIB = 170
+
+#: Otherwise a JVM prints a warning to its standard output if it cannot use the archive.
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+_PROGRAM = Path(__file__).with_name("class_archive_program.py")
+#: Runs the program as ``python PROGRAM`` does, but without its folder in the path of modules.
+_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_WAIT_SECONDS = 1800.0
+_FORMAT = "1"
+#: Most characters of the program's output that an error shows.
+_MOST_OUTPUT = 2_000
+
+
+def archive_path() -> Path | None:
+    """Returns the path of the archive for the Spark and the Java that a session of this process would use.
+
+    It does not start Java, and the archive need not exist.
+
+    Returns:
+        None if there is no Java, or PySpark is installed without Spark (pyspark-client).
+    """
+    import pyspark
+
+    java, spark = _java(), _spark_home()
+    if java is None or not (spark / "jars").is_dir():
+        return None
+    place = "\0".join([_FORMAT, pyspark.__version__, str(spark.resolve()), os.path.realpath(java)])
+    digest = hashlib.sha256(place.encode()).hexdigest()[:16]
+    return cache_directory() / f"spark-{pyspark.__version__}-{digest}.jsa"
+
+
+def usable_archive() -> Path | None:
+    """Returns the path of the archive if it exists and nobody else can have written it; otherwise None.
+
+    A JVM runs the code in its archive. So an archive counts only if it belongs to this user or to root, and
+    only its owner may write it.
+    """
+    path = archive_path()
+    if path is None or not str(path).isprintable() or set(str(path)) & set(" \"'"):
+        return None  # Spark splits the options of a JVM at blanks
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    owned = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return path if stat.S_ISREG(status.st_mode) and status.st_size and owned else None
+
+
+def java_options(archive: Path) -> str:
+    """Returns the options with which a JVM uses an archive if it can, and starts without it if not."""
+    return f"-XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}"
+
+
+def write(path: Path | None = None) -> Path:
+    """Runs a short Spark program, and writes the archive of the classes that it loads. Takes half a minute.
+
+    Args:
+        path: where; None = `archive_path`. A reader never finds an incomplete archive there.
+
+    Returns:
+        The path of the archive.
+
+    Raises:
+        UnavailableError: if there is no Java or no Spark, or the program failed or wrote no archive.
+        OSError: if the file or its folder cannot be written.
+    """
+    path = archive_path() if path is None else path
+    if path is None:
+        raise UnavailableError(
+            "there is no Java on the PATH or in JAVA_HOME, or PySpark is installed without Spark.",
+            fix="install Java 17 or newer, and PySpark (not pyspark-client).",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".class-archive-", dir=path.parent) as folder:
+        unfinished = Path(folder, "spark.jsa")
+        # the variable may name another archive, or make the program run on a cluster
+        environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _RUN, str(_PROGRAM), str(unfinished)],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_WAIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(
+                f"the Spark program that loads the classes did not end within {_WAIT_SECONDS:.0f} s."
+            ) from error
+        if done.returncode or not unfinished.exists():
+            raise UnavailableError(
+                "the Spark program that loads the classes wrote no archive, and ended with exit code "
+                f"{done.returncode}: {done.stdout[-_MOST_OUTPUT:].strip()}"
+            )
+        unfinished.chmod(0o644)
+        os.replace(unfinished, path)
+    return path
+
+
+def _java() -> str | None:
+    """Returns the path of the ``java`` that Spark starts: that of ``JAVA_HOME``, else of the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(os.path.join(home, "bin", "java")) if home else shutil.which("java")
+
+
+def _spark_home() -> Path:
+    import pyspark
+
+    configured = os.environ.get("SPARK_HOME")
+    return Path(configured) if configured else Path(pyspark.__file__).parent
+
+
+def _main() -> None:
+    """Writes the archive to the path that is given as the argument, for ``./dev``."""
+    try:
+        write(Path(sys.argv[1]))
+    except (KafkaEosError, OSError) as error:
+        sys.exit(f"no archive of Spark's classes was written: {error}")
+
+
+if __name__ == "__main__":
+    _main()
