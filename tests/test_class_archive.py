@@ -84,16 +84,18 @@ def test_without_java_or_spark_there_is_no_archive(missing: str, tmp_path: Path)
         class_archive.write()
 
 
-@pytest.mark.parametrize("change", ["others may write it", "empty", "a link", "a folder"])
-def test_an_archive_that_somebody_else_could_have_written_is_not_used(
+@pytest.mark.parametrize("change", ["others may write it", "cut", "no size", "a link", "a folder"])
+def test_an_incomplete_archive_or_one_that_somebody_else_could_have_written_is_not_used(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, monkeypatch, _WRITES)
     written = class_archive.write()
     if change == "others may write it":
         written.chmod(0o666)
-    elif change == "empty":
-        written.write_text("")
+    elif change == "cut":
+        written.write_text("class")
+    elif change == "no size":
+        written.with_suffix(".size").unlink()
     else:
         written.unlink()
         if change == "a folder":
@@ -136,7 +138,8 @@ def test_a_failed_attempt_leaves_the_archive_as_it_was(
     with pytest.raises(UnavailableError, match=told):
         class_archive.write()
     assert written.read_text() == "classes"
-    assert list(cache.iterdir()) == [written]
+    assert sorted(cache.iterdir()) == [written, written.with_suffix(".size")]
+    assert class_archive.usable_archive() == written
 
 
 def test_the_program_finds_no_module_of_this_package_beside_it(

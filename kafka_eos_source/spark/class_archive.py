@@ -6,7 +6,8 @@ and keep the result in an archive that later JVMs map into memory (application c
 it. `java_options` are the options of a JVM that uses the archive, which `recommended_settings` includes.
 
 A JVM checks its own version, and the path, size and time of each jar, against the archive. If anything
-differs, it ignores the archive and starts as if there were none, so an archive is never wrong, only useless.
+differs, it ignores the archive and starts as if there were none. It does not check that the file is complete:
+it crashes if the end is missing. So a second file, with the suffix ``.size``, holds the size of the archive.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def archive_path() -> Path | None:
 
 
 def usable_archive() -> Path | None:
-    """Returns the path of the archive if it exists and nobody else can have written it; otherwise None.
+    """Returns the path of the archive if it is complete and nobody else can have written it; otherwise None.
 
     A JVM runs the code in its archive. So an archive counts only if it belongs to this user or to root, and
     only its owner may write it.
@@ -66,10 +67,11 @@ def usable_archive() -> Path | None:
         return None  # Spark splits the options of a JVM at blanks
     try:
         status = path.lstat()
-    except OSError:
+        size = int(_size_file(path).read_text())
+    except (OSError, ValueError):
         return None
     owned = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return path if stat.S_ISREG(status.st_mode) and status.st_size and owned else None
+    return path if stat.S_ISREG(status.st_mode) and status.st_size == size and owned else None
 
 
 def java_options(archive: Path) -> str:
@@ -124,8 +126,17 @@ def write(path: Path | None = None) -> Path:
                 f"{done.returncode}: {done.stdout[-_MOST_OUTPUT:].strip()}"
             )
         unfinished.chmod(0o644)
+        with unfinished.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
         os.replace(unfinished, path)
+        unfinished.write_text(str(size))
+        os.replace(unfinished, _size_file(path))
     return path
+
+
+def _size_file(archive: Path) -> Path:
+    return archive.with_suffix(".size")
 
 
 def _java() -> str | None:

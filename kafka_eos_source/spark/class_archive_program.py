@@ -14,20 +14,21 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as spark_datasource
 from pyspark.sql import functions as sf
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition, WriterCommitMessage
 
 _WAIT_SECONDS = 300
 _ROWS = 100
+
+#: Spark 4.0 has no writer that takes Arrow batches.
+_StreamWriter: Any = getattr(
+    spark_datasource, "DataSourceStreamArrowWriter", spark_datasource.DataSourceStreamWriter
+)
 
 
 class Numbers(DataSourceStreamReader):
@@ -48,10 +49,10 @@ class Numbers(DataSourceStreamReader):
         yield pa.record_batch([numbers, numbers.cast(pa.string()).cast(pa.binary())], ["value", "bytes"])
 
 
-class Nothing(DataSourceStreamArrowWriter):
+class Nothing(_StreamWriter):  # type: ignore[misc]
     """Drops all rows."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         for _ in iterator:
             continue
         return WriterCommitMessage()
@@ -76,7 +77,7 @@ class Formats(DataSource):
     def streamReader(self, schema: object) -> DataSourceStreamReader:
         return Numbers()
 
-    def streamWriter(self, schema: object, overwrite: bool) -> DataSourceStreamArrowWriter:
+    def streamWriter(self, schema: object, overwrite: bool) -> Any:
         return Nothing()
 
 
