@@ -1,4 +1,4 @@
-"""``python -m benchmarks.session_start``: what the archive of Spark's classes saves at the start of a session.
+"""``python -m benchmarks.session_start``: what the archive of Spark's classes saves when a session starts.
 
 Sessions with four settings of the driver's JVM take turns. Each runs a first small query. The table has the
 seconds from the start of the Python process to the result, and the CPU seconds of the JVM until then. The
@@ -39,7 +39,7 @@ def _settings() -> dict[str, str]:
 
 
 def _child(options: str) -> None:
-    """Starts a session, runs a query, and prints the seconds since this process began and the JVM's CPU time."""
+    """Starts a session, runs a query, and prints the seconds that took, and the CPU seconds of the JVM."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
