@@ -34,6 +34,7 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate.state_restore import restore_shards
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
@@ -522,6 +523,29 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     content = shard.content()
     content.pop(b"\x01filler")
     assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key came back"
+
+
+def test_the_command_restores_a_database_anew_that_may_have_missed_deletes(
+    shard: Shard, topics: Admin, tmp_path: Path
+) -> None:
+    """`kafka-eos state restore` on a host whose copy is older than compaction keeps deletes."""
+    topics.configure(shard.topic, EAGER)
+    shard.path = shard.identity.folder(tmp_path / "state")
+    first, second = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000), batch_record(2)
+    end = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(first))])
+    with shard.open() as store:
+        assert isinstance(shard.restore(store, end), Restored)
+        store.commit({shard.tp: end}, batch=first)
+    shard.write([(KEYS[0], None), (BATCH_KEY, encode_batch(second))])
+    end = compacted(shard, [0, end])  # the value and its tombstone
+
+    cut = Cut(shard.application_id, "s", shard.topic, shard.made.topic_id, 1, {0: end}, {0: second})
+    reading = Changelog(shard.application_id, "s", shard.application_id, shard.kafka)
+    (restored,) = restore_shards(tmp_path / "state", reading, cut, [0], in_seconds())
+    content = shard.content()
+    content.pop(b"\x01filler")
+    assert content == dict.fromkeys(KEYS[1:], b"1"), "the deleted key came back"
+    assert restored.wiped == "too-old"
 
 
 @pytest.mark.fault(

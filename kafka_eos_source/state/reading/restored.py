@@ -33,7 +33,6 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import AuthorizationError, ChangelogCompactedError, ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
@@ -169,12 +168,10 @@ class ChangelogCopy:
 
     def _read_retention_seconds(self) -> float:
         """Returns ``delete.retention.ms`` of the topic in seconds; 0 if the principal may not read it."""
-        with TopicAdmin(self._changelog.kafka) as admin:
-            try:
-                config = admin.config(self._changelog.topic, self._deadline())
-            except AuthorizationError:
-                return 0.0
-        return int(config["delete.retention.ms"]) / 1000
+        try:
+            return self._changelog.delete_retention_ms(self._deadline()) / 1000
+        except AuthorizationError:
+            return 0.0
 
     def _deadline(self) -> Deadline:
         return Deadline.after_seconds(self._budget_seconds)
