@@ -91,7 +91,7 @@ def take_if_due(
     global _thread
     now_ms = int(time.time() * 1000)
     identity = store.identity
-    if not committed_offset or not is_due(store.path, now_ms):
+    if not committed_offset or not is_due(store.path, now_ms, settings.interval_ms):
         return
     if _thread is not None and _thread.is_alive():
         return
