@@ -39,7 +39,8 @@ COUNTS = {"flights": count(), "delay": sum_("delay")}
 SOON = 200
 
 
-def five_seconds() -> Deadline:
+def soon() -> Deadline:
+    """Returns the deadline of reads that cannot succeed."""
     return Deadline.after_ms(SOON)
 
 
@@ -52,8 +53,9 @@ def open_query(machine: Machine, **more: Any) -> StateQuery:
     return StateQuery(state_dir=machine.root, timeout_ms=SOON, **more)
 
 
-def committed(machine: Machine) -> Snapshot:
-    return of_folders(folders(machine.root), lambda _: machine.cut(), five_seconds())
+def committed(machine: Machine, deadline: Deadline | None = None) -> Snapshot:
+    deadline = Deadline.after_seconds(30) if deadline is None else deadline
+    return of_folders(folders(machine.root), lambda _: machine.cut(), deadline)
 
 
 def values(snapshot: Snapshot) -> dict[str, int]:
@@ -195,7 +197,7 @@ def test_a_shard_behind_the_committed_batch_is_an_error(machine: Machine) -> Non
     with pytest.raises(
         NotUpToBoundError, match="Kafka has committed batch 1, but on this machine shard 1 is at no batch"
     ):
-        committed(machine)
+        committed(machine, soon())
 
 
 def test_a_database_newer_than_the_group_is_an_error(machine: Machine) -> None:
@@ -207,7 +209,7 @@ def test_a_database_newer_than_the_group_is_an_error(machine: Machine) -> None:
     with pytest.raises(
         NotUpToBoundError, match="Kafka has committed no batch, but on this machine shard 0 is at batch 0"
     ):
-        committed(machine)
+        committed(machine, soon())
 
 
 def test_a_recreated_changelog_is_an_error(machine: Machine) -> None:
@@ -216,7 +218,7 @@ def test_a_recreated_changelog_is_an_error(machine: Machine) -> None:
     other = machine.cut()
     other = type(other)(**{**vars(other), "topic_id": "another"})
     with pytest.raises(StateMismatchError, match="another"):
-        of_folders(folders(machine.root), lambda _: other, five_seconds())
+        of_folders(folders(machine.root), lambda _: other, soon())
 
 
 def test_a_query_may_require_a_minimum_position(machine: Machine) -> None:
