@@ -118,8 +118,9 @@ def test_t176_a_rescale_that_is_killed_in_each_slice_continues_there(
 def test_t177_a_query_that_ran_since_a_killed_copy_is_copied_anew(
     counts: Counts, mutations: tuple[str, ...]
 ) -> None:
-    # Killed within the second shard. Without the rule, the first shard is then not copied again, and lacks what
-    # the query writes next. The number of slices before depends on how the query divided its rows into batches.
+    # Killed within the second shard. Without the rule, the first shard is then not copied again, and lacks
+    # what the query writes next. How many slices come before depends on how the query divided its rows into
+    # batches.
     output = ""
     while "of shard 1" not in output:
         killed, output = killed_at([AFTER] * 2, counts.words(5), slice_records=SMALL, mutations=mutations)
