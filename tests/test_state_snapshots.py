@@ -944,6 +944,27 @@ def test_a_thread_that_cannot_start_leaves_nothing(
     assert list((host.path / "snapshot").glob("db-*")) == []
 
 
+def test_an_upload_that_does_not_end_is_logged_once(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody else says that a location hangs: each later task finds that an upload runs, and makes none."""
+    host, answers = hosts("a"), threading.Event()
+    host.advance(3)
+    monkeypatch.setattr(SnapshotStorage, "files", lambda _storage: answers.wait(60) and {})
+    with host.open() as store:
+        offset, batch = store.next_offset(TP), store.last_batch()
+        assert offset is not None
+        assert batch is not None
+        for later_seconds, warnings in [(0, 0), (500, 0), (700, 1), (800, 1)]:
+            now = time.monotonic() + later_seconds
+            with monkeypatch.context() as mutation:
+                mutation.setattr(upload_module.time, "monotonic", lambda now=now: now)
+                take_if_due(store, TP, offset, batch, SnapshotSettings(host.location, 0))
+            assert caplog.text.count("does not end") == warnings
+    answers.set()
+    wait_for_upload()
+
+
 def test_the_secrets_of_a_location_are_not_shown(tmp_path: Path) -> None:
     location = "s3://key:secret@bucket/folder?session_token=other"
     assert "secret" not in repr(SnapshotSettings(location, 0))
