@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -32,16 +33,25 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import rescale_records
+from kafka_eos_source.operate.rescale import Rescale
+from kafka_eos_source.operate.state_restore import restore_shards
+from kafka_eos_source.protocol.token import ShardProgress, Token
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
+from kafka_eos_source.state.changelog import restore as restoring
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
+from kafka_eos_source.state.changelog.move import Placement
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.layout import BATCH_KEY, keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.reading.cut import Changelog, Cut
@@ -468,6 +478,13 @@ def test_empty_batches_advance_the_offset_of_the_store(shard: Shard) -> None:
 # -- compaction
 
 
+def replace_topic(shard: Shard, topic: str) -> Shard:
+    """Returns a shard whose methods write to, and look at, another topic of the same shape."""
+    other = Shard.__new__(Shard)
+    other.__dict__ |= {**shard.__dict__, "topic": topic}
+    return other
+
+
 def offsets(shard: Shard) -> list[int]:
     return [record.offset for record in read_back(shard.bootstrap, shard.topic)]
 
@@ -522,6 +539,92 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     content = shard.content()
     content.pop(b"\x01filler")
     assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key came back"
+
+
+def test_the_command_restores_a_database_anew_that_may_have_missed_deletes(
+    shard: Shard, topics: Admin, tmp_path: Path
+) -> None:
+    """`kafka-eos state restore` on a host whose copy is older than compaction keeps deletes."""
+    topics.configure(shard.topic, EAGER)
+    shard.path = shard.identity.folder(tmp_path / "state")
+    first, second = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000), batch_record(2)
+    end = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(first))])
+    with shard.open() as store:
+        assert isinstance(shard.restore(store, end), Restored)
+        store.commit({shard.tp: end}, batch=first)
+    shard.write([(KEYS[0], None), (BATCH_KEY, encode_batch(second))])
+    end = compacted(shard, [0, end])  # the value and its tombstone
+
+    cut = Cut(shard.application_id, "s", shard.topic, shard.made.topic_id, 1, {0: end}, {0: second})
+    reading = Changelog(shard.application_id, "s", shard.application_id, shard.kafka)
+    (restored,) = restore_shards(tmp_path / "state", reading, cut, [0], in_seconds())
+    content = shard.content()
+    content.pop(b"\x01filler")
+    assert content == dict.fromkeys(KEYS[1:], b"1"), "the deleted key came back"
+    assert restored.wiped == "too-old"
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+@pytest.mark.parametrize("killed_in", ["copying", "filling"])
+def test_a_rescale_that_goes_on_after_compaction_removed_deletes_copies_no_deleted_key(
+    shard: Shard, topics: Admin, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    """The first run is killed after a slice with a value, whose delete comes later in the log."""
+    retention_ms = 5_000
+    topics.configure(shard.topic, {"delete.retention.ms": str(retention_ms)})
+    record = batch_record(1)
+    shard.write([(key, b"1") for key in KEYS])
+    end = shard.write([(KEYS[0], None), (BATCH_KEY, encode_batch(record))])
+    progress = ShardProgress(record.task_attempt_id, record.time_ms, None)
+    token = Token(shard.application_id, "q", "r", 1, 1, "a", "b", 0, shard=progress, shards=1)
+    topics.commit(shard.application_id, {(shard.topic, 0): (end, token.encode())})
+
+    class OneShard(Placement):
+        def __init__(self, *_: Any) -> None:
+            """Needs no description."""
+
+        def of(self, keys: pa.BinaryArray, shard: int) -> Any:
+            return np.zeros(len(keys), np.int64)
+
+    monkeypatch.setattr(rescale_records, "described", lambda *_: Description("function", pa.schema([]), {}))
+    monkeypatch.setattr(rescale_records, "Placement", OneShard)
+    monkeypatch.setattr(rescale_records, "_raise_if_changed", lambda *_: None)
+    monkeypatch.setattr(rescale_records, "SLICE_RECORDS", 3)
+    monkeypatch.setattr(restoring, "CHUNK_RECORDS", 3)
+    kafka = {"bootstrap.servers": shard.bootstrap}
+    report: list[str] = []
+
+    def run() -> None:
+        command = Rescale(kafka, shard.application_id, "s", shard.application_id, 2, report=report.append)
+        command.run()
+
+    def kill(name: str) -> None:
+        if name == "rescale.slice.after_commit" and (killed_in == "copying" or report[-1].startswith("fill")):
+            raise Killed
+
+    with monkeypatch.context() as mutation:
+        mutation.setattr(failpoints, "reach", kill)
+        with pytest.raises(Killed):
+            run()
+    log = replace_topic(shard, shard.topic if killed_in == "copying" else f"{shard.topic}-rescale")
+    values = [each for each in read_back(log.bootstrap, log.topic) if each.key == KEYS[0]]
+    assert [each.value for each in values] == [b"1", None]
+    topics.configure(log.topic, {name: EAGER[name] for name in EAGER if name != "delete.retention.ms"})
+    compacted(log, [values[0].offset])
+    until = time.monotonic() + 2 * retention_ms / 1000
+    while time.monotonic() < until:  # the broker compacts if there is something new
+        compacted(log, [values[0].offset])
+    assert (values[1].offset in offsets(log)) == (killed_in == "filling"), "the delete is in the log, or not"
+    run()
+    newest = {each.key: each.value for each in read_back(shard.bootstrap, shard.topic)}
+    assert newest.get(KEYS[0]) is None, "the deleted key came back"
+    assert {key: newest[key] for key in KEYS[1:]} == dict.fromkeys(KEYS[1:], b"1")
+    with TopicAdmin(shard.kafka) as admin:
+        settings = admin.config(shard.topic, in_seconds())
+    assert settings["delete.retention.ms"] == str(retention_ms)
 
 
 @pytest.mark.fault(

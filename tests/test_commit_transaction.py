@@ -23,6 +23,7 @@ from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
     InvalidRecordError,
+    OffsetsMovedError,
     OutcomeUnknownError,
     RetriableError,
     TokenMissingError,
@@ -417,3 +418,47 @@ def test_each_batch_is_committed_once_under_any_schedule_of_faults(
         assert committed(broker).batch_id == batch_id
         assert broker.group[IN].offset == 10 * (batch_id + 1)
     assert broker.log == [row for batch_id in range(len(schedule)) for row in rows(batch_id)]
+
+
+# -- offsets that another program moved
+
+
+def test_a_restart_in_the_same_process_notices_offsets_that_were_moved_while_the_query_was_stopped() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0)
+    broker.group[IN] = GroupOffset(IN, 3, "")
+    with pytest.raises(OffsetsMovedError, match="in-0 at 3"):
+        commit(broker, session, 1, "run-2")
+    assert broker.log == rows(0)
+    assert broker.group[IN].offset == 3
+
+
+@pytest.mark.parametrize("starts", [None, {IN: 10}])
+def test_moved_offsets_of_a_partition_that_a_held_batch_read_first_refuse_the_batch_after_it(
+    starts: dict[TopicPartition, int] | None,
+) -> None:
+    """Spark's own source logs no start of its first batch; a new partition has none in any source."""
+    new = TopicPartition("in", 1)
+
+    def run(batch_id: int, session: ProducerSession, run_id: str) -> Result:
+        before = {0: starts, 1: {IN: 20, new: 7}}[batch_id]
+        ends = {IN: 10 * batch_id + 20, new: 7}
+        source = SourceRange(ends, before, CLUSTER_ID)
+        machine = Commit(
+            replace(request(batch_id, run_id), sources=(source,)),
+            ModelRows(rows(batch_id)),
+            broker,
+            session,
+            Deadline.after_seconds(30),
+            sleep=no_sleep,
+        )
+        return machine.run()
+
+    broker, session = broker_with_genesis(), ProducerSession()
+    broker.group[IN] = replace(broker.group[IN], offset=10)
+    run(0, ProducerSession(), "run-1")
+    broker.group[new] = GroupOffset(new, 3, "")
+    assert run(0, session, "run-2").step is Step.SKIPPED
+    with pytest.raises(OffsetsMovedError, match="in-1 at 3"):
+        run(1, session, "run-2")
+    assert broker.log == rows(0)

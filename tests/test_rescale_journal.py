@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_eos_source.operate.rescale import kept_deletes, unkept_deletes
 from kafka_eos_source.operate.rescale_journal import (
     CopyJournal,
     Progress,
@@ -28,7 +29,7 @@ MOVE = Move("counts", 3, 5, "old", TOKEN, "rescale-1", 1000, None, {"late_rows":
 
 
 def test_a_journal_survives_encoding_and_is_neither_a_token_nor_a_move_record() -> None:
-    journal = CopyJournal(digest(CUT), 5, "copy", 1, 77, 12, 40)
+    journal = CopyJournal(digest(CUT), 5, "copy", 1, 77, 12, 40, 1_700_000_000_000)
     text = journal.encode()
     assert len(text) < 256
     assert CopyJournal.decode(text) == CopyJournal.decode(text + "\0") == journal
@@ -103,3 +104,12 @@ def test_progress_estimates_from_what_this_run_has_done(monkeypatch: pytest.Monk
         "seconds": 10.0,
         "left_seconds": 0.0,
     }
+
+
+@pytest.mark.parametrize("own", [{}, {"delete.retention.ms": "0"}, {"delete.retention.ms": "86400000"}])
+def test_the_changelog_gets_back_the_configuration_that_the_copy_had_changed(own: dict[str, str]) -> None:
+    config = {"cleanup.policy": "compact", **own}
+    copy = kept_deletes(config)
+    assert int(copy["delete.retention.ms"]) >= 10 * 365 * 86_400_000
+    assert unkept_deletes(copy) == config
+    assert unkept_deletes(config) == config, "an older release made the copy"

@@ -398,6 +398,16 @@ def test_a_damaged_store_is_set_aside_at_most_once_in_ten_minutes(path: Path) ->
     assert not old.exists(), "one is kept"
 
 
+def test_a_damaged_store_is_set_aside_although_the_clock_was_set_back(path: Path) -> None:
+    filled(path)
+    aside = TransactionalStateStore.set_aside(path)
+    assert aside is not None
+    ahead = aside.rename(path.with_name(f"s.corrupt-{int(time.time() * 1000) + 86_400_000}"))
+    filled(path)
+    assert TransactionalStateStore.set_aside(path) is not None
+    assert not ahead.exists()
+
+
 # ------------------------------------------------------------------ a full disk, and other processes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import (
+    ChangelogCompactedError,
     InvalidOptionError,
     InvalidSchemaError,
     NotUpToBoundError,
@@ -25,11 +27,16 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.changelog.restore import Restored
+from kafka_eos_source.state.changelog.restore_plan import Reason
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.reading import restored
+from kafka_eos_source.state.reading.cut import Changelog
 from kafka_eos_source.state.reading.decode import Choice
 from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
+from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
@@ -39,7 +46,8 @@ COUNTS = {"flights": count(), "delay": sum_("delay")}
 SOON = 200
 
 
-def five_seconds() -> Deadline:
+def soon() -> Deadline:
+    """Returns the deadline of reads that cannot succeed."""
     return Deadline.after_ms(SOON)
 
 
@@ -52,8 +60,9 @@ def open_query(machine: Machine, **more: Any) -> StateQuery:
     return StateQuery(state_dir=machine.root, timeout_ms=SOON, **more)
 
 
-def committed(machine: Machine) -> Snapshot:
-    return of_folders(folders(machine.root), lambda _: machine.cut(), five_seconds())
+def committed(machine: Machine, deadline: Deadline | None = None) -> Snapshot:
+    deadline = Deadline.after_seconds(30) if deadline is None else deadline
+    return of_folders(folders(machine.root), lambda _: machine.cut(), deadline)
 
 
 def values(snapshot: Snapshot) -> dict[str, int]:
@@ -195,7 +204,7 @@ def test_a_shard_behind_the_committed_batch_is_an_error(machine: Machine) -> Non
     with pytest.raises(
         NotUpToBoundError, match="Kafka has committed batch 1, but on this machine shard 1 is at no batch"
     ):
-        committed(machine)
+        committed(machine, soon())
 
 
 def test_a_database_newer_than_the_group_is_an_error(machine: Machine) -> None:
@@ -207,7 +216,7 @@ def test_a_database_newer_than_the_group_is_an_error(machine: Machine) -> None:
     with pytest.raises(
         NotUpToBoundError, match="Kafka has committed no batch, but on this machine shard 0 is at batch 0"
     ):
-        committed(machine)
+        committed(machine, soon())
 
 
 def test_a_recreated_changelog_is_an_error(machine: Machine) -> None:
@@ -216,7 +225,7 @@ def test_a_recreated_changelog_is_an_error(machine: Machine) -> None:
     other = machine.cut()
     other = type(other)(**{**vars(other), "topic_id": "another"})
     with pytest.raises(StateMismatchError, match="another"):
-        of_folders(folders(machine.root), lambda _: other, five_seconds())
+        of_folders(folders(machine.root), lambda _: other, soon())
 
 
 def test_a_query_may_require_a_minimum_position(machine: Machine) -> None:
@@ -418,3 +427,26 @@ def test_databases_from_an_earlier_number_of_shards_are_ignored(machine: Machine
         assert state.shards == 2
         assert state.batch_id == 1
         assert len(list(state.all())) == 3
+
+
+@pytest.mark.parametrize(("hours", "is_refused"), [(21, False), (25, True)])
+def test_a_read_of_a_changelog_that_was_suspended_until_compaction_removed_deletes_is_an_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, hours: int, is_refused: bool
+) -> None:
+    now = 1e9
+
+    def suspended(*_args: object, **_more: object) -> Restored:
+        nonlocal now
+        now += hours * 3600
+        return Restored(0, 0, Reason.NONE, 0.0)
+
+    monkeypatch.setattr(restored, "restore", suspended)
+    monkeypatch.setattr(restored, "changelog_client", lambda *_: nullcontext())
+    monkeypatch.setattr(Changelog, "delete_retention_ms", lambda *_: 24 * 3_600_000)
+    copy = ChangelogCopy(Changelog(APP, STORE, APP, {}), soon())
+    machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
+    machine.commit()
+    cut = machine.cut()
+    monkeypatch.setattr("time.time", lambda: now)
+    with closing(copy), pytest.raises(ChangelogCompactedError) if is_refused else nullcontext():
+        copy.follow(cut, [0])

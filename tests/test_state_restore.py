@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,13 @@ from kafka_eos_source.state.changelog.restore_plan import (
 )
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.layout import BATCH_KEY
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.store import durable
+from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 TP = TopicPartition("app-s-changelog", 3)
+IDENTITY = StoreIdentity("app", "s", 3, 4, TP.topic)
 BATCH = BatchRecord("q", 7, "a1", "r", 1_000_000)
 HOUR_MS = 3_600_000
 NOW_MS = BATCH.time_ms + HOUR_MS
@@ -312,6 +317,52 @@ def test_a_restore_that_was_suspended_until_compaction_removed_a_delete_begins_a
     again = Store()
     assert isinstance(restored(again, delete_retention_ms=24 * HOUR_MS), Restored)
     assert again.data == {b"other": b"1", b"z": b"1"}
+
+
+def test_the_age_of_a_restore_that_was_killed_in_its_first_chunk_counts_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a large chunk are on disk before the chunk's offset and batch."""
+    monkeypatch.setattr(durable, "_INGEST_ROWS", 2)
+    monkeypatch.setattr(module, "CHUNK_RECORDS", 2)
+    ingest = Database.ingest
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        ingest(*args, **kwargs)
+        raise Killed
+
+    log = Log([(0, b"k", b"1"), (1, b"l", b"1"), (2, b"k", None), (3, b"z", b"1")], 4)
+    log.at_once = 2
+    now_ms = NOW_MS
+
+    def task() -> Restored | WipeNeeded:
+        with TransactionalStateStore.open(tmp_path / "3", IDENTITY) as store:
+            return restore(
+                store,
+                TP,
+                log.end,
+                log,
+                deadline=Deadline.after_seconds(1),
+                clock_ms=lambda: now_ms,
+                delete_retention_ms=24 * HOUR_MS,
+            )
+
+    with monkeypatch.context() as mutation:
+        mutation.setattr(Database, "ingest", killed)
+        with pytest.raises(Killed):
+            task()
+    now_ms += 25 * HOUR_MS
+    log.records = [
+        each for each in log.records if each[0] not in (0, 2)
+    ]  # compaction removed value and delete
+    outcome = task()
+    if isinstance(outcome, WipeNeeded):
+        assert outcome.reason is Reason.TOO_OLD
+        TransactionalStateStore.destroy(tmp_path / "3")
+        assert isinstance(task(), Restored)
+    with TransactionalStateStore.open(tmp_path / "3", IDENTITY) as store:
+        assert dict(store.all()) == {b"l": b"1", b"z": b"1"}, "the deleted key came back"
+    assert isinstance(outcome, WipeNeeded)
 
 
 def test_no_request_is_sent_for_a_store_at_the_committed_offset() -> None:

@@ -337,6 +337,29 @@ def test_no_file_is_linked_until_a_snapshot_is_due(
         take_if_due(store, TP, 4, record(4), SnapshotSettings(host.location, HOUR_MS))
 
 
+@pytest.mark.parametrize(
+    ("written_by", "now_by"), [(1000 * HOUR_MS, 0), (0, 24 * HOUR_MS)], ids=["clock", "interval"]
+)
+def test_a_snapshot_is_due_after_the_clock_was_set_back_or_the_interval_was_made_shorter(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, written_by: int, now_by: int
+) -> None:
+    """First a clock that is ``written_by`` ahead, and an interval that is ``now_by`` longer than later."""
+    host = hosts("a")
+    host.advance(3)
+    with monkeypatch.context() as mutation:
+        ahead = time.time() + written_by / 1000
+        mutation.setattr(time, "time", lambda: ahead)
+        host.take(HOUR_MS + now_by)
+    with host.open() as store:
+        host.work.step(store)
+        take_if_due(store, TP, 4, record(4), SnapshotSettings(host.location, HOUR_MS // 1000))
+    wait_for_upload()
+    offsets = [name.next_offset for name in host.storage.manifests()]
+    assert offsets == ([4, 3] if written_by else [3]), "the newest snapshot is recent, or not"
+    due_ms = int((host.path / "snapshot" / "next").read_text())
+    assert due_ms <= now_ms() + HOUR_MS // 1000, "the host looked for a newer one"
+
+
 def test_state_that_did_not_change_is_not_uploaded_again(hosts: Callable[[str], Host]) -> None:
     host = hosts("a")
     host.advance(3)
@@ -919,6 +942,27 @@ def test_a_thread_that_cannot_start_leaves_nothing(
     host.take()
     assert "can't start new thread" in caplog.text
     assert list((host.path / "snapshot").glob("db-*")) == []
+
+
+def test_an_upload_that_does_not_end_is_logged_once(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody else says that a location hangs: each later task finds that an upload runs, and makes none."""
+    host, answers = hosts("a"), threading.Event()
+    host.advance(3)
+    monkeypatch.setattr(SnapshotStorage, "files", lambda _storage: answers.wait(60) and {})
+    with host.open() as store:
+        offset, batch = store.next_offset(TP), store.last_batch()
+        assert offset is not None
+        assert batch is not None
+        for later_seconds, warnings in [(0, 0), (500, 0), (700, 1), (800, 1)]:
+            now = time.monotonic() + later_seconds
+            with monkeypatch.context() as mutation:
+                mutation.setattr(upload_module.time, "monotonic", lambda now=now: now)
+                take_if_due(store, TP, offset, batch, SnapshotSettings(host.location, 0))
+            assert caplog.text.count("does not end") == warnings
+    answers.set()
+    wait_for_upload()
 
 
 def test_the_secrets_of_a_location_are_not_shown(tmp_path: Path) -> None:

@@ -80,6 +80,18 @@ def test_a_worker_that_outlives_a_run_checks_the_changelog_again(
     assert len(operator_task._changelogs) == 1, "a process keeps the topics of one run only"
 
 
+def test_a_worker_checks_the_changelog_again_after_some_minutes(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If somebody lowers its delete.retention.ms during a run, old databases may have missed deletes."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    run(monkeypatch, StreamingTask("q", "0", "r", 0))
+    for now[0], checks in [(1000.0, 1), (1599.0, 1), (1600.0, 2), (1601.0, 2)]:
+        operator._shard_task()
+        assert len(checked_topics) == checks
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [

@@ -213,6 +213,7 @@ class ProducerSession:
         producer: the initialised producer; None if there is none.
         held: what the group holds, read after the last initialisation and updated by each commit.
         group_id: the group of ``held``.
+        run_id: Spark's id of the run that read ``held``.
         cluster: the cluster, as it was last listed.
         topic_ids: ids of topics, as they were last read.
         confirmed: whether the group coordinator that returned ``held`` has accepted an offset commit of this
@@ -223,6 +224,7 @@ class ProducerSession:
     producer: Producer | None = None
     held: Held | None = None
     group_id: str = ""
+    run_id: str = ""
     cluster: Cluster = field(default_factory=Cluster)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False

@@ -53,6 +53,8 @@ def reuse_producer(context: CommitContext, progress: Progress) -> Decision | Non
         return None
     if session.group_id != request.group_id:
         return None  # a restart in the same process changed kafka.group.id
+    if session.run_id != batch.run_id and not batch.versioned:
+        return None  # while the query was stopped, somebody may have moved the group's offsets
     if batch.versioned:
         follows = batch.batch_id > held.token.batch_id
     else:
@@ -104,7 +106,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
         refuse_changed(request.group_id, partitions, in_group, proved)
     held = _with_record(context, Held.of(request.batch.application_id, in_group))
     known, held = session.held, _with_predecessor(context, held)
-    session.held, session.group_id = held, request.group_id
+    session.held, session.group_id, session.run_id = held, request.group_id, request.batch.run_id
     failpoints.reach("commit.after_token")
     if progress.fenced is not None and held.token is not None:
         _refuse_rival(context, progress, held.token, known)
@@ -112,7 +114,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     session.topic_ids = read_topic_ids(context, producer, own)
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
-    if verdict is Verdict.SKIP and moved_partitions(batch, held):
+    if verdict is Verdict.SKIP and moved_partitions(batch.ends or (), held):
         # A batch that Kafka holds is skipped wherever the offsets are. The next batch must not reuse this
         # producer, but be decided upon with these offsets, which refuse it.
         session.held = None

@@ -7,6 +7,7 @@ of offset log entries, which identify one plan of one batch; where the digests d
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from kafka_eos_source.commit import refusals
@@ -89,9 +90,9 @@ def batch_verdict(
     return _by_offsets(batch, token, held)
 
 
-def moved_partitions(batch: Batch, held: Held) -> list[TopicPartition]:
-    """Returns the partitions that the batch read and whose offset another program has committed since."""
-    return sorted(tp for tp in batch.starts or {} if tp in held.offsets and not held.is_marked(tp))
+def moved_partitions(partitions: Iterable[TopicPartition], held: Held) -> list[TopicPartition]:
+    """Returns those partitions whose offset another program has committed since the query did."""
+    return sorted(tp for tp in partitions if tp in held.offsets and not held.is_marked(tp))
 
 
 def _refuse_shared_group(batch: Batch, held: Held, anchor: TopicPartition) -> None:
@@ -135,7 +136,7 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
 
 def _refuse_moved_offsets(batch: Batch, held: Held, token: Token) -> None:
     """Raises OffsetsMovedError if another program has committed an offset since the last batch."""
-    moved = moved_partitions(batch, held)
+    moved = moved_partitions(batch.starts or (), held)
     if moved:
         raise refusals.offsets_moved(batch, token, held, moved)
 

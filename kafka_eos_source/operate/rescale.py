@@ -42,6 +42,7 @@ database is outdated; it then restores itself.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ from kafka_eos_source.state.changelog.move import (
     begin_move,
     next_stage,
 )
+from kafka_eos_source.state.changelog.restore_plan import MAX_AGE
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 
@@ -89,12 +91,31 @@ _log = logging.getLogger(__name__)
 TRANSACTION_MS = 120_000
 
 _PAUSE_SECONDS = 0.1
+_DELETE_RETENTION = "delete.retention.ms"
+#: How long the copy keeps deletes: ten years.
+_COPY_KEEPS_DELETES_MS = 10 * 365 * 24 * 3_600_000
 
 Report = Callable[[str], None]
 
 
 class _Again(Exception):
     """The stage must go on with a new producer, because the old one may not begin another transaction."""
+
+
+def kept_deletes(config: Mapping[str, str]) -> dict[str, str]:
+    """Returns the configuration of the copy of a changelog, from which `unkept_deletes` finds the former."""
+    own = config.get(_DELETE_RETENTION)
+    longer = _COPY_KEEPS_DELETES_MS + (0 if own is None else int(own) + 1)
+    return {**config, _DELETE_RETENTION: str(longer)}
+
+
+def unkept_deletes(config: Mapping[str, str]) -> dict[str, str]:
+    """Returns the configuration of the changelog from which a copy was made."""
+    own = int(config.get(_DELETE_RETENTION, 0)) - _COPY_KEEPS_DELETES_MS - 1
+    if own < -1:  # a release made the copy that did not lengthen this time
+        return dict(config)
+    others = {name: value for name, value in config.items() if name != _DELETE_RETENTION}
+    return others if own < 0 else {**others, _DELETE_RETENTION: str(own)}
 
 
 def copy_name(application_id: str, store: str) -> str:
@@ -255,13 +276,19 @@ class Rescale:
         first = offsets.get(TopicPartition(self._copy, 0))
         journal = None if first is None else CopyJournal.decode(first.metadata)
         if journal is not None and seen.copy is not None:
-            if journal.continues(cut, self._to, seen.copy.topic_id):
+            if not journal.continues(cut, self._to, seen.copy.topic_id):
+                self._report("copying from the beginning: the query has run since the last attempt")
+            elif self._may_lack_deletes(journal):
+                self._report(
+                    "copying from the beginning: the last attempt was too long ago, and compaction of the "
+                    "changelog may have removed deletes since (delete.retention.ms)"
+                )
+            else:
                 self._report(
                     f"continuing at offset {journal.offset} of shard {journal.shard}; the copy already holds "
                     f"{journal.records:,} records"
                 )
                 return journal
-            self._report("copying from the beginning: the query has run since the last attempt")
         self._recreate(Stage.COPY, self._copy, self._changelog)
         with TopicAdmin(self._connection) as admin:
             copy = admin.shape(self._copy, self._deadline())
@@ -270,6 +297,11 @@ class Rescale:
                 f"topic {self._copy!r} was created, and is gone.", fix="find out which program deletes it."
             )
         return CopyJournal(digest(cut), self._to, copy.topic_id)
+
+    def _may_lack_deletes(self, journal: CopyJournal) -> bool:
+        """Whether compaction may have removed deletes of keys that an earlier run has copied."""
+        retention_ms = self._store_changelog().delete_retention_ms(self._deadline())
+        return time.time() * 1000 - journal.since_ms > MAX_AGE * retention_ms
 
     def _copy_slices(self, producer: Producer, cut: Cut, move: Move, journal: CopyJournal) -> None:
         before = sum(cut.ends[k] for k in range(journal.shard)) + journal.offset
@@ -410,10 +442,12 @@ class Rescale:
     def _recreate(self, stage: Stage, name: str, like: str) -> None:
         """Deletes a topic and creates it empty, with the new number of partitions.
 
-        Replication factor and configuration are those of the topic ``like``.
+        Replication factor and configuration are those of the topic ``like``. But the copy keeps all deletes:
+        if a run of FILL is killed and goes on much later, it must find those of keys that it has filled in.
         """
         with TopicAdmin(self._connection) as admin:
             replicas, config = admin.creation_settings(like, self._deadline())
+            config = kept_deletes(config) if stage is Stage.COPY else unkept_deletes(config)
             self._raise_unless_stage(stage)
             admin.delete(name, self._deadline())
             self._await_offsets_deleted(name)

@@ -36,6 +36,8 @@ class CopyJournal:
         offset: offset in its changelog from which to continue.
         notes: offset of the record under `NOTES_KEY`; -1 = there is none yet.
         records: number of records in the copy.
+        since_ms: when the copy of that shard began, ms since the epoch. Compaction may have removed deletes
+            of what was copied, if that is too long ago.
     """
 
     cut: str
@@ -45,6 +47,7 @@ class CopyJournal:
     offset: int = 0
     notes: int = -1
     records: int = 0
+    since_ms: int = 0
 
     def encode(self) -> str:
         """Returns the journal as offset metadata. No reader takes it for a token."""

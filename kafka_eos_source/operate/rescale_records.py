@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ from kafka_eos_source.state.batch_record import encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, merge_keyless_entries
 from kafka_eos_source.state.changelog.restore import restore
-from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
+from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchRecord
@@ -166,14 +166,17 @@ def copy_to_new_shards(
         )
     placement = Placement(description, cut.shards, journal.to)
     done, held = _notes(changelog, sender, journal)
+    retention_ms = changelog.delete_retention_ms(Deadline.after_ms(sender.timeout_ms))
     for shard in range(journal.shard, cut.shards):
         start = journal.offset if shard == journal.shard else 0
+        since_ms = journal.since_ms if start else time.time_ns() // 1_000_000
 
         def place(
             keys: pa.BinaryArray,
             values: pa.BinaryArray,
             position: int,
             shard: int = shard,
+            since_ms: int = since_ms,
             done: dict[bytes, bytes] = done,
             held: dict[bytes, bytes] = held,
         ) -> None:
@@ -192,10 +195,17 @@ def copy_to_new_shards(
             sender.send(keys, values, placed)
             if sender.is_slice_full:
                 sender.send_other(NOTES_KEY, encode_notes(done, held), 0)
-                now = replace(journal, shard=shard, offset=position, records=sender.state_records)
+                now = replace(
+                    journal,
+                    shard=shard,
+                    offset=position,
+                    records=sender.state_records,
+                    since_ms=since_ms,
+                )
                 commit_slice(now, sum(cut.ends[k] for k in range(shard)) + position)
 
-        _read(changelog, cut.tp(shard), start, cut.ends[shard], place, sender.timeout_ms)
+        age = _Age(since_ms, retention_ms)
+        _read(changelog, cut.tp(shard), start, cut.ends[shard], place, sender.timeout_ms, age)
         done = merge_keyless_entries({0: done, 1: held})
         held = {}
     _raise_if_changed(done, description)
@@ -281,16 +291,49 @@ def _notes(
     return decode_notes(found[-1])
 
 
+@dataclass(frozen=True)
+class _Age:
+    """How old a copy of a partition is, and how old it may become.
+
+    Attributes:
+        since_ms: when it began, ms since the epoch.
+        delete_retention_ms: ``delete.retention.ms`` of the partition's topic.
+    """
+
+    since_ms: int
+    delete_retention_ms: int
+
+
 def _read(
-    changelog: Changelog, tp: TopicPartition, start: int, end: int, handle: _Handler, timeout_ms: int
+    changelog: Changelog,
+    tp: TopicPartition,
+    start: int,
+    end: int,
+    handle: _Handler,
+    timeout_ms: int,
+    age: _Age | None = None,
 ) -> None:
-    """Reads the records of a partition from one offset to another; raises as `restore`."""
+    """Reads the records of a partition from one offset to another; raises as `restore`.
+
+    Args:
+        age: of the copy that continues at ``start``; None = the topic keeps all deletes.
+    """
     if start >= end:
         return
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-        target = _PositionedTarget(tp, handle, start)
+        target = _PositionedTarget(tp, handle, start, 0 if age is None else age.since_ms)
         outcome = restore(
-            target, tp, end, ChangelogReader(consumer, tp), deadline=Deadline.after_ms(timeout_ms)
+            target,
+            tp,
+            end,
+            ChangelogReader(consumer, tp),
+            deadline=Deadline.after_ms(timeout_ms),
+            delete_retention_ms=None if age is None else age.delete_retention_ms,
+        )
+    if isinstance(outcome, WipeNeeded) and outcome.reason is Reason.TOO_OLD:
+        raise ChangelogError(
+            f"the copy of partition {tp} cannot go on: {outcome.why}.",
+            fix="run the command again, which copies the state from the beginning.",
         )
     if isinstance(outcome, WipeNeeded):
         raise ChangelogError(
@@ -306,10 +349,12 @@ class _PositionedTarget(ForwardingTarget):
         tp: the partition.
         handle: receives keys, values and position.
         start: offset of the first record; 0 = the first one that the log has.
+        since_ms: when the first record of the partition was read, ms since the epoch.
     """
 
-    def __init__(self, tp: TopicPartition, handle: _Handler, start: int) -> None:
-        batch = BatchRecord("", 0, "") if start else None  # `plan_restore` takes a batch to have an offset
+    def __init__(self, tp: TopicPartition, handle: _Handler, start: int, since_ms: int) -> None:
+        # `plan_restore` takes a batch to have an offset
+        batch = BatchRecord("", 0, "", time_ms=since_ms) if start else None
         super().__init__(lambda *_: None, offsets={tp: start} if start else {}, batch=batch)
         self._tp = tp
         self._handle = handle

@@ -62,16 +62,26 @@ def restore_shards(
 
     Raises:
         StateLockedError: if the query runs on this machine.
+        AuthorizationError: if the principal may not describe the topic's configuration. Without it, nobody
+            knows whether compaction has removed deletes that an old database lacks.
         KafkaEosError: as `recovery.open_restored` and `restore` raise it.
     """
+    retention_ms = changelog.delete_retention_ms(deadline)
     for shard in sorted(shards):
         batch = cut.batches[shard]
         if batch is not None:
-            yield _restore_shard(cut.identity(shard).folder(root), changelog, cut, shard, batch, deadline)
+            path = cut.identity(shard).folder(root)
+            yield _restore_shard(path, changelog, cut, shard, batch, deadline, retention_ms)
 
 
 def _restore_shard(
-    path: Path, changelog: Changelog, cut: Cut, shard: int, batch: BatchRecord, deadline: Deadline
+    path: Path,
+    changelog: Changelog,
+    cut: Cut,
+    shard: int,
+    batch: BatchRecord,
+    deadline: Deadline,
+    delete_retention_ms: int,
 ) -> RestoredShard:
     tp, end = cut.tp(shard), cut.ends[shard]
     progress = RestoreProgress(tp)
@@ -83,7 +93,15 @@ def _restore_shard(
             source = ChangelogReader(consumer, tp)
 
             def read(until: int | None) -> Restored | WipeNeeded:
-                return restore(store, tp, until, source, deadline=deadline, progress=progress)
+                return restore(
+                    store,
+                    tp,
+                    until,
+                    source,
+                    deadline=deadline,
+                    progress=progress,
+                    delete_retention_ms=delete_retention_ms,
+                )
 
             action, outcome = bring_to_batch(store, tp, batch, end, read)
             promoted = promoted or action is Action.PROMOTE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,9 +34,13 @@ _log = logging.getLogger(__name__)
 
 #: After a task with this many changes, its worker returns freed memory to the operating system.
 _MANY_CHANGES = 1 << 18
-#: Changelog topics that this process has checked, each with the run of the query in which it did. A Python
-#: worker outlives a run, and between two runs the topic may be recreated with as many partitions.
-_changelogs: dict[tuple[str, str, int], tuple[str, ChangelogTopic]] = {}
+#: Changelog topics that this process has checked, each with the run of the query in which it did, and when,
+#: on the monotonic clock. A Python worker outlives a run, and between two runs the topic may be recreated
+#: with as many partitions.
+_changelogs: dict[tuple[str, str, int], tuple[str, float, ChangelogTopic]] = {}
+#: A run of a query may take months, and somebody may lower ``delete.retention.ms`` meanwhile, which says how
+#: old a database may be.
+_CHECKED_AGAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -202,16 +207,17 @@ class Operator:
                 yield rows.drop_columns([SHARD])
 
     def _changelog(self, running: StreamingTask) -> ChangelogTopic:
-        """Returns the changelog topic, which each process creates or checks once in each run.
+        """Returns the changelog topic, which each process creates or checks in each run, every some minutes.
 
         If the topic is recreated during a run, the sink detects it.
         """
         name = changelog_name(self.options.application(running.query_id), self.store)
         key = (self.options.kafka.get("bootstrap.servers", ""), name, self.shards)
-        run_id, changelog = _changelogs.get(key, ("", None))
-        if changelog is None or run_id != running.run_id:
+        run_id, checked_at, changelog = _changelogs.get(key, ("", 0.0, None))
+        now = time.monotonic()
+        if changelog is None or run_id != running.run_id or now - checked_at >= _CHECKED_AGAIN_SECONDS:
             changelog = ensure_changelog(self.options, name, self.shards)
-            _changelogs[key] = (running.run_id, changelog)
+            _changelogs[key] = (running.run_id, now, changelog)
         return changelog
 
 

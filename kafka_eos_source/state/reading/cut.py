@@ -140,6 +140,16 @@ class Changelog:
         with TopicAdmin(self.kafka) as admin:
             return self._cut(admin, deadline, at_least)
 
+    def delete_retention_ms(self, deadline: Deadline) -> int:
+        """Returns ``delete.retention.ms`` of the changelog topic: how long compaction keeps a delete.
+
+        Raises:
+            UnavailableError: if the topic does not exist, or no broker answers before ``deadline``.
+            AuthorizationError: if the principal may not describe the topic's configuration.
+        """
+        with TopicAdmin(self.kafka) as admin:
+            return int(admin.config(self.topic, deadline)["delete.retention.ms"])
+
     def cut_at_least(self, at_least: Bound, deadline: Deadline) -> Cut:
         """Reads the committed offsets of all shards, once the state reflects a batch or input offsets.
 

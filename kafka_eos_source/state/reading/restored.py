@@ -33,12 +33,11 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import AuthorizationError, ChangelogCompactedError, ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.restore import restore
-from kafka_eos_source.state.changelog.restore_plan import MAX_AGE, WipeNeeded
+from kafka_eos_source.state.changelog.restore_plan import MAX_AGE, MAX_AGE_AT_END, WipeNeeded
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.snapshot import ShardState, Snapshot
@@ -48,6 +47,8 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 _ROUNDS = 3
 #: How often it does so if the batch records are gone.
 _MOST_ROUNDS = 10
+#: Reads that take longer may have missed deletes, if ``delete.retention.ms`` is short as well.
+_LONG_READ_SECONDS = 60.0
 
 
 class ChangelogCopy:
@@ -86,25 +87,26 @@ class ChangelogCopy:
             return False
         if any(cut.ends[shard] < of.ends[shard] for shard in self._stores):
             return False
-        if self._retention_seconds is None:
-            self._retention_seconds = self._read_retention_seconds()
-        return time.time() - self._cut_at < MAX_AGE * self._retention_seconds
+        return time.time() - self._cut_at < MAX_AGE * self._known_retention_seconds()
 
     def follow(self, cut: Cut, shards: Collection[int]) -> None:
         """Restores shards up to the cut.
 
         Raises:
             ChangelogError: if the changelog lost records, or records from which the copy would continue.
+            ChangelogCompactedError: if this process was suspended for longer than deletes are kept.
             UnavailableError, AuthorizationError: as `restore` describes.
             StateError: if the disk is full or fails.
         """
         at = time.time()
         for shard in sorted(shards):
-            store = self._stores.get(shard)
+            store, since = self._stores.get(shard), self._cut_at
             if store is None:
+                since = time.time()
                 store = TransactionalStateStore.open(self._folder / str(shard), cut.identity(shard))
                 self._stores[shard] = self._resources.enter_context(store)
             self._restore(store, cut, shard)
+            self._check_not_suspended(cut.tp(shard), time.time() - since)
         self._cut, self._cut_at = cut, at
 
     def show(self, shards: Collection[int]) -> Snapshot:
@@ -158,6 +160,23 @@ class ChangelogCopy:
         if batch is not None:
             store.commit({tp: end}, batch=batch)
 
+    def _check_not_suspended(self, tp: TopicPartition, seconds: float) -> None:
+        """Checks that compaction kept all deletes while a partition was read.
+
+        Raises:
+            ChangelogCompactedError: if it may have removed the delete of a key that was read before, because
+                this process was suspended for example.
+        """
+        if seconds < _LONG_READ_SECONDS:
+            return  # an ordinary read sends no request for this
+        retention_seconds = self._known_retention_seconds()
+        if retention_seconds and seconds > MAX_AGE_AT_END * retention_seconds:
+            raise ChangelogCompactedError(
+                f"the copy of {tp} is {seconds / 3600:.1f} h old when the read ends; compaction may have "
+                f"removed deletes meanwhile (delete.retention.ms={retention_seconds * 1000:.0f}).",
+                fix="read again.",
+            )
+
     def _has_batch_record(self, consumer: AssignedConsumer, tp: TopicPartition, end: int) -> bool:
         """Returns whether the last record before an offset is a batch record, as every batch leaves it."""
         reader = ChangelogReader(consumer, tp)
@@ -167,14 +186,14 @@ class ChangelogCopy:
             for records in reader.read(end - 1, end, self._deadline(), if_gone=gone)
         )
 
-    def _read_retention_seconds(self) -> float:
+    def _known_retention_seconds(self) -> float:
         """Returns ``delete.retention.ms`` of the topic in seconds; 0 if the principal may not read it."""
-        with TopicAdmin(self._changelog.kafka) as admin:
+        if self._retention_seconds is None:
             try:
-                config = admin.config(self._changelog.topic, self._deadline())
+                self._retention_seconds = self._changelog.delete_retention_ms(self._deadline()) / 1000
             except AuthorizationError:
-                return 0.0
-        return int(config["delete.retention.ms"]) / 1000
+                self._retention_seconds = 0.0
+        return self._retention_seconds
 
     def _deadline(self) -> Deadline:
         return Deadline.after_seconds(self._budget_seconds)

@@ -41,12 +41,17 @@ _LEFT = ("db-*", "open-*")
 _log = logging.getLogger(__name__)
 
 
-def is_due(store: Path, now_ms: int) -> bool:
-    """Returns whether this host should look for a newer snapshot of the shard; costs one small read."""
+def is_due(store: Path, now_ms: int, interval_ms: int) -> bool:
+    """Returns whether this host should look for a newer snapshot of the shard; costs one small read.
+
+    A time that is more than two intervals away was written before the clock was set back, or before somebody
+    made the interval shorter.
+    """
     try:
-        return now_ms >= int((store / _FOLDER / "next").read_text())
+        next_ms = int((store / _FOLDER / "next").read_text())
     except (OSError, ValueError):
         return True
+    return not now_ms < next_ms <= now_ms + 2 * interval_ms
 
 
 def remove_left_copies(store: Path) -> None:

@@ -24,6 +24,7 @@ other finds that out after its manifest, and withdraws the manifest; a reader ch
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import without_secrets
+from kafka_eos_source.runtime.private_folders import warn_once
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import (
@@ -68,7 +70,12 @@ class Uploaded(Enum):
     WITHDRAWN = "another process removed a file that it needed"
 
 
+#: After this time, unless the interval is longer, a task warns of an upload that does not end.
+_LONG_UPLOAD_SECONDS = 600.0
+
 _thread: threading.Thread | None = None
+#: When `_thread` began, on the monotonic clock.
+_began_at = 0.0
 
 
 def take_if_due(
@@ -88,12 +95,13 @@ def take_if_due(
         committed_offset, committed_batch: what the token confirms. Other state is not uploaded.
         settings: of the snapshots.
     """
-    global _thread
+    global _thread, _began_at
     now_ms = int(time.time() * 1000)
     identity = store.identity
-    if not committed_offset or not is_due(store.path, now_ms):
+    if not committed_offset or not is_due(store.path, now_ms, settings.interval_ms):
         return
     if _thread is not None and _thread.is_alive():
+        _warn_of_long_upload(_thread, settings)
         return
     batch = store.last_batch()
     is_committed = store.next_offset(tp) == committed_offset and same_batch(batch, committed_batch)
@@ -111,12 +119,25 @@ def take_if_due(
     _thread = threading.Thread(
         target=_run, args=(copy, state, settings), name=f"kafka-eos-snapshot-{tp}", daemon=True
     )
+    _began_at = time.monotonic()
     try:
         _thread.start()
     except RuntimeError as error:  # the host has too many threads
         _log.warning("no snapshot of shard %s is made: %s", tp, error)
         _thread = None
         copy.remove()
+
+
+def _warn_of_long_upload(thread: threading.Thread, settings: SnapshotSettings) -> None:
+    """Logs once that an upload does not end, for example because a network file system does not answer."""
+    if time.monotonic() - _began_at >= max(_LONG_UPLOAD_SECONDS, settings.interval_ms / 1000):
+        warn_once(
+            _log,
+            f"the upload {thread.name}, to {without_secrets(settings.location)} or another location, does "
+            "not end. Until it does, this process makes no other snapshot, and the disk keeps the copy. "
+            "Check that the location answers; to end the upload, end the Python worker with process id "
+            f"{os.getpid()}.",
+        )
 
 
 def wait_for_upload() -> None:

@@ -152,8 +152,10 @@ class DurableState:
             writes.put_rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
         else:
             if not self.metadata.restoring:
-                # synced: the sorted file, which is, must not survive a power failure without this record
-                restoring = replace(self.metadata, restoring=True)
+                # synced: the sorted file, which is, must not survive a power failure without this record. The
+                # batch says when the restore began: the rows may miss deletes from then on.
+                begun = self.metadata.batch if done else metadata.batch
+                restoring = replace(self.metadata, restoring=True, batch=begun)
                 self._write_with(self.database.new_batch(), restoring, sync=True)
             ordered = in_key_order(keys, values)
             with self._failures_reported():

@@ -131,7 +131,9 @@ def set_aside(path: Path) -> Path | None:
             other for other in path.parent.glob(f"{path.name}.corrupt-*") if other.name[-13:].isdecimal()
         ]
         for other in earlier:
-            since_ms = now_ms - int(other.name.rpartition("-")[2])
+            since_ms = abs(
+                now_ms - int(other.name.rpartition("-")[2])
+            )  # somebody may have set the clock back
             if since_ms < _REPEATED_DAMAGE_MS:
                 raise StateError(
                     f"the store {path} is damaged again, {since_ms // 1000} s after {other} was set aside.",
