@@ -298,7 +298,7 @@ class WireConsumer:
         for tp, each in self._partitions.items():
             if each.is_waiting or each.position >= each.end or each.resumes_at > now:
                 continue
-            leader = self._cluster.leader(tp)
+            leader = self._cluster.leaders.of(tp)
             if leader is None:
                 self._looks_for_leaders = True
             elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
@@ -310,7 +310,7 @@ class WireConsumer:
     def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
         seen = self._topics.setdefault(tp.topic, _Topic())
         left = int((partition.end - partition.position) * seen.mean_bytes) + seen.batch_bytes
-        return Wanted(partition.position, min(left, self._partition_bytes), self._cluster.leader_epoch(tp))
+        return Wanted(partition.position, min(left, self._partition_bytes), self._cluster.leaders.epoch(tp))
 
     def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
         started = time.monotonic()
@@ -481,7 +481,7 @@ class WireConsumer:
         if is_known:
             partition.unknown_since = None
             self._seen.add(tp)
-            if self._cluster.leader(tp) is None:
+            if self._cluster.leaders.of(tp) is None:
                 self._look_again([tp], f"{tp} has no leader")
             return
         self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).str()}")
