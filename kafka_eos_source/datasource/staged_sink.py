@@ -99,7 +99,7 @@ class StagedSink:
         return dict(self.__dict__)
 
     def prepare(self) -> None:
-        """Asks for what the tasks receive from the driver, and keeps the answers. Called on the driver.
+        """Looks up what the driver passes to the tasks: plan, limits and sealing. Called on the driver.
 
         Raises:
             KafkaEosError: if the offset log cannot be read, or the brokers do not say which records the topic

@@ -55,8 +55,8 @@ class SourceRead:
 
     Attributes:
         position: identifies the end of the batch in this source; see `position_id`.
-        offsets: number of offsets that the batch read, per topic: its records, and what takes up offsets
-            besides (control records, aborted records).
+        offsets: number of offsets that the batch read, per topic: those of its records, and of control
+            records and aborted records.
     """
 
     position: str
@@ -108,7 +108,7 @@ class BatchFigures:
         processor_counts: what stateful processors counted over all batches, such as ``late_rows``.
         state: per stateful operator, by its changelog topic, sums over its shards: ``keys`` and ``bytes``
             (RocksDB's estimates before this batch), ``uncommitted_bytes`` (changes of this batch) and
-            ``spilled_bytes`` (those of them that went to disk).
+            ``spilled_bytes`` (the part of them that went to disk).
         gauges: numbers of this batch that are not summed:
 
             ``tasks``, ``median_task_seconds``, ``longest_task_seconds``

@@ -80,7 +80,7 @@ Report = Callable[[str], None]
 
 
 class _Again(Exception):
-    """The stage must go on with a new producer, because the old one may not begin another transaction."""
+    """The stage must continue with a new producer, because the old one may not begin another transaction."""
 
 
 class Rescale:
@@ -145,7 +145,7 @@ class Rescale:
         last = None
         with self._transaction():
             self._report(
-                "fenced the query; its unfinished transactions and those of earlier moves have ended"
+                "fenced the query; unfinished transactions of the query and of earlier moves have ended"
             )
         while (stage := self._topics.next_stage()) is not Stage.DONE:
             if stage is last:

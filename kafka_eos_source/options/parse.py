@@ -282,7 +282,7 @@ def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> WriteOptions | None:
-    """Returns the options of the sink that the source carries (``write=`` of `map_in_read`); None if none."""
+    """Returns the options of the sink that the source carries (``write=`` of `map_in_read`), or None."""
     prefixed = {
         name[len(SINK_IN_READ) :]: value
         for name, value in options.items()

@@ -80,12 +80,12 @@ class Cluster:
         """Sends a request, and waits for the answer.
 
         Raises:
-            TemporaryError: if there is none.
+            TemporaryError: if no answer arrives.
         """
         return self._asked(connection, request, deadline)()
 
     def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
-        """Sends a request; the result waits for the answer, and raises `TemporaryError` if there is none."""
+        """Sends a request; the result waits for the answer, and raises `TemporaryError` if none arrives."""
         found: list[tuple[Any, Exception | None]] = []
         connection.send(request, lambda answer, error: found.append((answer, error)))
 
@@ -219,7 +219,7 @@ class Cluster:
         return self.ask_metadata(topics, deadline)()
 
     def ask_metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Callable[[], Any]:
-        """Sends the request of `metadata`; the result waits for the answer, and does the rest.
+        """Sends the request of `metadata`; the result waits for the answer, and updates brokers and leaders.
 
         Raises:
             TemporaryError: if no broker can be reached.
@@ -234,7 +234,7 @@ class Cluster:
         return lambda: self._learned(asked(), has_topics=topics is not None)
 
     def _learned(self, answer: Any, *, has_topics: bool) -> Any:
-        """Takes brokers and leaders over from the answer to a Metadata request, and returns it."""
+        """Updates brokers and leaders from the answer to a Metadata request, and returns the answer."""
         self._brokers = {
             each.node_id: (each.host, each.port) for each in answer.brokers or ()
         } or self._brokers
@@ -275,7 +275,7 @@ class Cluster:
 
         Raises:
             KafkaException: if a leader refuses.
-            TemporaryError: if a leader does not answer, or there is none.
+            TemporaryError: if a partition has no leader, or the leader does not answer.
         """
         wanted = set(partitions)
         self.metadata({tp.topic for tp in wanted}, deadline)
@@ -303,7 +303,7 @@ class Cluster:
         """Returns the connection to the coordinator of a group or transactional id.
 
         Raises:
-            KafkaException: if there is none, or the principal may not ask.
+            KafkaException: if there is no coordinator, or the principal may not ask for it.
             TemporaryError: if no broker answers.
         """
         node = self._coordinators.get((kind, key))

@@ -19,7 +19,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.consumer import TUNED, Taken
 from kafka_eos_source.kafka.failure import classify, is_transient
-from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice
+from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice, wants
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.arrived import Arrived
@@ -72,7 +72,7 @@ class _Partition:
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
-        told_end: the end of the log that was last reported to the caller. Each end is reported once, as
+        reported_end: the end of the log that was last reported to the caller. Each end is reported once, as
             librdkafka does, because callers take silence as a sign that something is wrong.
     """
 
@@ -81,7 +81,7 @@ class _Partition:
     resumes_at: float = 0.0
     is_waiting: bool = False
     unknown_since: float | None = None
-    told_end: int = -1
+    reported_end: int = -1
 
 
 class WireConsumer:
@@ -115,7 +115,7 @@ class WireConsumer:
         propagation_ms = conf.get("topic.metadata.propagation.max.ms", _PROPAGATION_MS)
         self._propagation_seconds = int(propagation_ms) / 1000
         self.last_complaint = ""
-        self._wanted = sum(set(WANTS.values()))
+        self._wanted = wants(WANTS)
         self._partitions: dict[TopicPartition, _Partition] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
@@ -123,7 +123,7 @@ class WireConsumer:
         self._answers = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
-        #: What the next `take` returns besides messages.
+        #: The events that the next `take` returns with its messages.
         self._events = Taken(())
         self._failure: Exception | None = None
         #: Nodes to which the last attempt to connect failed.
@@ -136,9 +136,7 @@ class WireConsumer:
 
     def want(self, columns: Collection[str]) -> None:
         """Sets which columns of Spark's schema the next messages must carry."""
-        self._wanted = 0
-        for name in columns:
-            self._wanted |= WANTS.get(name, 0)
+        self._wanted = wants(columns)
 
     def assign(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
@@ -380,8 +378,8 @@ class WireConsumer:
         else:
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
             # not before the caller has the records that arrived: it would take them for read
-            if partition.told_end < partition.position and not self._arrived.has(tp):
-                partition.told_end = partition.position
+            if partition.reported_end < partition.position and not self._arrived.has(tp):
+                partition.reported_end = partition.position
                 self._events.log_ends[tp] = partition.position
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
@@ -448,7 +446,7 @@ class WireConsumer:
             self._cluster.ask_another()
 
     def _until_resumed(self) -> float:
-        """Returns how long there is nothing to do unless an answer arrives, in seconds."""
+        """Returns for how many seconds there is nothing to do, unless an answer arrives."""
         now = time.monotonic()
         times = [each.resumes_at for each in self._partitions.values() if each.resumes_at > now]
         if self._lookup.is_wanted:
