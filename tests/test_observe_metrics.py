@@ -18,13 +18,7 @@ from click.testing import CliRunner
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal as journals
-from kafka_eos_source.observe.figures import (
-    BatchFigures,
-    Outcome,
-    SourceRead,
-    WaitingCommit,
-    with_totals,
-)
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.metric_values import Query, action_of, query_of
 from kafka_eos_source.observe.metrics import METRICS
@@ -38,6 +32,7 @@ from kafka_eos_source.observe.prometheus import (
     serve_source,
 )
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.totals import with_totals
 from kafka_eos_source.runtime.private_folders import PrivateFolder
 
 NOW = 1_700_000_000.0

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.datasource.commit_message import CommitMessage
 from kafka_eos_source.datasource.reader import stream_reader
-from kafka_eos_source.datasource.writer import _Message
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import secrets
@@ -148,7 +148,7 @@ def test_the_repr_of_no_object_contains_a_secret() -> None:
 def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
-    message = _Message(part, planned=PlannedBatch(7, "digest"))
+    message = CommitMessage(part, planned=PlannedBatch(7, "digest"))
     fields = {"part", "dead_letters", "sinks", "planned", "written", "record_bytes", "read", "reports"}
     assert set(vars(message)) == fields, "of sinks, only names, rows and receipts"
     covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges", "lossy"}

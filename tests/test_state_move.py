@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.rescale import Rescale, copy_name
+from kafka_eos_source.operate.rescale_topics import RescaleTopics, copy_name
 from kafka_eos_source.protocol.token import ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
@@ -168,11 +168,11 @@ def offsets_of(tokens: Mapping[int, Token]) -> dict[TopicPartition, GroupOffset]
 @pytest.mark.parametrize("named", [-1, 4])
 def test_a_changelog_that_grew_is_moved_from_the_shards_that_hold_state(named: int) -> None:
     """Tokens of an older version do not name the number of shards (-1)."""
-    rescale = Rescale({"bootstrap.servers": "b:9092"}, "app", "counts", "app", 4)
+    topics = RescaleTopics({"bootstrap.servers": "b:9092"}, "app", "counts", "app", 4, timeout_ms=1000)
     offsets = offsets_of(dict.fromkeys(range(4), replace(token(), shards=named)))
-    seen = MoveState(shape(6), None, None, rescale._shards(offsets, 6))
+    seen = MoveState(shape(6), None, None, topics.shards(offsets, 6))
     assert (seen.was, next_stage(seen, 4)) == (4, Stage.COPY)
-    cut, move = rescale._plan_move(seen, offsets)
+    cut, move = topics.plan_move(seen, offsets)
     assert (cut.shards, move.was, move.to) == (4, 4, 4)
 
 

@@ -14,7 +14,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.commit import direct, session
+from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
+from kafka_eos_source.datasource.commit_message import CommitMessage
+from kafka_eos_source.datasource.staged_sink import StagedSink
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.observe import background
@@ -29,13 +32,13 @@ from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 
 FRAME = StructType([StructField("value", BinaryType())])
-Sink = Callable[[str], stream_writer._StagedSink]
+Sink = Callable[[str], StagedSink]
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     """Returns a sink in a task that sees another folder than the driver, with rows that fit into messages."""
-    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,
@@ -43,7 +46,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     columns = check_frame(FRAME, topic_option="out", include_timestamp=False)
     own = StagingFolder.at(str(tmp_path / "staging"))
     folder = StagingFolder(own.location, "what the driver wrote")
-    return lambda name: stream_writer._StagedSink(options, columns, folder, name)
+    return lambda name: StagedSink(options, columns, folder, name)
 
 
 def rows() -> list[pa.RecordBatch]:
@@ -88,7 +91,7 @@ class RecordingSink:
     def commit_micro_batch(self, messages: list[object], batch_id: int) -> None:
         self.calls.append(("commit", len(messages)))
 
-    def discard(self, name: str, messages: list[object]) -> None:
+    def discard(self, messages: list[object], batch_id: int | None = None) -> None:
         self.calls.append(("discard", len(messages)))
 
 
@@ -112,11 +115,11 @@ def direct_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return stream_writer.stream_writer(parse_write(options, streaming=True), FRAME)
 
 
-def direct_messages(query: str = "query") -> list[stream_writer._Message]:
+def direct_messages(query: str = "query") -> list[CommitMessage]:
     tasks = [
         WrittenPart(number, query, "run", TaskFigures(2.0, 0.5, {"out": (number, 10)})) for number in (3, 4)
     ]
-    return [stream_writer._Message(None, written=each) for each in tasks]
+    return [CommitMessage(None, written=each) for each in tasks]
 
 
 def test_a_batch_that_tasks_wrote_themselves_has_figures(direct_writer: Any) -> None:
@@ -170,7 +173,7 @@ def test_a_commit_without_the_message_of_a_task_is_refused(other: WriterCommitMe
     """Without the check, the rows of that task would be lost although Spark considers them written."""
     sink = RecordingSink()
     writer = stream_writer._ArrowStreamWriter(cast(Any, sink), None)
-    message = stream_writer._Message(PART)
+    message = CommitMessage(PART)
     with pytest.raises(RestartQueryError, match=r"1 of its 3 tasks \(the first is task 1\)") as caught:
         writer.commit([message, other, message], 5)
     assert "again" in caught.value.fix
@@ -190,7 +193,7 @@ def test_a_batch_write_without_the_message_of_a_task_is_refused(
         lambda _options, _folder, _name, parts: committed.append(len(parts)),
     )
     writer = stream_writer._BatchWriter(elsewhere("write-1"), None)
-    message = stream_writer._Message(PART)
+    message = CommitMessage(PART)
     with pytest.raises(RestartQueryError, match="1 of its 2 tasks"):
         writer.commit([message, None])
     assert committed == []
@@ -202,7 +205,7 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another writer commits: what that one finds in the log may be the plan of another driver."""
-    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "1", "r"))
+    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "1", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     reported: list[Any] = []
     monkeypatch.setattr(session, "commit_micro_batch", lambda *given: reported.append(given[6]))
@@ -252,6 +255,6 @@ def log(checkpoint: Path, batch_id: int, end: int) -> None:
 
 def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:
     sink = RecordingSink()
-    stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, stream_writer._Message(PART)], 5)
+    stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, CommitMessage(PART)], 5)
     assert sink.calls == [("discard", 1)]
-    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, stream_writer._Message(PART)])
+    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, CommitMessage(PART)])

@@ -498,7 +498,7 @@ def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: 
         consumer.assign({TopicPartition("t", 0): 0})
         consumer._look_for_leaders()
         changes: list[int] = []
-        monkeypatch.setattr(consumer._cluster, "ask_another", lambda: changes.append(consumer._looks))
+        monkeypatch.setattr(consumer._cluster, "ask_another", lambda: changes.append(consumer._lookup.tries))
         for _ in range(19):
             consumer._look_for_leaders()
         assert changes == [2, 4, 8, 16]

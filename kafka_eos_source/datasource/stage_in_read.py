@@ -3,7 +3,7 @@
 The driver's planning process makes the sink and pickles it to the reading tasks, as Spark does with the
 writer of other queries. Each reading task stages its rows with it and yields one row: its *report*, which
 contains the commit message that a task of the sink would otherwise send. The tasks of the sink only collect
-these reports (`writer._StagedSink.collect`), and the commit checks that none is missing or doubled
+these reports (`StagedSink.collect`), and the commit checks that none is missing or doubled
 (`commit.staged_reads`).
 """
 
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.datasource.read_reports import report_of
 from kafka_eos_source.datasource.staged_runs import StagedRun
-from kafka_eos_source.datasource.writer import _StagedSink, sink_columns, staged_sink
+from kafka_eos_source.datasource.staged_sink import StagedSink, sink_columns
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError
 from kafka_eos_source.in_read.staged_frame import STAGED
 from kafka_eos_source.model import OffsetRange, StagedRead
@@ -41,7 +41,7 @@ class StagingTask(InputPartition):
         query_id: id of the query whose checkpoint the sink's options name.
     """
 
-    def __init__(self, read: StagedRead, sink: _StagedSink, query_id: str) -> None:
+    def __init__(self, read: StagedRead, sink: StagedSink, query_id: str) -> None:
         super().__init__(None)
         self.ranges = read.ranges
         self._read = read
@@ -54,7 +54,7 @@ class StagingTask(InputPartition):
         Raises:
             InvalidOptionError: if another query reads the frame than the one for which it is staged.
             RestartQueryError: if another driver has planned a batch in the same checkpoint.
-            KafkaEosError: as `_StagedSink.write_frame`.
+            KafkaEosError: as `StagedSink.write_frame`.
         """
         task = running_task()
         if task is None:
@@ -147,7 +147,7 @@ class StagingPlan:
         Raises:
             InvalidOptionError: if there is no checkpoint at ``checkpointLocation``.
             UnavailableError: if the staging folder is not writable.
-            KafkaEosError: as `_StagedSink.prepare`.
+            KafkaEosError: as `StagedSink.prepare`.
         """
         if self._run is None:
             self._run = StagedRun(str(self._options.checkpoint_location))
@@ -156,7 +156,7 @@ class StagingPlan:
             if not position.has_records or position == SourcePosition.from_dict(start):
                 return []
             planned = [()]
-        sink = staged_sink(self._options, self._rows)
+        sink = StagedSink.of_stream(self._options, *sink_columns(self._options, self._rows), in_read=True)
         # PySpark pickles the tasks after it has sent Spark their number, so Spark would take the text of an
         # error there for the length of a task
         sink.prepare()

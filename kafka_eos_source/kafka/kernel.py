@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Collection
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint32, c_void_p
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,12 @@ WANTS = {
     "timestampType": WANT_TIMESTAMP,
     "headers": WANT_HEADERS,
 }
+
+
+def wants(columns: Collection[str]) -> int:
+    """Returns the `WANTS` of these columns in one number. Other columns need nothing from the kernel."""
+    return reduce(or_, (WANTS.get(name, 0) for name in columns), 0)
+
 
 #: ``event_t`` of kernel.c.
 EVENT = np.dtype([("topic", "u8"), ("offset", "i8"), ("partition", "i4"), ("err", "i4"), ("text", "S256")])

@@ -34,7 +34,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_eos_source.kafka.consumer import AssignedConsumer, Taken
-from kafka_eos_source.kafka.kernel import WANTS, choice
+from kafka_eos_source.kafka.kernel import WANTS, choice, wants
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.model import TopicPartition
@@ -89,7 +89,7 @@ class KernelConsumer(AssignedConsumer):
         self._pid = os.getpid()
         #: Queue handles of the assigned partitions.
         self._sources: dict[TopicPartition, int] = {}
-        self._wanted = sum(set(WANTS.values()))
+        self._wanted = wants(WANTS)
         self._is_unassigning = False
         self._next_poll = 0.0
 
@@ -99,9 +99,7 @@ class KernelConsumer(AssignedConsumer):
         self._queue: int | None = function("rd_kafka_queue_new", c_void_p, c_void_p)(self._pointer)
 
     def want(self, columns: Collection[str]) -> None:
-        self._wanted = 0
-        for name in columns:
-            self._wanted |= WANTS.get(name, 0)
+        self._wanted = wants(columns)
 
     def assign(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None

@@ -7,23 +7,13 @@ is one JSON object (`observe.lines`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from operator import add
 from typing import Any
 
 from kafka_eos_source.observe.decode import integer, integers, items, mapping, number, numbers, text
 from kafka_eos_source.observe.lines import VERSION, parsed, rounded, to_line
 from kafka_eos_source.observe.process import Writer
-
-#: Bounds of the histogram `BatchFigures.durations`, in seconds. Longer batches are in no bound.
-DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-#: Output topics whose figures have a name. The rest is summed, so that labels of metrics stay few.
-MOST_TOPICS = 50
-#: Name of the rest. No topic of Kafka can have it.
-OTHER_TOPICS = "(other)"
 
 
 class Outcome(Enum):
@@ -65,8 +55,8 @@ class SourceRead:
 
     Attributes:
         position: identifies the end of the batch in this source; see `position_id`.
-        offsets: number of offsets that the batch read, per topic: its records, and what takes up offsets
-            besides (control records, aborted records).
+        offsets: number of offsets that the batch read, per topic: those of its records, and of control
+            records and aborted records.
     """
 
     position: str
@@ -118,15 +108,15 @@ class BatchFigures:
         processor_counts: what stateful processors counted over all batches, such as ``late_rows``.
         state: per stateful operator, by its changelog topic, sums over its shards: ``keys`` and ``bytes``
             (RocksDB's estimates before this batch), ``uncommitted_bytes`` (changes of this batch) and
-            ``spilled_bytes`` (those of them that went to disk).
+            ``spilled_bytes`` (the part of them that went to disk).
         gauges: numbers of this batch that are not summed:
 
             ``tasks``, ``median_task_seconds``, ``longest_task_seconds``
                 number of writing tasks, empty ones included, and how long they took, reading included
             ``queued_messages``
                 most records that were waiting in the client of the committing producer
-        topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. `with_totals`
-            sums the topics without a name in ``topic_totals``, at most `MOST_TOPICS`, under `OTHER_TOPICS`.
+        topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. At most
+            `totals.MOST_TOPICS` are named; `totals.with_totals` sums the others under `totals.OTHER_TOPICS`.
         links: headers ``traceparent`` of some records, one per task at most.
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
@@ -136,7 +126,8 @@ class BatchFigures:
         sink_totals: sums of ``sinks`` over the batches of this run.
         topic_totals: sums of ``topics`` over the batches of this run.
         total_seconds: sums of ``seconds`` over the batches of this run.
-        durations: number of batches of this run that took at most `DURATION_BOUNDS` seconds, for each bound.
+        durations: number of batches of this run that took at most so many seconds, for each of
+            `totals.DURATION_BOUNDS`.
         totals_since: when the first of these batches began, in seconds since 1970.
         runs: number of runs of the query that the journal has seen, this one included.
     """
@@ -340,95 +331,6 @@ class WaitingCommit:
             )
         except (ValueError, KeyError, TypeError):
             return None
-
-
-def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
-    """Returns the figures with the sums over the batches of this run, and with few names of topics.
-
-    Args:
-        figures: the batch that has ended.
-        last: the batch before it; None if there is none.
-    """
-    counts = {**figures.counts, "batches": 1}
-    if figures.outcome is not Outcome.COMMITTED:
-        counts[figures.outcome.value] = 1
-    known = {} if last is None or last.run_id != figures.run_id else last.topic_totals
-    topic_totals = bounded(figures.topics, known)
-    figures = replace(figures, topics=_named_as(figures.topics, topic_totals))
-    took = sum(figures.seconds.values())
-    durations = tuple(int(took <= bound) for bound in DURATION_BOUNDS)
-    if last is None or last.run_id != figures.run_id:
-        return replace(
-            figures,
-            totals=counts,
-            sink_totals=dict(figures.sinks),
-            topic_totals=topic_totals,
-            total_seconds=dict(figures.seconds),
-            durations=durations,
-            totals_since=figures.began_at,
-            runs=1 if last is None else last.runs + 1,
-        )
-    sinks = {
-        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
-        for name in {**last.sink_totals, **figures.sinks}
-    }
-    return replace(
-        figures,
-        totals=summed(last.totals, counts),
-        sink_totals=sinks,
-        topic_totals=topic_totals,
-        total_seconds=summed(last.total_seconds, figures.seconds),
-        durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
-        totals_since=last.totals_since,
-        runs=last.runs,
-    )
-
-
-def newer(one: BatchFigures | None, other: BatchFigures | None) -> BatchFigures | None:
-    """Returns the newer one of two batches of the same query; None if there is neither.
-
-    Within a run, the one whose totals cover more batches is newer, whatever a clock that was set says.
-    """
-    if one is None or other is None:
-        return other if one is None else one
-    if one.run_id == other.run_id:
-        is_later = other.totals.get("batches", 0) > one.totals.get("batches", 0)
-    else:
-        is_later = other.ended_at > one.ended_at
-    return other if is_later else one
-
-
-def bounded(
-    topics: Mapping[str, Mapping[str, float]], before: Mapping[str, Mapping[str, float]] | None = None
-) -> dict[str, dict[str, float]]:
-    """Returns the sums of both per topic. A topic that was named stays named; the others fill the room.
-
-    Args:
-        topics: records and bytes per topic of one batch.
-        before: the sums before it.
-    """
-    found = {name: dict(each) for name, each in (before or {}).items()}
-    for name in sorted(topics, key=lambda name: -topics[name].get("records", 0)):
-        is_named = name in found or len(found.keys() - {OTHER_TOPICS}) < MOST_TOPICS
-        kept = name if is_named else OTHER_TOPICS
-        found[kept] = summed(found.get(kept, {}), topics[name])
-    return found
-
-
-def _named_as(
-    topics: Mapping[str, Mapping[str, float]], named: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
-    """Returns the figures of topics, summed under `OTHER_TOPICS` for those that are not named."""
-    found: dict[str, dict[str, float]] = {}
-    for name, each in topics.items():
-        kept = name if name in named else OTHER_TOPICS
-        found[kept] = summed(found.get(kept, {}), each)
-    return found
-
-
-def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the sums of both by name."""
-    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
 def _sinks(found: object) -> dict[str, dict[str, float]]:

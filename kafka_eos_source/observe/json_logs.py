@@ -6,7 +6,8 @@ import json
 import logging
 from dataclasses import replace
 
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, bounded
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
+from kafka_eos_source.observe.totals import bounded
 
 _log = logging.getLogger("kafka_eos_source.batches")
 

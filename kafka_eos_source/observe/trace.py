@@ -26,11 +26,11 @@ from kafka_eos_source.observe.figures import (
     Outcome,
     SourceRead,
     WaitingCommit,
-    summed,
 )
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.totals import summed
 
 #: A commit that has been in one step for this long counts as one that stands still.
 SLOW_SECONDS = 1.0

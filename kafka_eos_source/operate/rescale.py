@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,8 +57,6 @@ from kafka_eos_source.errors import (
     StateError,
 )
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_journal import CopyJournal, Progress, digest, filled_until, with_filled
 from kafka_eos_source.operate.rescale_records import (
@@ -69,61 +66,23 @@ from kafka_eos_source.operate.rescale_records import (
     copy_to_new_shards,
     finish_changelog,
 )
-from kafka_eos_source.protocol.token import Token, number_of_shards
+from kafka_eos_source.operate.rescale_topics import RescaleTopics
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
-from kafka_eos_source.state.batch_record import record_of
-from kafka_eos_source.state.changelog.move import (
-    Move,
-    MoveState,
-    Stage,
-    begin_move,
-    next_stage,
-)
+from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, next_stage
 from kafka_eos_source.state.changelog.restore_plan import MAX_AGE
-from kafka_eos_source.state.changelog.topic import changelog_name
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.cut import Cut
 
 _log = logging.getLogger(__name__)
 
 #: Timeout of the transactions, in ms; a slice takes about a tenth of it (`rescale_records.SLICE_SECONDS`).
 TRANSACTION_MS = 120_000
 
-_PAUSE_SECONDS = 0.1
-_DELETE_RETENTION = "delete.retention.ms"
-#: How long the copy keeps deletes: ten years.
-_COPY_KEEPS_DELETES_MS = 10 * 365 * 24 * 3_600_000
-
 Report = Callable[[str], None]
 
 
 class _Again(Exception):
-    """The stage must go on with a new producer, because the old one may not begin another transaction."""
-
-
-def kept_deletes(config: Mapping[str, str]) -> dict[str, str]:
-    """Returns the configuration of the copy of a changelog, from which `unkept_deletes` finds the former."""
-    own = config.get(_DELETE_RETENTION)
-    longer = _COPY_KEEPS_DELETES_MS + (0 if own is None else int(own) + 1)
-    return {**config, _DELETE_RETENTION: str(longer)}
-
-
-def unkept_deletes(config: Mapping[str, str]) -> dict[str, str]:
-    """Returns the configuration of the changelog from which a copy was made."""
-    own = int(config.get(_DELETE_RETENTION, 0)) - _COPY_KEEPS_DELETES_MS - 1
-    if own < -1:  # a release made the copy that did not lengthen this time
-        return dict(config)
-    others = {name: value for name, value in config.items() if name != _DELETE_RETENTION}
-    return others if own < 0 else {**others, _DELETE_RETENTION: str(own)}
-
-
-def copy_name(application_id: str, store: str) -> str:
-    """Returns the name of the topic that holds the state during a move.
-
-    It is ``<application.id>-<store>-changelog-rescale``, which no store uses for its changelog.
-    """
-    return f"{changelog_name(application_id, store)}-rescale"
+    """The stage must continue with a new producer, because the old one may not begin another transaction."""
 
 
 class Rescale:
@@ -153,60 +112,22 @@ class Rescale:
         show: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._application_id = application_id
-        self._store = store
         self._group_id = group_id
         self._to = to
         self._timeout_ms = timeout_ms
         self._report = report
         self._show = show
-        self._connection = admin_config(kafka)
         self._transaction_ms = int(kafka.get("transaction.timeout.ms", TRANSACTION_MS))
         self._clients = KafkaClients({**kafka, "transaction.timeout.ms": str(self._transaction_ms)})
-        self._changelog = changelog_name(application_id, store)
-        self._copy = copy_name(application_id, store)
+        self._topics = RescaleTopics(admin_config(kafka), application_id, store, group_id, to, timeout_ms)
+        self._changelog, self._copy = self._topics.changelog, self._topics.copy
 
     def stage(self) -> Stage:
         """Returns the next stage, without waiting for unfinished transactions.
 
-        Raises: as `observe` and `move.next_stage` raise it.
+        Raises: as `RescaleTopics.next_stage` raises it.
         """
-        return next_stage(self._observe(stable=False)[0], self._to)
-
-    def observe(self) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
-        """Reads the topics and the group's offsets, after unfinished transactions on the group have ended.
-
-        Raises:
-            UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
-            OperatorError: if a move record is damaged or has a newer version.
-        """
-        return self._observe(stable=True)
-
-    def _observe(self, *, stable: bool) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
-        with TopicAdmin(self._connection) as admin:
-            changelog = admin.shape(self._changelog, self._deadline())
-            copy = admin.shape(self._copy, self._deadline())
-        certainly = [
-            TopicPartition(name, number)
-            for name, shape in ((self._changelog, changelog), (self._copy, copy))
-            for number in range(shape.partitions if shape is not None else 0)
-        ]
-        group = GroupOffsets(self._connection)
-        if stable:
-            offsets = group.fetch(self._group_id, certainly, self._deadline())
-        else:
-            offsets, _ = group.now(self._group_id, certainly, self._deadline())
-        moves = [Move.decode(each.metadata) for each in offsets.values()]
-        own = (move for move in moves if move is not None and move.store == self._store)
-        move = next(own, None)
-        shards = (
-            None if move is not None or changelog is None else self._shards(offsets, changelog.partitions)
-        )
-        return MoveState(changelog, copy, move, shards), offsets
-
-    def _shards(self, offsets: Mapping[TopicPartition, GroupOffset], partitions: int) -> int | None:
-        """Returns the number of shards by the tokens on the changelog's offsets."""
-        own = (offsets.get(TopicPartition(self._changelog, number)) for number in range(partitions))
-        return number_of_shards(None if each is None else Token.decode(each.metadata) for each in own)
+        return self._topics.next_stage(stable=False)
 
     def run(self) -> None:
         """Runs all remaining stages. After a failure, call it again; it continues where it stopped.
@@ -221,14 +142,14 @@ class Rescale:
             Stage.COPY: self._copy_out,
             Stage.REMAKE: self._recreate_changelog,
             Stage.FILL: self._fill_changelog,
-            Stage.CLEAN: self._delete_copy,
+            Stage.CLEAN: self._topics.delete_copy,
         }
         last = None
         with self._transaction():
             self._report(
-                "fenced the query; its unfinished transactions and those of earlier moves have ended"
+                "fenced the query; unfinished transactions of the query and of earlier moves have ended"
             )
-        while (stage := next_stage(self.observe()[0], self._to)) is not Stage.DONE:
+        while (stage := self._topics.next_stage()) is not Stage.DONE:
             if stage is last:
                 raise StateError(
                     f"stage {stage.value!r} of the move is done, but Kafka does not show its result: another "
@@ -253,12 +174,12 @@ class Rescale:
         try:
             with self._transaction() as producer:
                 # This process owns the transactional id, so what it reads from here on does not change.
-                seen, offsets = self.observe()
+                seen, offsets = self._topics.observe()
                 if next_stage(seen, self._to) is not Stage.COPY:
                     raise StateError(
                         "another process has begun a move of this state.", fix="run the command again."
                     )
-                cut, move = self._plan_move(seen, offsets)
+                cut, move = self._topics.plan_move(seen, offsets)
                 self._report(f"copying {cut.shards} shards to {self._to} at batch {move.token.batch_id}")
                 journal = self._begun_copy(seen, offsets, cut)
                 self._copy_slices(producer, cut, move, journal)
@@ -289,18 +210,11 @@ class Rescale:
                     f"{journal.records:,} records"
                 )
                 return journal
-        self._recreate(Stage.COPY, self._copy, self._changelog)
-        with TopicAdmin(self._connection) as admin:
-            copy = admin.shape(self._copy, self._deadline())
-        if copy is None:
-            raise ChangelogError(
-                f"topic {self._copy!r} was created, and is gone.", fix="find out which program deletes it."
-            )
-        return CopyJournal(digest(cut), self._to, copy.topic_id)
+        return CopyJournal(digest(cut), self._to, self._topics.recreate_copy())
 
     def _may_lack_deletes(self, journal: CopyJournal) -> bool:
         """Whether compaction may have removed deletes of keys that an earlier run has copied."""
-        retention_ms = self._store_changelog().delete_retention_ms(self._deadline())
+        retention_ms = self._topics.reader().delete_retention_ms(self._deadline())
         return time.time() * 1000 - journal.since_ms > MAX_AGE * retention_ms
 
     def _copy_slices(self, producer: Producer, cut: Cut, move: Move, journal: CopyJournal) -> None:
@@ -317,7 +231,7 @@ class Rescale:
             self._begin_slice(producer, sender, done)
 
         self._begin_transaction(producer, self._copy)
-        complete = copy_to_new_shards(self._store_changelog(), cut, journal, sender, commit_slice)
+        complete = copy_to_new_shards(self._topics.reader(), cut, journal, sender, commit_slice)
         self._flush(producer, sender)
         record = move.encode()
         self._commit(
@@ -335,9 +249,9 @@ class Rescale:
 
     def _recreate_changelog(self) -> None:
         self._report(f"creating topic {self._changelog} again with {self._to} partition(s)")
-        self._recreate(Stage.REMAKE, self._changelog, self._copy)
+        self._topics.recreate_changelog()
         with self._transaction() as producer:
-            move = self.observe()[0].move
+            move = self._topics.observe()[0].move
             if move is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
             producer.begin()
@@ -346,7 +260,7 @@ class Rescale:
 
     def _fill_changelog(self) -> None:
         with self._transaction() as producer:
-            seen, offsets = self.observe()
+            seen, offsets = self._topics.observe()
             move = seen.move
             if next_stage(seen, self._to) is not Stage.FILL or move is None or seen.changelog is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
@@ -374,7 +288,7 @@ class Rescale:
                 self._begin_slice(producer, sender, done)
 
             self._begin_transaction(producer, self._changelog)
-            copy_back(self._store_changelog(), copy, filled, sender, commit_slice)
+            copy_back(self._topics.reader(), copy, filled, sender, commit_slice)
             finish_changelog(move, sender)
             self._flush(producer, sender)
             ends = self._ends(producer, self._changelog)
@@ -413,78 +327,6 @@ class Rescale:
             raise _Again
         producer.begin()
         sender.begin_slice()
-
-    def _delete_copy(self) -> None:
-        with TopicAdmin(self._connection) as admin:
-            self._raise_unless_stage(Stage.CLEAN)
-            admin.delete(self._copy, self._deadline())
-
-    # ------------------------------------------------------------------ parts of the stages
-
-    def _plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
-        """Returns the committed state of the old changelog, and the move record."""
-        assert seen.changelog is not None
-        shards = range(seen.was)
-        found = {k: offsets.get(TopicPartition(self._changelog, k)) for k in shards}
-        tokens = {k: None if each is None else Token.decode(each.metadata) for k, each in found.items()}
-        topic_id = seen.changelog.topic_id
-        move = begin_move(self._store, tokens, topic_id, self._to, f"rescale-{uuid.uuid4().hex}")
-        return Cut(
-            self._application_id,
-            self._store,
-            self._changelog,
-            topic_id,
-            len(shards),
-            {k: 0 if each is None else each.offset for k, each in found.items()},
-            {k: None if token is None else record_of(token) for k, token in tokens.items()},
-        ), move
-
-    def _recreate(self, stage: Stage, name: str, like: str) -> None:
-        """Deletes a topic and creates it empty, with the new number of partitions.
-
-        Replication factor and configuration are those of the topic ``like``. But the copy keeps all deletes:
-        if a run of FILL is killed and goes on much later, it must find those of keys that it has filled in.
-        """
-        with TopicAdmin(self._connection) as admin:
-            replicas, config = admin.creation_settings(like, self._deadline())
-            config = kept_deletes(config) if stage is Stage.COPY else unkept_deletes(config)
-            self._raise_unless_stage(stage)
-            admin.delete(name, self._deadline())
-            self._await_offsets_deleted(name)
-            failpoints.reach("rescale.between_topics")
-            admin.create(name, self._to, replicas, config, self._deadline())
-            shape = admin.await_led(name, self._deadline())
-        if shape.partitions != self._to:
-            raise ChangelogError(
-                f"another process has created topic {name!r} with {shape.partitions} partition(s); expected "
-                f"{self._to}.",
-                fix="stop the query, then run the command again.",
-            )
-
-    def _raise_unless_stage(self, stage: Stage) -> None:
-        """Raises if another process has moved on to another stage; called right before a topic is deleted."""
-        if next_stage(self.observe()[0], self._to) is not stage:
-            raise StateError(
-                "another process works on this move.", fix="stop it, then run the command again."
-            )
-
-    def _await_offsets_deleted(self, name: str) -> None:
-        """Waits until the group has no offsets of a deleted topic.
-
-        The group coordinator deletes them when it learns about the deletion. It knows partitions by name, so
-        if the new topic existed by then, it would delete the new topic's offsets. If the offsets stay, the
-        wait ends at the deadline with a warning.
-        """
-        pauses = Pauses(self._deadline(), _PAUSE_SECONDS)
-        while not pauses.expired:
-            offsets = GroupOffsets(self._connection).fetch(self._group_id, (), self._deadline())
-            if all(tp.topic != name for tp in offsets):
-                return
-            pauses.wait()
-        _log.warning("consumer group %s still has offsets of the deleted topic %s", self._group_id, name)
-
-    def _store_changelog(self) -> Changelog:
-        return Changelog(self._application_id, self._store, self._group_id, self._connection)
 
     # ------------------------------------------------------------------ a transaction
 

@@ -238,7 +238,8 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
     """
     import json
 
-    from kafka_eos_source.operate.rescale import Rescale, copy_name
+    from kafka_eos_source.operate.rescale import Rescale
+    from kafka_eos_source.operate.rescale_topics import copy_name
     from kafka_eos_source.state.changelog.move import Stage
 
     deadline = deadline_of(timeout)

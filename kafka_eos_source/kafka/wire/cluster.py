@@ -18,6 +18,8 @@ from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, 
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.leaders import Leaders
+from kafka_eos_source.kafka.wire.messages import offsets_request
 from kafka_eos_source.kafka.wire.network import Network
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -28,7 +30,6 @@ T = TypeVar("T")
 GROUP, TRANSACTION = 0, 1
 
 _METADATA, _COORDINATOR, _LIST_OFFSETS = 12, 4, 7
-_LATEST, _EARLIEST = -1, -2
 _DEFAULT_PORT = 9092
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
@@ -49,7 +50,7 @@ class Cluster:
         bootstrap: addresses of the brokers that are asked first.
         network: serves the connections.
         complaint: what went wrong last; "" if nothing did.
-        leaders_as_of: number of answers that told leaders of partitions.
+        leaders: the leaders of partitions, as of the last metadata.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -57,7 +58,7 @@ class Cluster:
         self.bootstrap = kafka.get("bootstrap.servers", "")
         self.network = Network()
         self.complaint = ""
-        self.leaders_as_of = 0
+        self.leaders = Leaders()
         #: why brokers refuse a login that worked before; None = they accept it
         self._refusal: AuthorizationError | None = None
         self._access = Access.of(
@@ -72,9 +73,6 @@ class Cluster:
         #: When an address failed last, on the monotonic clock; others are asked first.
         self._failed: dict[str, float] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
-        self._leaders: dict[TopicPartition, int] = {}
-        self._leader_epochs: dict[TopicPartition, int] = {}
-        self._topic_ids: dict[str, Any] = {}
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -82,12 +80,12 @@ class Cluster:
         """Sends a request, and waits for the answer.
 
         Raises:
-            TemporaryError: if there is none.
+            TemporaryError: if no answer arrives.
         """
         return self._asked(connection, request, deadline)()
 
     def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
-        """Sends a request; the result waits for the answer, and raises `TemporaryError` if there is none."""
+        """Sends a request; the result waits for the answer, and raises `TemporaryError` if none arrives."""
         found: list[tuple[Any, Exception | None]] = []
         connection.send(request, lambda answer, error: found.append((answer, error)))
 
@@ -155,7 +153,7 @@ class Cluster:
         return self._refusal
 
     def complain(self, what: object) -> None:
-        """Remembers what went wrong last, for the message of a later error."""
+        """Records what went wrong last, for the message of a later error."""
         self.complaint = str(what)
 
     # -- brokers ---------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ class Cluster:
             addresses = list(dict.fromkeys([*candidates, *_addresses(self.bootstrap)]))
             addresses.sort(key=lambda each: self._failed.get(f"{each[0]}:{each[1]}", 0.0))
             for index, (host, port) in enumerate(addresses):
-                # one that hangs must leave time for others
+                # a broker that hangs must leave time for the others
                 remaining = deadline.remaining_seconds()
                 share = min(remaining, max(_LEAST_CONNECT_SECONDS, remaining / (len(addresses) - index)))
                 try:
@@ -221,7 +219,7 @@ class Cluster:
         return self.ask_metadata(topics, deadline)()
 
     def ask_metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Callable[[], Any]:
-        """Sends the request of `metadata`; the result waits for the answer, and does the rest.
+        """Sends the request of `metadata`; the result waits for the answer, and updates brokers and leaders.
 
         Raises:
             TemporaryError: if no broker can be reached.
@@ -236,44 +234,13 @@ class Cluster:
         return lambda: self._learned(asked(), has_topics=topics is not None)
 
     def _learned(self, answer: Any, *, has_topics: bool) -> Any:
-        """Takes brokers and leaders over from the answer to a Metadata request, and returns it."""
+        """Updates brokers and leaders from the answer to a Metadata request, and returns the answer."""
         self._brokers = {
             each.node_id: (each.host, each.port) for each in answer.brokers or ()
         } or self._brokers
-        self.leaders_as_of += has_topics
-        for topic in answer.topics or () if has_topics else ():
-            if topic.error_code == 0:
-                self._learn_leaders(topic)
+        if has_topics:
+            self.leaders.learn(answer.topics or ())
         return answer
-
-    def _learn_leaders(self, topic: Any) -> None:
-        """Takes over the leaders of a topic from an answer, but for those that are older than what is known.
-
-        A broker that is cut off from the others may still name an older leader, whose log may be shorter.
-        """
-        topic_id = getattr(topic, "topic_id", None)
-        # before Kafka 2.8 all ids are zero
-        is_same = topic_id is not None and topic_id.int != 0 and self._topic_ids.get(topic.name) == topic_id
-        self._topic_ids[topic.name] = topic_id
-        found = {TopicPartition(topic.name, each.partition_index): each for each in topic.partitions or ()}
-        # partitions that are gone, because the topic was created again, have no leader any more
-        for tp in [tp for tp in self._leaders if tp.topic == topic.name and tp not in found]:
-            del self._leaders[tp]
-            self._leader_epochs.pop(tp, None)
-        for tp, each in found.items():
-            epoch = getattr(each, "leader_epoch", -1)
-            if not is_same or epoch < 0 or epoch >= self._leader_epochs.get(tp, -1):
-                self._leaders[tp] = each.leader_id
-                self._leader_epochs[tp] = epoch
-
-    def leader(self, tp: TopicPartition) -> int | None:
-        """Returns the node id of a partition's leader, as of the last metadata; None if it has none."""
-        found = self._leaders.get(tp, -1)
-        return None if found < 0 else found
-
-    def leader_epoch(self, tp: TopicPartition) -> int:
-        """Returns the epoch of a partition's leader (KIP-320), as of the last metadata; -1 if unknown."""
-        return self._leader_epochs.get(tp, -1)
 
     def partition_count(self, topic: str, deadline: Deadline) -> int:
         """Returns the number of partitions of a topic.
@@ -289,10 +256,6 @@ class Cluster:
         if found is None or not found.partitions:
             raise TemporaryError(f"the answer does not mention the partitions of topic {topic!r}")
         return len(found.partitions)
-
-    def ends(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-        """Returns the high watermark of each partition; raises as `offsets`."""
-        return self.offsets(partitions, deadline)
 
     def offsets(
         self,
@@ -312,42 +275,21 @@ class Cluster:
 
         Raises:
             KafkaException: if a leader refuses.
-            TemporaryError: if a leader does not answer, or there is none.
+            TemporaryError: if a partition has no leader, or the leader does not answer.
         """
         wanted = set(partitions)
         self.metadata({tp.topic for tp in wanted}, deadline)
-        by_leader: dict[int, dict[str, list[int]]] = {}
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
         for tp in wanted:
-            node = self.leader(tp)
+            node = self.leaders.of(tp)
             if node is None:
                 raise TemporaryError(f"{tp} has no leader")
-            by_leader.setdefault(node, {}).setdefault(tp.topic, []).append(tp.partition)
+            by_leader.setdefault(node, {})[tp] = self.leaders.epoch(tp)
         found: dict[TopicPartition, int] = {}
-        for node, topics in by_leader.items():
+        for node, epochs in by_leader.items():
             connection = self.broker(node, deadline)
             version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
-            kind = ListOffsetsRequest.ListOffsetsTopic
-            request = ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=int(committed),
-                topics=[
-                    kind(
-                        name=name,
-                        partitions=[
-                            kind.ListOffsetsPartition(
-                                partition_index=number,
-                                current_leader_epoch=self.leader_epoch(TopicPartition(name, number)),
-                                timestamp=_EARLIEST if earliest else _LATEST,
-                                version=version,
-                            )
-                            for number in numbers
-                        ],
-                        version=version,
-                    )
-                    for name, numbers in topics.items()
-                ],
-                version=version,
-            )
+            request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
                     if each.error_code:
@@ -361,7 +303,7 @@ class Cluster:
         """Returns the connection to the coordinator of a group or transactional id.
 
         Raises:
-            KafkaException: if there is none, or the principal may not ask.
+            KafkaException: if there is no coordinator, or the principal may not ask for it.
             TemporaryError: if no broker answers.
         """
         node = self._coordinators.get((kind, key))
@@ -418,7 +360,7 @@ class Cluster:
                 raise self._refusal from refusal
             raise TemporaryError(str(refusal)) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
-            # there is no connection, or the other side is not a Kafka broker
+            # the connection failed, or the other side is not a Kafka broker
             raise self._no_connection(host, port, failure) from failure
 
     def _no_connection(self, host: str, port: int, failure: Exception) -> TemporaryError:

@@ -19,7 +19,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.consumer import TUNED, Taken
 from kafka_eos_source.kafka.failure import classify, is_transient
-from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice
+from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice, wants
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.arrived import Arrived
@@ -34,22 +34,19 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     fetch_answer,
     fetch_request,
 )
+from kafka_eos_source.kafka.wire.fetch_sizes import FetchSizes
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
+from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
 from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: The most bytes of one answer, and of the answers of all leaders that may be in memory, unless the user sets
-#: ``fetch.max.bytes``.
-_MOST_BYTES, _MOST_BYTES_OF_ALL = 16 << 20, 64 << 20
-#: Bytes per offset, and of one record batch, that the first Fetch of a topic expects.
-_FIRST_MEAN_BYTES, _FIRST_BATCH_BYTES = 1024.0, 64 << 10
 #: Answers of a leader that may wait to be decoded before it is asked again.
 _MOST_ANSWERS = 2
 #: How long a partition waits after an error.
 _PAUSE_SECONDS = 0.1
 _SHORT_PAUSE_SECONDS = 0.005
-#: How long one connection attempt, or one look for leaders, may keep a caller waiting.
+#: How long one connection attempt, or one lookup of leaders, may keep a caller waiting.
 _CONNECT_SECONDS = 10.0
 #: How long brokers may not know a topic that exists (librdkafka's ``topic.metadata.propagation.max.ms``).
 _PROPAGATION_MS = "30000"
@@ -75,8 +72,8 @@ class _Partition:
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
-        told_end: the end of the log that the caller was told last. It is told once, like librdkafka does,
-            because callers take silence as a sign that something is wrong.
+        reported_end: the end of the log that was last reported to the caller. Each end is reported once, as
+            librdkafka does, because callers take silence as a sign that something is wrong.
     """
 
     position: int
@@ -84,20 +81,7 @@ class _Partition:
     resumes_at: float = 0.0
     is_waiting: bool = False
     unknown_since: float | None = None
-    told_end: int = -1
-
-
-@dataclass(slots=True)
-class _Topic:
-    """What the answers about a topic have shown, to ask for no more than what is needed.
-
-    Attributes:
-        mean_bytes: bytes per offset.
-        batch_bytes: size of the largest record batch.
-    """
-
-    mean_bytes: float = _FIRST_MEAN_BYTES
-    batch_bytes: int = _FIRST_BATCH_BYTES
+    reported_end: int = -1
 
 
 class WireConsumer:
@@ -127,42 +111,32 @@ class WireConsumer:
         self._checks = conf.get("check.crcs", "true").lower() != "false"
         self._wait_ms = int(conf.get("fetch.wait.max.ms", TUNED["fetch.wait.max.ms"]))
         self._least_bytes = int(conf.get("fetch.min.bytes", "1"))
-        asked_bytes = conf.get("fetch.max.bytes")
-        #: The most bytes of one answer that the user wants; None = any.
-        self._most_bytes = None if asked_bytes is None else int(asked_bytes)
-        of_partition = conf.get("max.partition.fetch.bytes", TUNED["fetch.message.max.bytes"])
-        self._partition_bytes = int(conf.get("fetch.message.max.bytes", of_partition))
+        self._sizes = FetchSizes(conf)
         propagation_ms = conf.get("topic.metadata.propagation.max.ms", _PROPAGATION_MS)
         self._propagation_seconds = int(propagation_ms) / 1000
         self.last_complaint = ""
-        self._wanted = sum(set(WANTS.values()))
+        self._wanted = wants(WANTS)
         self._partitions: dict[TopicPartition, _Partition] = {}
-        self._topics: dict[str, _Topic] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
         self._arrived = Arrived(kernel, committed=self._committed)
         self._answers = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
-        #: What the next `take` returns besides messages.
+        #: The events that the next `take` returns with its messages.
         self._events = Taken(())
         self._failure: Exception | None = None
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()
         #: How many leaders are asked at present.
         self._leaders = 1
-        self._looks_for_leaders = False
-        #: How often leaders were looked up since a leader last answered.
-        self._looks = 0
-        self._next_look = 0.0
+        self._lookup = LeaderLookup(self._cluster, _CONNECT_SECONDS)
 
     # -- the assignment --------------------------------------------------------------------------
 
     def want(self, columns: Collection[str]) -> None:
         """Sets which columns of Spark's schema the next messages must carry."""
-        self._wanted = 0
-        for name in columns:
-            self._wanted |= WANTS.get(name, 0)
+        self._wanted = wants(columns)
 
     def assign(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
@@ -246,8 +220,8 @@ class WireConsumer:
             UnavailableError: if the partition does not exist.
         """
         deadline = Deadline.after_seconds(timeout_seconds)
-        # callers ask when a log is not what they expect: the leader may be an old one, cut off from the
-        # others, and so may be the broker that named it
+        # Callers ask when a log is not what they expect. The leader may be an old one that is cut off from
+        # the others, and so may be the broker that named it.
         self._cluster.ask_another()
 
         def ask() -> tuple[int, int]:
@@ -283,9 +257,9 @@ class WireConsumer:
             time.sleep(seconds)
 
     def _fetch(self) -> None:
-        """Asks for what is wanted, after a look for leaders if one is due."""
+        """Asks for what is wanted; looks up leaders if that is due, and asks those that were found."""
         self._ask_leaders()
-        if self._looks_for_leaders and time.monotonic() >= self._next_look:
+        if self._lookup.is_due:
             self._look_for_leaders()
             self._ask_leaders()
 
@@ -298,9 +272,9 @@ class WireConsumer:
         for tp, each in self._partitions.items():
             if each.is_waiting or each.position >= each.end or each.resumes_at > now:
                 continue
-            leader = self._cluster.leader(tp)
+            leader = self._cluster.leaders.of(tp)
             if leader is None:
-                self._looks_for_leaders = True
+                self._lookup.is_wanted = True
             elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
                 by_leader.setdefault(leader, {})[tp] = self._next(tp, each)
         self._leaders = len(leaders | by_leader.keys())
@@ -308,9 +282,8 @@ class WireConsumer:
             self._send(node, by_leader[node])
 
     def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
-        seen = self._topics.setdefault(tp.topic, _Topic())
-        left = int((partition.end - partition.position) * seen.mean_bytes) + seen.batch_bytes
-        return Wanted(partition.position, min(left, self._partition_bytes), self._cluster.leader_epoch(tp))
+        most_bytes = self._sizes.of_partition(tp.topic, partition.end - partition.position)
+        return Wanted(partition.position, most_bytes, self._cluster.leaders.epoch(tp))
 
     def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
         started = time.monotonic()
@@ -328,7 +301,7 @@ class WireConsumer:
             committed=self._committed,
             wait_ms=self._wait_ms,
             least_bytes=self._least_bytes,
-            most_bytes=self._answer_bytes(),
+            most_bytes=self._sizes.of_answer(_MOST_ANSWERS * max(1, self._leaders)),
         )
         asked = {tp: self._partitions[tp] for tp in wanted}
         for each in asked.values():
@@ -341,12 +314,6 @@ class WireConsumer:
             wait_seconds=self._wait_ms / 1000,
         )
 
-    def _answer_bytes(self) -> int:
-        """Returns the most bytes of an answer, so that the answers of all leaders fit into memory."""
-        if self._most_bytes is not None:
-            return self._most_bytes
-        return min(_MOST_BYTES, _MOST_BYTES_OF_ALL // (_MOST_ANSWERS * max(1, self._leaders)))
-
     def _on_answer(
         self,
         node: int,
@@ -357,13 +324,13 @@ class WireConsumer:
     ) -> None:
         self._asked.discard(node)
         self._answers += 1
-        # not partitions that were moved, dropped or assigned anew since
+        # leaves out partitions that were moved, dropped or assigned anew since the request
         valid = {tp: each for tp, each in asked.items() if self._partitions.get(tp) is each}
         for each in valid.values():
             each.is_waiting = False
         if answer is None:
             self._look_again(valid, f"broker {connection.address}: {error}")
-        elif answer.error_code in _SESSION_ERRORS:  # only a broker with a defect answers so without a session
+        elif answer.error_code in _SESSION_ERRORS:  # a defect of the broker: the request has no session
             self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).str()}")
         elif answer.error_code:
             for tp, each in valid.items():
@@ -379,9 +346,9 @@ class WireConsumer:
             self._on_refusal(tp, fetched.error_code, partition)
             return
         partition.unknown_since = None
-        self._looks = 0
+        self._lookup.tries = 0
         if fetched.replica >= 0:
-            self._failure = NeedsLibrdkafkaError(f"{tp} is to be read from replica {fetched.replica}")
+            self._failure = NeedsLibrdkafkaError(f"the leader of {tp} refers to replica {fetched.replica}")
             return
         try:
             batches = FetchedBatches.of(
@@ -399,22 +366,20 @@ class WireConsumer:
             self._failure = error
             return
         if batches.past_offset > partition.position:
-            seen = self._topics.setdefault(tp.topic, _Topic())
-            seen.mean_bytes = batches.mean_bytes
-            seen.batch_bytes = max(batches.largest_bytes, seen.batch_bytes // 2)
+            self._sizes.learn(batches)
             partition.position = batches.past_offset
             self._arrived.add(node, self._answers, batches)
             return
         end = fetched.last_stable_offset if self._committed else fetched.high_watermark
         if partition.position < end:
-            # other partitions filled the answer; or the broker does not have what it says, and asking at once
-            # would occupy it
+            # Other partitions filled the answer. Or the broker does not have what it reports, and would be
+            # busy if it were asked again at once.
             partition.resumes_at = time.monotonic() + _SHORT_PAUSE_SECONDS
         else:
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
-            # not before the caller has what arrived: it would take those records for read
-            if partition.told_end < partition.position and not self._arrived.has(tp):
-                partition.told_end = partition.position
+            # not before the caller has the records that arrived: it would take them for read
+            if partition.reported_end < partition.position and not self._arrived.has(tp):
+                partition.reported_end = partition.position
                 self._events.log_ends[tp] = partition.position
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
@@ -430,12 +395,12 @@ class WireConsumer:
             self._failure = classify(error, f"reading {tp}")
 
     def _fair_pause(self, started: float) -> float:
-        """Returns how long to wait before trying again what failed and kept brokers that answer waiting."""
+        """Returns how long a retry waits: as long as the failed call delayed the answers of other brokers."""
         return time.monotonic() - started if self._asked or self._arrived else 0.0
 
     def _look_again(self, tps: Collection[TopicPartition], why: str, seconds: float = 0.0) -> None:
-        """Pauses partitions until their leaders are known again, for at least that long."""
-        self._looks_for_leaders = True
+        """Pauses partitions for at least so many seconds, and asks for a lookup of their leaders."""
+        self._lookup.is_wanted = True
         for tp in tps:
             self._pause(tp, why, seconds)
 
@@ -448,31 +413,14 @@ class WireConsumer:
 
     def _look_for_leaders(self) -> None:
         started = time.monotonic()
-        self._next_look = started + _PAUSE_SECONDS
-        topics = {tp.topic for tp in self._partitions}
-        self._looks += 1
-        # No leader has answered since the last lookup, so the broker that named them may be out of date.
-        # Another broker is asked at the 2nd, 4th, 8th, … lookup only: an election takes seconds, and each
-        # change of the broker costs a connection and a login.
-        if self._looks > 1 and self._looks.bit_count() == 1:
-            self._cluster.ask_another()
         try:
-            answer = self._cluster.metadata(topics, Deadline.after_seconds(_CONNECT_SECONDS))
+            found = self._lookup.find({tp.topic for tp in self._partitions})
         except TemporaryError as error:
             self.last_complaint = concealed(str(error))
-            self._cluster.ask_another()
-            self._next_look = time.monotonic() + max(_PAUSE_SECONDS, self._fair_pause(started))
+            self._lookup.pause(self._fair_pause(started))
             return
-        self._looks_for_leaders = False
-        codes = dict.fromkeys(topics, _UNKNOWN)
-        known: set[TopicPartition] = set()
-        for topic in answer.topics or ():
-            codes[topic.name] = topic.error_code
-            if not topic.error_code:
-                indices = (each.partition_index for each in topic.partitions or ())
-                known.update(TopicPartition(topic.name, index) for index in indices)
         for tp, partition in self._partitions.items():
-            self._on_metadata(tp, partition, codes[tp.topic], is_known=tp in known)
+            self._on_metadata(tp, partition, found.codes[tp.topic], is_known=tp in found.partitions)
 
     def _on_metadata(self, tp: TopicPartition, partition: _Partition, code: int, *, is_known: bool) -> None:
         if code not in (0, _UNKNOWN) and not is_transient(KafkaError(code)):
@@ -481,7 +429,7 @@ class WireConsumer:
         if is_known:
             partition.unknown_since = None
             self._seen.add(tp)
-            if self._cluster.leader(tp) is None:
+            if self._cluster.leaders.of(tp) is None:
                 self._look_again([tp], f"{tp} has no leader")
             return
         self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).str()}")
@@ -498,11 +446,11 @@ class WireConsumer:
             self._cluster.ask_another()
 
     def _until_resumed(self) -> float:
-        """Returns how long there is nothing to do unless an answer arrives, in seconds."""
+        """Returns for how many seconds there is nothing to do, unless an answer arrives."""
         now = time.monotonic()
         times = [each.resumes_at for each in self._partitions.values() if each.resumes_at > now]
-        if self._looks_for_leaders:
-            times.append(self._next_look)
+        if self._lookup.is_wanted:
+            times.append(self._lookup.next_at)
         return max(0.001, min(times, default=now + 1.0) - now)
 
     def _raise_failure(self) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.kafka.wire.batches import EncodedBatch
+from kafka_eos_source.model import TopicPartition
 
 #: What brokers log as the client's software, and the default client id.
 SOFTWARE = "kafka-eos"
@@ -17,6 +19,7 @@ SOFTWARE = "kafka-eos"
 #: The largest answer that is accepted, unless options ask for larger ones.
 LARGEST_ANSWER_BYTES = 100 << 20
 _PRODUCE, _API_VERSIONS_VERSION = 0, 3
+_LATEST, _EARLIEST = -1, -2
 
 
 def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
@@ -28,6 +31,35 @@ def features_of(answer: Any) -> dict[str, int]:
     """Returns the finalized levels by feature, from an `ApiVersions` answer."""
     found = getattr(answer, "finalized_features", None)
     return {each.name: each.max_version_level for each in found or ()}
+
+
+def offsets_request(
+    version: int, leader_epochs: Mapping[TopicPartition, int], *, earliest: bool, committed: bool
+) -> ListOffsetsRequest:
+    """Returns the request for an offset of each partition's log.
+
+    Args:
+        version: of the request.
+        leader_epochs: the epoch of the leader that the caller knows, by partition.
+        earliest: ask for the first offset of the log, instead of its end.
+        committed: the end is the last stable offset, instead of the high watermark.
+    """
+    kind = ListOffsetsRequest.ListOffsetsTopic
+    topics: dict[str, list[Any]] = {}
+    for tp, epoch in leader_epochs.items():
+        partition = kind.ListOffsetsPartition(
+            partition_index=tp.partition,
+            current_leader_epoch=epoch,
+            timestamp=_EARLIEST if earliest else _LATEST,
+            version=version,
+        )
+        topics.setdefault(tp.topic, []).append(partition)
+    return ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=int(committed),
+        topics=[kind(name=name, partitions=each, version=version) for name, each in topics.items()],
+        version=version,
+    )
 
 
 def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:

@@ -357,7 +357,7 @@ class WireProducer:
         deadline = Deadline.after_ms(self._timeout_ms)
 
         def ask() -> Mapping[TopicPartition, int]:
-            found = self._cluster.ends(partitions, deadline)
+            found = self._cluster.offsets(partitions, deadline)
             for tp, end in found.items():
                 if end < self._queue.end_of(tp):
                     self._cluster.ask_another()

@@ -103,7 +103,7 @@ class RecordQueue:
         #: the partitions that are due, by leader; None = they have none. Those that were served go to the
         #: end, so that none waits for the others for long.
         self._ready: dict[int | None, deque[TopicPartition]] = {}
-        self._leaders_as_of = cluster.leaders_as_of
+        self._leaders_as_of = cluster.leaders.as_of
         #: partitions of which the coordinator does not know that the transaction writes there
         self._not_enlisted: list[TopicPartition] = []
         self._limits: dict[str, int] = {}
@@ -212,7 +212,7 @@ class RecordQueue:
     def _look_for_ready(self) -> None:
         """Finds out which partitions are due, and who leads them."""
         self._ready.clear()
-        self._leaders_as_of = self._cluster.leaders_as_of
+        self._leaders_as_of = self._cluster.leaders.as_of
         for tp, state in self._partitions.items():
             state.is_ready = False
             self._make_ready(tp, state)
@@ -220,11 +220,11 @@ class RecordQueue:
     def _make_ready(self, tp: TopicPartition, state: _Partition) -> None:
         if state.is_due and not state.is_ready:
             state.is_ready = True
-            self._ready.setdefault(self._cluster.leader(tp), deque()).append(tp)
+            self._ready.setdefault(self._cluster.leaders.of(tp), deque()).append(tp)
 
     def _fill(self, deadline: Deadline) -> None:
         """Sends the next batch of each partition, to every leader that has room."""
-        if self._leaders_as_of != self._cluster.leaders_as_of:
+        if self._leaders_as_of != self._cluster.leaders.as_of:
             self._look_for_ready()
         if self._ready.get(None):
             self._cluster.complain(f"{self._ready[None][0]} has no leader")

@@ -1,4 +1,4 @@
-"""What the native clients remember of the cluster."""
+"""Which leaders the native clients know after several answers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.kafka.wire.leaders import Leaders
 from kafka_eos_source.model import TopicPartition
 
 FIRST, SECOND = uuid.UUID(int=1), uuid.UUID(int=2)
 TP = TopicPartition("t", 0)
 
 
-def answer(leader: int, epoch: int, topic_id: uuid.UUID = FIRST) -> Any:
-    """Returns the answer to a Metadata request about a topic of one partition."""
+def answer(leader: int, epoch: int, topic_id: uuid.UUID = FIRST) -> list[Any]:
+    """Returns the topics in an answer to a Metadata request: one topic with one partition."""
     partition = SimpleNamespace(partition_index=0, leader_id=leader, leader_epoch=epoch)
     topic = SimpleNamespace(error_code=0, name="t", topic_id=topic_id, partitions=[partition])
-    return SimpleNamespace(brokers=[], topics=[topic])
+    return [topic]
 
 
 @pytest.mark.parametrize(
@@ -32,18 +32,16 @@ def answer(leader: int, epoch: int, topic_id: uuid.UUID = FIRST) -> Any:
         pytest.param(answer(2, -1), 2, id="broker without epochs"),
     ],
 )
-def test_an_older_leader_does_not_replace_the_known_one(later: Any, leader: int) -> None:
-    cluster = Cluster({"bootstrap.servers": "b:1"})
-    cluster._learned(answer(1, 5), has_topics=True)
-    cluster._learned(later, has_topics=True)
-    assert cluster.leader(TP) == leader
-    cluster.close()
+def test_an_older_leader_does_not_replace_the_known_one(later: list[Any], leader: int) -> None:
+    leaders = Leaders()
+    leaders.learn(answer(1, 5))
+    leaders.learn(later)
+    assert leaders.of(TP) == leader
 
 
 def test_without_topic_ids_the_newest_answer_counts() -> None:
     none = uuid.UUID(int=0)
-    cluster = Cluster({"bootstrap.servers": "b:1"})
-    cluster._learned(answer(1, 5, none), has_topics=True)
-    cluster._learned(answer(2, 4, none), has_topics=True)
-    assert cluster.leader(TP) == 2
-    cluster.close()
+    leaders = Leaders()
+    leaders.learn(answer(1, 5, none))
+    leaders.learn(answer(2, 4, none))
+    assert leaders.of(TP) == 2

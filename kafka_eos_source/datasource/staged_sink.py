@@ -1,0 +1,285 @@
+"""The exactly-once sink: tasks stage rows (package `stage`), and the driver commits them (package `commit`).
+
+If the tasks that read have staged the rows (`stage_in_read`), the tasks of the sink only collect their
+reports. Neither contacts a broker, so code that only the driver needs is imported inside the functions that
+use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kafka_eos_source.datasource.commit_message import CommitMessage, staged_parts, with_reported
+from kafka_eos_source.datasource.read_reports import messages_in
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.protocol import dead_letters, offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.protocol.offset_log import PlannedBatch
+from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
+from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows
+from kafka_eos_source.stage.paths import location_of_query
+from kafka_eos_source.stage.row_rules import with_small_batches
+from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
+from kafka_eos_source.stage.spool import PartStage
+from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.state.operator.running_operators import recorded_operators
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+    from pyspark.sql.types import StructType
+
+    from kafka_eos_source.stage.fanout import Plan
+    from kafka_eos_source.stage.row_rules import RecordLimits
+    from kafka_eos_source.stage.sealed_column import SealingPlan
+
+
+def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
+    """Returns the columns of a stream's sink, and what goes to sinks outside Kafka; None if there are none.
+
+    Raises:
+        InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
+        InvalidOptionError: if the frame lacks a column that a sink outside Kafka needs.
+    """
+    kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
+    columns = (
+        check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+        if kafka
+        else only_changelog(schema)
+    )
+    if not options.sinks:
+        return columns, None
+    from kafka_eos_source.stage.fanout import Plan
+
+    return columns, Plan.of(options.sinks, schema, kafka=kafka)
+
+
+@dataclass(frozen=True)
+class StagedSink:
+    """Exactly-once sink: tasks stage rows, the driver commits them.
+
+    Attributes:
+        options: options of the sink.
+        columns: positions of the columns in the frame.
+        folder: staging folder.
+        name: name of a batch write in the staging folder; "" for a stream, which uses the batch id.
+        plan: columns and rows that go to sinks outside Kafka; None if there are none.
+        in_read: whether the tasks that read stage the rows.
+    """
+
+    options: WriteOptions
+    columns: SinkColumns
+    folder: StagingFolder
+    name: str
+    plan: Plan | None = None
+    in_read: bool = False
+
+    @classmethod
+    def of_stream(
+        cls, options: WriteOptions, columns: SinkColumns, plan: Plan | None, *, in_read: bool
+    ) -> StagedSink:
+        """Returns the sink of a streaming query.
+
+        Raises:
+            InvalidOptionError: if ``checkpointLocation`` is not set.
+            UnavailableError: if the staging folder is not writable.
+        """
+        return cls(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan, in_read)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
+        self.prepare()
+        return dict(self.__dict__)
+
+    def prepare(self) -> None:
+        """Looks up what the driver passes to the tasks: plan, limits and sealing. Called on the driver.
+
+        Raises:
+            KafkaEosError: if the offset log cannot be read, or the brokers do not say which records the topic
+                accepts.
+        """
+        _ = self.planned, self.limits, self.sealing
+
+    @cached_property
+    def limits(self) -> RecordLimits | None:
+        """Which records the topic accepts; None if no task asks, because an invalid row fails the batch."""
+        options = self.options
+        if options.on_invalid_record == "fail":
+            return None
+        from kafka_eos_source.stage.record_limits import record_limits
+
+        return record_limits(options.kafka, options.topic, options.dead_letter_topic)
+
+    @cached_property
+    def sealing(self) -> SealingPlan | None:
+        """How the tasks encode rows as record batches; None if they stage rows."""
+        from kafka_eos_source.stage.sealing_plan import sealing_plan
+
+        options = self.options
+        return sealing_plan(options.kafka, options.topic, options.transaction_client)
+
+    @cached_property
+    def planned(self) -> PlannedBatch | None:
+        """The newest entry of the offset log; None if the log is empty, and in a batch write.
+
+        Spark pickles a new writer for each micro-batch, between the entry of the batch in the offset log and
+        its first task. The tasks report this entry to the driver, where another writer commits.
+        """
+        return None if self.name else offset_log.newest(str(self.options.checkpoint_location))
+
+    def write_frame(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
+        """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
+        if self.plan is None:
+            return self._write(lambda invalid: from_batches(batches, self.columns, invalid))
+        from kafka_eos_source.stage.fanout import Fanout
+
+        task = _task()
+        fanout = Fanout(
+            self.plan,
+            self.options.application_id or derived_application_id(task.query_id),
+            task.batch_id,
+            self.folder,
+            self.options.staging_inline_bytes,
+        )
+        try:
+            message = self._write(lambda invalid: from_batches(fanout.rows(batches), self.columns, invalid))
+        except BaseException:
+            fanout.discard()
+            raise
+        return replace(message, sinks=fanout.finish())
+
+    def write_rows(self, rows: Iterable[Row]) -> CommitMessage:
+        """Stages Spark's rows with all columns of the frame, for Kafka only."""
+        return self._write(lambda invalid: from_rows(rows, self.columns, invalid))
+
+    def collect(self, reports: Iterable[memoryview]) -> CommitMessage:
+        """Returns a message that contains the messages of tasks that staged what they read.
+
+        Args:
+            reports: the reports of these tasks, which are the rows of the frame.
+
+        Raises:
+            StagedReadError: as `messages_in`.
+        """
+        found = messages_in(reports, self.options, _task())
+        if not found:  # the batch reads nothing, such as one that only renews the token
+            return self.write_frame(())
+        return CommitMessage(None, planned=self.planned, reports=found)
+
+    def _write(self, staged: Callable[[InvalidRows | None], Iterable[pa.RecordBatch]]) -> CommitMessage:
+        """Stages the batches that a function makes, for Kafka only.
+
+        Args:
+            staged: returns batches with the staged columns; passes invalid rows to its argument.
+        """
+        task = _task()
+        if not self.name:
+            # fails at the start of the query, not when a batch is first too large for the commit messages
+            self.folder.check_shared()
+        invalid = self._invalid_rows(task)
+        try:
+            part = stage(
+                staged(invalid),
+                staged_schema(self.columns),
+                folder=self.folder,
+                batch=self.name or task.batch_id,
+                inline_bytes=self.options.staging_inline_bytes,
+                run_id=task.run_id,
+                topic=self.options.topic,
+                sealing=self.sealing,
+            )
+            dead = None if invalid is None else invalid.finish()
+        except BaseException:
+            if invalid is not None:
+                invalid.discard()
+            raise
+        # only now: an operator in this task starts when `stage` reads its first row
+        part = replace(
+            part, operators=recorded_operators(task), dropped=0 if invalid is None else invalid.dropped
+        )
+        if dead is not None:
+            dead = replace(dead, run_id=task.run_id)
+        limits = self.limits
+        record_bytes = None if limits is None else limits.record_bytes
+        return CommitMessage(part, dead, (), self.planned, record_bytes=record_bytes)
+
+    def _invalid_rows(self, task: StreamingTask) -> InvalidRows | None:
+        """Returns where this task puts invalid rows; None if an invalid row fails the batch."""
+        limits, options = self.limits, self.options
+        if limits is None:
+            return None
+        batch = self.name or task.batch_id
+        origin = {dead_letters.APPLICATION: options.application_id or derived_application_id(task.query_id)}
+        if not self.name:
+            origin[dead_letters.BATCH] = batch
+        stage_of = partial(
+            PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
+        )
+        return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
+
+    def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
+        from kafka_eos_source.commit import session
+
+        messages = with_reported(messages)
+        sink_parts = [part for each in messages for part in each.sinks]
+        session.commit_micro_batch(
+            self._options_of_commit(messages),
+            self.folder,
+            staged_parts(messages),
+            batch_id,
+            self.plan,
+            sink_parts,
+            {each.planned for each in messages},
+            [each.read for each in messages if each.read is not None] if self.in_read else None,
+        )
+
+    def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
+        from kafka_eos_source.commit import session
+
+        options = self._options_of_commit(messages)
+        session.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
+
+    def _options_of_commit(self, messages: Sequence[CommitMessage]) -> WriteOptions:
+        """Returns the options with which the driver commits what these tasks staged."""
+        sizes = [each.record_bytes for each in messages if each.record_bytes is not None]
+        if not sizes:
+            return self.options
+        return replace(self.options, kafka=with_small_batches(self.options.kafka, min(sizes)))
+
+    def discard(self, messages: Sequence[CommitMessage], batch_id: int | None = None) -> None:
+        """Deletes the staged files that these messages name. A batch write has no batch id.
+
+        Spark also calls this after a failed commit, so it must not delete anything else. What sinks outside
+        Kafka have prepared stays: the commit token decides whether they commit or abort it.
+        """
+        from kafka_eos_source.stage.fanout import part_names
+
+        messages = with_reported(messages)
+        files = [part.name for part in staged_parts(messages) if part.name]
+        files += part_names(part for each in messages for part in each.sinks)
+        self.folder.remove_parts(self.name or str(batch_id), files)
+
+
+def _task() -> StreamingTask:
+    task = running_task()
+    if task is None:
+        raise RuntimeError("the sink's write method was called outside a Spark task")
+    return task
+
+
+def _staging_of_stream(options: WriteOptions) -> str:
+    if options.checkpoint_location is None:
+        raise InvalidOptionError(
+            "option 'checkpointLocation' is not set on the sink. The sink reads from the checkpoint which "
+            "offsets belong to a batch, and Spark does not pass on the session's "
+            "spark.sql.streaming.checkpointLocation.",
+            fix="add .option('checkpointLocation', …) to writeStream.",
+        )
+    return location_of_query(options.checkpoint_location, options.staging_location)
