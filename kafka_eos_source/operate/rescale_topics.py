@@ -175,8 +175,8 @@ class RescaleTopics:
     def _recreate(self, stage: Stage, name: str, like: str) -> None:
         """Deletes a topic and creates it empty, with the new number of partitions.
 
-        Replication factor and configuration are those of the topic ``like``. But the copy keeps all deletes:
-        if a run of FILL is killed, and a later run continues much later, it must find the deletes of keys that
+        Replication factor and configuration are those of the topic ``like``. But the copy keeps all deletes.
+        If a run of FILL is killed and another one continues much later, it must find the deletes of keys that
         the killed run has filled in.
         """
         with TopicAdmin(self._connection) as admin:
