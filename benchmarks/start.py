@@ -3,7 +3,8 @@
 A query copies 1,000 records. With kafka-eos, its Python processes record when they start, what they import
 and how long their first calls take (`benchmarks.start_events`); the program prints that as a table. Then it
 prints the medians of the starts of kafka-eos, kafka-eos with `recommended_settings`, and Spark's own
-connector, which take turns. Recording costs about 0.1 s, so the medians come from runs without it.
+connector, which take turns. The recommended settings include the class archive if this host has one; Spark's
+connector is measured without one. Recording costs about 0.1 s, so the medians come from runs without it.
 """
 
 from __future__ import annotations
