@@ -28,7 +28,7 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots
+from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import Manifest
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage
@@ -87,8 +87,8 @@ class _Measured:
         click.echo(f"a micro-batch that is not due: {seconds / _LOOKS * 1e6:.0f} µs")
 
     def _snapshots(self, path: Path, end: int) -> ShardSnapshots:
-        location = str(self.folder / "shared")
-        return ShardSnapshots(location, path, self.identity, end, lambda: 0, None, 3_600_000)
+        use = SnapshotUse(str(self.folder / "shared"), 3_600_000)
+        return ShardSnapshots(use, path, self.identity, end, lambda: 0, None)
 
     def _open(self, path: Path, end: int, snapshots: ShardSnapshots | None) -> int:
         """Opens a store at an offset as a task does; returns the number of records that were read."""
