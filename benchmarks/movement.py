@@ -1,4 +1,4 @@
-"""``python -m benchmarks.movement``: time until a host has a shard's state, with and without snapshots.
+"""``python -m benchmarks.movement``: time until a shard's state is there, with and without snapshots.
 
 One shard with random, distinct, unordered keys and random values, without Spark. The storage for snapshots is
 a folder on the local disk, so the network's share of the time is missing.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +30,9 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots
+from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
+from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import Manifest
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage
@@ -83,12 +87,27 @@ class _Measured:
         second = self.folder / "second"
         seconds, read = _timed(lambda: self._open(second, end, self._snapshots(second, end)))
         click.echo(f"another host, snapshot and {read:,} records of the changelog: {seconds:.1f} s")
+        for name, location in (("the changelog", None), ("a snapshot", str(self.folder / "shared"))):
+            cpu = time.process_time()
+            seconds, _ = _timed(partial(self._read, end, location))
+            cpu = time.process_time() - cpu
+            click.echo(f"a read from {name}: {seconds:.1f} s, {cpu:.1f} s of CPU")
         seconds, _ = _timed(lambda: [is_due(first, 0, 1 << 62) for _ in range(_LOOKS)])
         click.echo(f"a micro-batch that is not due: {seconds / _LOOKS * 1e6:.0f} µs")
 
     def _snapshots(self, path: Path, end: int) -> ShardSnapshots:
-        location = str(self.folder / "shared")
-        return ShardSnapshots(location, path, self.identity, end, lambda: 0, None, 3_600_000)
+        use = SnapshotUse(str(self.folder / "shared"), 3_600_000)
+        return ShardSnapshots(use, path, self.identity, end, lambda: 0, None)
+
+    def _read(self, end: int, location: str | None) -> None:
+        """Reads the state as a `StateQuery` does, up to its first row."""
+        changelog = Changelog("movement", "s", "movement", self.kafka, location)
+        batch = BatchRecord("q", end, f"a{end}", "r", int(time.time() * 1000))
+        cut = Cut("movement", "s", self.tp.topic, self.identity.topic_id, 1, {0: end}, {0: batch})
+        with closing(ChangelogCopy(changelog, Deadline.after_seconds(_MINUTES))) as copy:
+            copy.follow(cut, [0])
+            with copy.show([0]) as shown:
+                next(shown.shard(0).view.all())
 
     def _open(self, path: Path, end: int, snapshots: ShardSnapshots | None) -> int:
         """Opens a store at an offset as a task does; returns the number of records that were read."""

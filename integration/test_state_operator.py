@@ -5,21 +5,30 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import KafkaError, KafkaException
 
 from integration.support.driver import ROOT
 from integration.support.kafka import Admin, final_end_offsets, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.stateful import check_running_counts
+from kafka_eos_source.cli import main
 from kafka_eos_source.errors import StateMismatchError
+from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.operator.task import ensure_changelog
 from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.state.reading.cut import Changelog
+from kafka_eos_source.state.reading.local import folders
+from kafka_eos_source.state.reading.restored import of_changelog
+from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
 
 ROWS, PER_BATCH, KEYS = 600, 200, 17
 SHARDS = 2
@@ -224,6 +233,29 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     admin.configure(case.changelog, {"cleanup.policy": "compact"})
     driver(spec).finish()
     case.check()
+    kafka = check_consumer({"bootstrap.servers": broker})
+    with_snapshots = Changelog(case.application, "counts", case.application, kafka, str(shared))
+    assert _counts(with_snapshots) == case.wanted
+    alone = _counts(replace(with_snapshots, snapshot_location=None))
+    assert alone.keys() < case.wanted.keys(), "the changelog has lost what only the snapshots still have"
+    words = ["--application-id", case.application, "--store", "counts", "--bootstrap-servers", broker]
+    words += ["--state-dir", str(tmp_path / "restored"), "--snapshot-location", str(shared), "--yes"]
+    restored = CliRunner().invoke(main, ["state", "restore", *words])
+    assert restored.exit_code == 0, restored.output
+    assert restored.stdout.count("began with the snapshot at changelog offset") == SHARDS
+    with of_folders(folders(tmp_path / "restored"), None, Deadline.after_seconds(60)) as snapshot:
+        assert _counts_in(snapshot) == case.wanted
+
+
+def _counts(changelog: Changelog) -> Counter[str]:
+    deadline = Deadline.after_seconds(60)
+    with of_changelog(changelog, changelog.cut(deadline), range(SHARDS), deadline) as snapshot:
+        return _counts_in(snapshot)
+
+
+def _counts_in(snapshot: Snapshot) -> Counter[str]:
+    pairs = [pair for each in snapshot.states.values() for pair in each.view.all()]
+    return Counter({key[5:].decode(): int(value) for key, value in pairs if key[:1] == b"\x01"})
 
 
 def _removed(admin: Admin, topic: str, partition: int, before: int) -> bool:

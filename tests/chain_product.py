@@ -22,6 +22,7 @@ from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.operator import shard as shard_module
+from kafka_eos_source.state.operator import shard_store
 from kafka_eos_source.state.options import parse_state
 
 __all__ = [
@@ -107,7 +108,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
 
     Args:
         clients: returns the `commit.interfaces.Clients` of the process that is running.
-        seams: replacements for names that `state.operator.shard` imports.
+        seams: replacements for names that `state.operator.shard` or `shard_store` imports.
     """
     with ExitStack() as stack:
 
@@ -122,7 +123,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
         for name, value in seams.items():
-            replace(shard_module, name, value)
+            replace(shard_module if hasattr(shard_module, name) else shard_store, name, value)
         yield
 
 

@@ -30,6 +30,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.reading import restored
 from kafka_eos_source.state.reading.cut import Changelog
 from kafka_eos_source.state.reading.decode import Choice
@@ -38,7 +39,9 @@ from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.reader import CommittedReader
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
@@ -435,12 +438,14 @@ def test_a_read_of_a_changelog_that_was_suspended_until_compaction_removed_delet
 ) -> None:
     now = 1e9
 
-    def suspended(*_args: object, **_more: object) -> Restored:
+    def suspended(
+        path: Path, identity: StoreIdentity, config: StoreConfig, *_args: object, **_more: object
+    ) -> tuple[TransactionalStateStore, Restored]:
         nonlocal now
         now += hours * 3600
-        return Restored(0, 0, Reason.NONE, 0.0)
+        return TransactionalStateStore.open(path, identity, config), Restored(0, 0, Reason.NONE, 0.0)
 
-    monkeypatch.setattr(restored, "restore", suspended)
+    monkeypatch.setattr(restored, "open_shard_store", suspended)
     monkeypatch.setattr(restored, "changelog_client", lambda *_: nullcontext())
     monkeypatch.setattr(Changelog, "delete_retention_ms", lambda *_: 24 * 3_600_000)
     copy = ChangelogCopy(Changelog(APP, STORE, APP, {}), soon())

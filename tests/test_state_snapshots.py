@@ -28,7 +28,7 @@ from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator import shard_snapshots
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots
+from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.options import SNAPSHOT_INTERVAL_MS, parse_state
 from kafka_eos_source.state.snapshots import storage as storage_module
 from kafka_eos_source.state.snapshots import upload as upload_module
@@ -114,9 +114,8 @@ class Host:
         identity: StoreIdentity = IDENTITY,
         timeout_ms: int = 60_000,
     ) -> ShardSnapshots:
-        return ShardSnapshots(
-            self.location, self.path, identity, end, lambda: log_start, retention_ms, timeout_ms
-        )
+        use = SnapshotUse(self.location, timeout_ms)
+        return ShardSnapshots(use, self.path, identity, end, lambda: log_start, retention_ms)
 
     def installed(self, end: int, **more: Any) -> int | None:
         """Returns the changelog offset of the snapshot from which this host begins; checks its contents."""
@@ -907,7 +906,7 @@ def test_a_download_ends_at_its_deadline(
     host.advance(3)
     assert host.upload() is Uploaded.DONE
     assert not hosts("b").snapshots(3, timeout_ms=0).install()
-    assert "over 0 s (state.timeout.ms)" in caplog.text
+    assert "over 0 s (in tasks: state.timeout.ms)" in caplog.text
 
 
 def test_a_damaged_file_is_sent_again(hosts: Callable[[str], Host]) -> None:

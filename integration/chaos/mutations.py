@@ -24,7 +24,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess
-from kafka_eos_source.state.operator import shard
+from kafka_eos_source.state.operator import shard, shard_store
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.records import Applying
@@ -258,7 +258,7 @@ def _any_pending_state() -> None:
         if not pending:
             return bring_to_batch(store, tp, batch, end, read)
         store.promote(pending[-1].record, {tp: end})
-        return shard.Action.PROMOTE, shard._NOTHING_READ
+        return shard_store.Action.PROMOTE, shard_store.NOTHING_READ
 
     shard.bring_to_batch = promote_or_bring
 

@@ -223,6 +223,7 @@ SHAPES: dict[str, Any] = {
             {
                 "shard": "number of the shard",
                 "batch": "batch whose state it has now",
+                "snapshot": "changelog offset of the snapshot with which it began; null = not with one",
                 "records": "number of changelog records read",
                 "promoted": "whether its pending batch was the committed one",
                 "wiped": "why the old database was discarded; null = it was not",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,12 @@ _APPLICATION = click.option("--application-id", metavar="ID", help="The query's 
 _STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
 _STATE_DIR = click.option(
     "--state-dir", metavar="DIR", help="The operator's option state.dir, on this machine."
+)
+_SNAPSHOTS = click.option(
+    "--snapshot-location",
+    metavar="URI",
+    help="The operator's option state.snapshot.location: begin with the newest snapshot of each shard, and "
+    "read only the rest of its changelog.",
 )
 
 
@@ -79,7 +86,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
 
 @state.command("get")
 @click.argument("key", nargs=-1)
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
+@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
 @click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
 @click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
 @click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
@@ -88,6 +95,7 @@ def get(
     key: tuple[str, ...],
     state_dir: str | None,
     store: str | None,
+    snapshot_location: str | None,
     variable: str | None,
     timers: bool,
     prefix: str | None,
@@ -109,13 +117,17 @@ def get(
     from kafka_eos_source.state.reading.query import StateQuery
 
     target = target_of(options)
-    with StateQuery(
-        target.application_id,
-        store,
-        state_dir=state_dir,
-        kafka=_query_options(target),
-        timeout_ms=int(1000 * deadline_of(timeout).budget_seconds),
-    ) as query:
+    with (
+        _snapshots_explained(snapshot_location, as_json=as_json),
+        StateQuery(
+            target.application_id,
+            store,
+            state_dir=state_dir,
+            kafka=_query_options(target),
+            snapshot_location=snapshot_location,
+            timeout_ms=int(1000 * deadline_of(timeout).budget_seconds),
+        ) as query,
+    ):
         found = rows(query, key, prefix, variable, timers=timers)
         shown = list(islice(found, limit)) if limit else list(found)
         more = next(found, None) is not None
@@ -130,7 +142,7 @@ def get(
 
 
 @state.command("restore")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, YES, JSON)
+@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
 @click.option(
     "--shard",
     "only",
@@ -141,6 +153,7 @@ def get(
 def restore(
     state_dir: str | None,
     store: str | None,
+    snapshot_location: str | None,
     only: tuple[int, ...],
     yes: bool,
     as_json: bool,
@@ -150,12 +163,12 @@ def restore(
     """Restore the databases in --state-dir to what Kafka holds.
 
     Stop the query first. Its tasks restore their databases themselves; use this command to prepare a machine
-    in advance.
+    in advance. With --snapshot-location, a database that is missing or far behind begins with a snapshot.
     """
     from kafka_eos_source.operate import state_restore, state_view, view
 
     deadline = deadline_of(timeout)
-    changelog = _changelog(options, store)
+    changelog = _changelog(options, store, snapshot_location)
     root = require_option("--state-dir", state_dir)
     cut = changelog.cut(deadline)
     shards = _shards(only, cut.shards)
@@ -172,10 +185,11 @@ def restore(
         )
     out = view.console()
     restored = []
-    for each in state_restore.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
-        restored.append(each)
-        if not as_json:
-            state_view.show_restored(out, each)
+    with _snapshots_explained(snapshot_location, as_json=as_json):
+        for each in state_restore.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
+            restored.append(each)
+            if not as_json:
+                state_view.show_restored(out, each)
     if as_json:
         print_json(state_view.restore_json(cut, shards, restored))
 
@@ -286,10 +300,15 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         )
 
 
-def _changelog(options: Mapping[str, Any], store: str | None) -> Changelog:
+def _changelog(
+    options: Mapping[str, Any], store: str | None, snapshot_location: str | None = None
+) -> Changelog:
     from kafka_eos_source.kafka.config import admin_config
+    from kafka_eos_source.runtime.file_systems import file_system
     from kafka_eos_source.state.reading.cut import Changelog
 
+    if snapshot_location is not None:
+        file_system(snapshot_location)
     target = target_of(dict(options))
     application_id = _application_id(target)
     return Changelog(
@@ -297,7 +316,28 @@ def _changelog(options: Mapping[str, Any], store: str | None) -> Changelog:
         require_option("--store", store),
         target.group_id or application_id,
         admin_config(require_brokers(target)),
+        snapshot_location,
     )
+
+
+@contextmanager
+def _snapshots_explained(location: str | None, *, as_json: bool) -> Iterator[None]:
+    """Shows on standard error which snapshots are used, and why others are not."""
+    import logging
+
+    if location is None or as_json:
+        yield
+        return
+    handler = logging.StreamHandler()
+    log = logging.getLogger("kafka_eos_source.state")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 def _query_options(target: Target) -> dict[str, str] | None:

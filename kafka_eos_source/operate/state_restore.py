@@ -1,7 +1,8 @@
 """Restores local databases to what Kafka holds, before their query starts.
 
-A shard's own task does the same. The command prepares a machine in advance, so that the first batch does not
-wait. The query must not run on this machine, because only one process can own a database.
+A shard's own task does the same, on the same path (`open_shard_store`). The command prepares a machine in
+advance, so that the first batch does not wait. The query must not run on this machine, because only one
+process can own a database.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from pathlib import Path
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.operator.shard import bring_to_batch
 from kafka_eos_source.state.operator.shard_action import Action
+from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -34,6 +34,7 @@ class RestoredShard:
 
     Attributes:
         batch_id: the batch whose state it has.
+        snapshot_offset: changelog offset of the snapshot with which it began; None = not with a snapshot.
         records: number of changelog records that were read.
         wiped: why the old database was discarded; None = it was not.
         promoted: whether its pending batch was the committed one, so that nothing had to be read.
@@ -42,6 +43,7 @@ class RestoredShard:
 
     shard: int
     batch_id: int
+    snapshot_offset: int | None
     records: int
     wiped: str | None
     promoted: bool
@@ -62,8 +64,7 @@ def restore_shards(
 
     Raises:
         StateLockedError: if the query runs on this machine.
-        AuthorizationError: if the principal may not describe the topic's configuration. Without it, nobody
-            knows whether compaction has removed deletes that an old database lacks.
+        AuthorizationError: if the principal may not read the topic or its configuration.
         KafkaEosError: as `recovery.open_restored` and `restore` raise it.
     """
     retention_ms = changelog.delete_retention_ms(deadline)
@@ -71,7 +72,7 @@ def restore_shards(
         batch = cut.batches[shard]
         if batch is not None:
             path = cut.identity(shard).folder(root)
-            yield _restore_shard(path, changelog, cut, shard, batch, deadline, retention_ms)
+            yield _restore_shard(path, changelog, cut, shard, batch, retention_ms, deadline)
 
 
 def _restore_shard(
@@ -80,37 +81,39 @@ def _restore_shard(
     cut: Cut,
     shard: int,
     batch: BatchRecord,
-    deadline: Deadline,
     delete_retention_ms: int,
+    deadline: Deadline,
 ) -> RestoredShard:
     tp, end = cut.tp(shard), cut.ends[shard]
     progress = RestoreProgress(tp)
     promoted = False
+
+    def bring(store: TransactionalStateStore, read: ReadChangelog) -> Restored | WipeNeeded:
+        nonlocal promoted
+        action, outcome = bring_to_batch(store, tp, batch, end, read)
+        promoted = promoted or action is Action.PROMOTE
+        return outcome
+
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-
-        def catch_up(store: TransactionalStateStore) -> Restored | WipeNeeded:
-            nonlocal promoted
-            source = ChangelogReader(consumer, tp)
-
-            def read(until: int | None) -> Restored | WipeNeeded:
-                return restore(
-                    store,
-                    tp,
-                    until,
-                    source,
-                    deadline=deadline,
-                    progress=progress,
-                    delete_retention_ms=delete_retention_ms,
-                )
-
-            action, outcome = bring_to_batch(store, tp, batch, end, read)
-            promoted = promoted or action is Action.PROMOTE
-            if isinstance(outcome, Restored):
-                store.drop_pending()
-            return outcome
-
-        config = StoreConfig(lock_timeout_ms=_LOCK_MS)
-        store, restored = open_restored(path, cut.identity(shard), config, catch_up, progress)
+        store, restored = open_shard_store(
+            path,
+            cut.identity(shard),
+            StoreConfig(lock_timeout_ms=_LOCK_MS),
+            ChangelogReader(consumer, tp),
+            bring,
+            end=end,
+            deadline=deadline,
+            progress=progress,
+            delete_retention_ms=delete_retention_ms,
+            snapshots=changelog.snapshots(deadline, only_reads=False),
+        )
     store.close()
-    wiped = None if progress.wiped is None else progress.wiped.value
-    return RestoredShard(shard, batch.batch_id, restored.records, wiped, promoted, restored.ms)
+    return RestoredShard(
+        shard,
+        batch.batch_id,
+        progress.snapshot_offset,
+        restored.records,
+        None if progress.wiped is None else progress.wiped.value,
+        promoted,
+        restored.ms,
+    )

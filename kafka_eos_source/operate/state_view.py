@@ -116,6 +116,7 @@ def restore_json(cut: Cut, shards: Sequence[int], restored: Sequence[RestoredSha
             {
                 "shard": each.shard,
                 "batch": each.batch_id,
+                "snapshot": each.snapshot_offset,
                 "records": each.records,
                 "promoted": each.promoted,
                 "wiped": each.wiped,
@@ -159,8 +160,10 @@ def show_restored(out: Console, each: RestoredShard) -> None:
     """Prints one restored shard."""
     how = "promoted its pending batch" if each.promoted else f"read {each.records:,} records"
     rate = f", {each.records / each.ms * 1000:,.0f} per second" if each.records and each.ms else ""
+    at = each.snapshot_offset
+    began = "" if at is None else f"began with the snapshot at changelog offset {at}, "
     wiped = f"; discarded the old database ({each.wiped})" if each.wiped else ""
-    out.print(f"shard {each.shard}: at batch {each.batch_id}, {how}{rate}{wiped}")
+    out.print(f"shard {each.shard}: at batch {each.batch_id}, {began}{how}{rate}{wiped}")
 
 
 def show_verified(out: Console, each: Verified) -> None:

@@ -58,13 +58,13 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
     ),
     Option(
         "state.snapshot.location",
-        STATE,
+        (*STATE, STATE_READ),
         values.text,
         None,
         "path or URI",
         "Folder on storage that all executors share, such as `s3a://…` or a network file system. Workers upload "
         "the state of their shards there, and a host that has no state of a shard begins with the newest snapshot "
-        "and reads only the rest of the changelog.",
+        "and reads only the rest of the changelog. So does a read of the changelog.",
         "no snapshots",
     ),
     Option(

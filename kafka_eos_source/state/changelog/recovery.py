@@ -49,7 +49,7 @@ def open_restored(
         config: of the store.
         restore_store: promotes pending changes or reads the changelog, usually by `restore.restore`. It is
             called with the open store, and a second time with an empty one if that store was wiped.
-        progress: of ``restore_store``; a wipe is recorded there.
+        progress: of ``restore_store``; a wipe and the use of a snapshot are recorded there.
         install_snapshot: called where there is no store; puts a snapshot there if one fits, and returns
             whether it did. None = there are no snapshots.
 
@@ -69,6 +69,7 @@ def open_restored(
                 raise
             wipe = WipeNeeded(_damage(path, identity), error.message.rstrip("."))
         else:
+            progress.snapshot_offset = store.next_offset(progress.tp) if is_snapshot else None
             outcome = _try_restore(store, restore_store, may_wipe=may_wipe)
             if isinstance(outcome, Restored):
                 return store, outcome

@@ -26,6 +26,7 @@ class RestoreProgress:
         clock: returns monotonic seconds.
         reason: why the changelog is read.
         wiped: why local state was removed before the restore; None = it was not.
+        snapshot_offset: changelog offset of the snapshot with which the store began; None = not with one.
         position: changelog offset up to which records were read (excluded).
         end: changelog offset up to which records will be read (excluded).
         records: number of records read so far.
@@ -35,6 +36,7 @@ class RestoreProgress:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     reason: Reason = Reason.NONE
     wiped: Reason | None = None
+    snapshot_offset: int | None = None
     position: int = 0
     end: int = 0
     records: int = 0

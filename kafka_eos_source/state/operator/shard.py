@@ -32,20 +32,14 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_action import (
-    Action,
-    LocalState,
-    RequestedBatch,
-    check_owner,
-    shard_action,
-)
-from kafka_eos_source.state.operator.shard_snapshots import snapshots_of
+from kafka_eos_source.state.operator.shard_action import RequestedBatch, check_owner
+from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
+from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.snapshots.local_copy import remove_left_copies
 from kafka_eos_source.state.snapshots.upload import take_if_due
@@ -310,97 +304,36 @@ def _open_at_token(
         lock_timeout_ms=task.options.lock_timeout_ms,
         wal_sync=task.options.wal_sync,
     )
-
-    reader = ChangelogReader(consumer, task.tp)
     settings = task.options.snapshots
+    end = 0 if committed is None else committed.offset
 
-    def log_start() -> int:
-        return reader.readable(deadline)[0]
+    def bring(store: TransactionalStateStore, read: ReadChangelog) -> Restored | WipeNeeded:
+        if token is None:
+            return _restore_without_token(task, store, read)
+        action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
+        _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
+        return outcome
 
-    with snapshots_of(
-        None if settings is None else settings.location,
+    store, restored = open_shard_store(
         task.path,
         task.identity,
-        None if token is None or committed is None else committed.offset,
-        log_start,
-        task.changelog.delete_retention_ms,
-        task.options.timeout_ms,
-    ) as snapshots:
-
-        def restore_to_token(store: TransactionalStateStore) -> Restored | WipeNeeded:
-            end = 0 if committed is None else committed.offset
-            limit = deadline
-
-            def read(until: int | None) -> Restored | WipeNeeded:
-                nonlocal limit
-                if snapshots is not None:
-                    replaced = snapshots.replaces(store.next_offset(task.tp))
-                    if replaced is not None:
-                        return replaced
-                    # The download may have used up the deadline. Reading the changelog gets the full time.
-                    limit = Deadline.after_ms(task.options.timeout_ms)
-                return restore(
-                    store,
-                    task.tp,
-                    until,
-                    reader,
-                    deadline=limit,
-                    progress=progress,
-                    end_transaction=end_dead_transaction,
-                    delete_retention_ms=task.changelog.delete_retention_ms,
-                )
-
-            if token is None:
-                outcome = _restore_without_token(task, store, read)
-            else:
-                action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
-                _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
-            if isinstance(outcome, Restored):
-                store.drop_pending()
-            return outcome
-
-        install = None if snapshots is None else snapshots.install
-        store, restored = open_restored(task.path, task.identity, config, restore_to_token, progress, install)
+        config,
+        ChangelogReader(consumer, task.tp),
+        bring,
+        end=None if token is None or committed is None else end,
+        deadline=deadline,
+        progress=progress,
+        delete_retention_ms=task.changelog.delete_retention_ms,
+        snapshots=None if settings is None else SnapshotUse(settings.location, task.options.timeout_ms),
+        end_transaction=end_dead_transaction,
+    )
     if restored.records or progress.reason is not Reason.NONE:
         _log.info("shard %s: %s", task.tp, progress.metrics())
     return store, progress
 
 
-_ReadChangelog = Callable[[int | None], Restored | WipeNeeded]
-_NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
-
-
-def bring_to_batch(
-    store: TransactionalStateStore, tp: TopicPartition, batch: BatchRecord, end: int, read: _ReadChangelog
-) -> tuple[Action, Restored | WipeNeeded]:
-    """Brings a store to the state of a committed batch with the cheapest action.
-
-    Args:
-        store: the store of a shard.
-        tp: the shard's partition of the changelog.
-        batch: batch and task attempt that the token names.
-        end: committed offset of the partition.
-        read: reads the changelog into the store, up to an offset.
-    """
-    local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
-    action = shard_action(local, batch, end)
-    if action is Action.PROMOTE:
-        store.promote(batch, {tp: end})
-        failpoints.reach("state.after_promote")
-        return action, _NOTHING_READ
-    outcome: Restored | WipeNeeded = _NOTHING_READ
-    if action is Action.CATCH_UP:
-        outcome = read(end)
-        if isinstance(outcome, WipeNeeded):
-            return action, outcome
-        failpoints.reach("state.after_restore")
-    if store.last_batch() != batch:
-        store.commit({tp: end}, batch=batch)
-    return action, outcome
-
-
 def _restore_without_token(
-    task: ShardTask, store: TransactionalStateStore, read: _ReadChangelog
+    task: ShardTask, store: TransactionalStateStore, read: ReadChangelog
 ) -> Restored | WipeNeeded:
     """Reads the changelog of a shard without a token; by default, the changelog must be empty.
 

@@ -1,4 +1,4 @@
-"""Uses the snapshots of a shard in one task: to begin from one, and to make the next one."""
+"""Begins a shard's store with the newest snapshot that fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_eos_source.errors import InvalidOptionError
@@ -27,42 +28,54 @@ _FAR_BEHIND = 1_000_000
 _BYTES_PER_RECORD = 100
 
 
+@dataclass(frozen=True)
+class SnapshotUse:
+    """How a process uses the snapshots of a shard.
+
+    Attributes:
+        location: option ``state.snapshot.location``.
+        timeout_ms: how long a download may take. It is tried once: the changelog has all of the state.
+        only_reads: whether nothing is removed from the storage, not even a file that turns out to be damaged.
+    """
+
+    location: str = field(repr=False)  # may have a password
+    timeout_ms: int
+    only_reads: bool = False
+
+
 class ShardSnapshots:
-    """The snapshots from which a shard's store may begin, in one task.
+    """The snapshots from which a shard's store may begin; for one call of `shard_store.open_shard_store`.
 
     A snapshot fits if reading the rest of the changelog makes it the committed state, by the same rules as a
     local store (`restore_plan`): its offset lies between the start of the log and the committed offset, and
     it is young enough to have missed no delete.
 
     Args:
-        location: option ``state.snapshot.location``.
+        use: where they are.
         path: folder of the shard's store.
         identity: of the store.
         end: committed offset of the shard's changelog partition, from the token.
         log_start: returns the first offset of that partition.
         delete_retention_ms: of the changelog topic.
-        timeout_ms: how long a download may take. It is tried once: the changelog has all of the state.
     """
 
     def __init__(
         self,
-        location: str,
+        use: SnapshotUse,
         path: Path,
         identity: StoreIdentity,
         end: int,
         log_start: Callable[[], int],
         delete_retention_ms: int | None,
-        timeout_ms: int,
     ) -> None:
+        self._use = use
         self._path = path
         self._identity = identity
         self._end = end
         self._log_start = log_start
         self._delete_retention_ms = delete_retention_ms
-        self._location = location
         self._resources = ExitStack()
         self._ready: Path | None = None
-        self._timeout_ms = timeout_ms
         self._was_tried = False
 
     def install(self) -> bool:
@@ -97,7 +110,7 @@ class ShardSnapshots:
         self._was_tried = True
         log_start = self._log_start()
         began = time.monotonic()
-        deadline = Deadline.after_ms(self._timeout_ms)
+        deadline = Deadline.after_ms(self._use.timeout_ms)
 
         def refusal(manifest: Manifest) -> str | None:
             plan = plan_restore(
@@ -118,13 +131,13 @@ class ShardSnapshots:
             return None
 
         try:
-            storage = SnapshotStorage(self._location, self._identity)
+            storage = SnapshotStorage(self._use.location, self._identity, only_reads=self._use.only_reads)
             found = self._resources.enter_context(
                 downloaded(storage, self._path, self._identity, refusal, deadline)
             )
         except (InvalidOptionError, OSError) as error:
-            # The driver could open the location. Without snapshots, a task only takes longer.
-            _log.warning("no snapshot in %s can be used: %s", without_secrets(self._location), error)
+            # The driver could open the location. Without snapshots, a restore only takes longer.
+            _log.warning("no snapshot in %s can be used: %s", without_secrets(self._use.location), error)
             return
         if found is None:
             return
@@ -141,25 +154,24 @@ class ShardSnapshots:
 
 @contextmanager
 def snapshots_of(
-    location: str | None,
+    use: SnapshotUse | None,
     path: Path,
     identity: StoreIdentity,
     end: int | None,
     log_start: Callable[[], int],
     delete_retention_ms: int | None,
-    timeout_ms: int,
 ) -> Iterator[ShardSnapshots | None]:
     """Yields the snapshots of a shard; None if there can be none that fits.
 
     Args:
-        location: option ``state.snapshot.location``; None = it is not set.
+        use: where they are; None = they are not used.
         end: committed offset that the token confirms; None = there is no token.
-        path, identity, log_start, delete_retention_ms, timeout_ms: as in `ShardSnapshots`.
+        path, identity, log_start, delete_retention_ms: as in `ShardSnapshots`.
     """
-    if location is None or end is None or not identity.topic_id:
+    if use is None or end is None or not identity.topic_id:
         yield None
         return
-    snapshots = ShardSnapshots(location, path, identity, end, log_start, delete_retention_ms, timeout_ms)
+    snapshots = ShardSnapshots(use, path, identity, end, log_start, delete_retention_ms)
     try:
         yield snapshots
     finally:

@@ -21,9 +21,14 @@ from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
 
 #: What the state must reflect (KIP-796): a batch id, or for each input partition the offset of a record.
 Bound = int | Mapping[TopicPartition, int]
+
+#: A snapshot that takes longer to download than this, and than the caller's limit, is not used. It is the
+#: default of ``state.timeout.ms``, which limits a download in a task.
+_LEAST_DOWNLOAD_MS = 600_000
 
 #: Pause between two reads while the state is behind a bound: the first, and the longest after doubling.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.25
@@ -111,12 +116,15 @@ class Changelog:
         store: name of the store.
         group_id: the query's consumer group.
         kafka: librdkafka properties, from `kafka.config.check_consumer`. They may contain passwords.
+        snapshot_location: where snapshots of the shards are, from which a read may begin; None = it begins
+            with the changelog.
     """
 
     application_id: str
     store: str
     group_id: str
     kafka: Mapping[str, str] = field(repr=False)
+    snapshot_location: str | None = field(default=None, repr=False)
 
     @property
     def topic(self) -> str:
@@ -139,16 +147,6 @@ class Changelog:
         """
         with TopicAdmin(self.kafka) as admin:
             return self._cut(admin, deadline, at_least)
-
-    def delete_retention_ms(self, deadline: Deadline) -> int:
-        """Returns ``delete.retention.ms`` of the changelog topic: how long compaction keeps a delete.
-
-        Raises:
-            UnavailableError: if the topic does not exist, or no broker answers before ``deadline``.
-            AuthorizationError: if the principal may not describe the topic's configuration.
-        """
-        with TopicAdmin(self.kafka) as admin:
-            return int(admin.config(self.topic, deadline)["delete.retention.ms"])
 
     def cut_at_least(self, at_least: Bound, deadline: Deadline) -> Cut:
         """Reads the committed offsets of all shards, once the state reflects a batch or input offsets.
@@ -178,6 +176,29 @@ class Changelog:
                 if pauses.expired:
                     raise behind
                 pauses.wait()
+
+    def delete_retention_ms(self, deadline: Deadline) -> int:
+        """Reads ``delete.retention.ms`` of the changelog topic: older state may have missed deletes.
+
+        Raises:
+            UnavailableError: if the topic does not exist, or no broker answers before ``deadline``.
+            AuthorizationError: if the principal may not describe the topic's configuration.
+        """
+        with TopicAdmin(self.kafka) as admin:
+            return int(admin.config(self.topic, deadline)["delete.retention.ms"])
+
+    def snapshots(self, deadline: Deadline, *, only_reads: bool) -> SnapshotUse | None:
+        """Returns how this process uses the snapshots of the shards; None if no location is set.
+
+        Args:
+            deadline: of the reads. Its budget limits each wait for the brokers, but a download may take
+                longer than that.
+            only_reads: as in `SnapshotUse`.
+        """
+        if self.snapshot_location is None:
+            return None
+        timeout_ms = max(int(1000 * deadline.budget_seconds), _LEAST_DOWNLOAD_MS)
+        return SnapshotUse(self.snapshot_location, timeout_ms, only_reads)
 
     def _cut(self, admin: TopicAdmin, deadline: Deadline, at_least: Bound | None) -> Cut:
         topic = self.topic

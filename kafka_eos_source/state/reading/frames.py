@@ -153,7 +153,10 @@ def _description(options: StateReadOptions) -> Description | None:
             written = (state.view.get(META_KEY) for state in snapshot.states.values())
             return next((Description.from_json(each) for each in written if each is not None), None)
     changelog = options.changelog()
-    return described(changelog, changelog.cut(deadline), deadline)
+    cut = changelog.cut(deadline)
+    if changelog.snapshot_location is None:
+        return described(changelog, cut, deadline)
+    return _described_by_store(changelog, cut, deadline)
 
 
 def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description | None:
@@ -166,11 +169,25 @@ def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description
         ChangelogError, UnavailableError, AuthorizationError: as `restore` describes.
     """
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-        for shard in sorted(range(cut.shards), key=lambda each: cut.ends[each]):
+        for shard in _shortest_first(cut):
             written = _last_value(META_KEY, cut.tp(shard), cut.ends[shard], consumer, deadline)
             if written is not None:
                 return Description.from_json(written)
     return None
+
+
+def _described_by_store(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description | None:
+    """Reads the store's description as `described`, from databases that begin with snapshots."""
+    for shard in _shortest_first(cut):
+        with of_changelog(changelog, cut, [shard], deadline) as snapshot:
+            written = snapshot.shard(shard).view.get(META_KEY)
+        if written is not None:
+            return Description.from_json(written)
+    return None
+
+
+def _shortest_first(cut: Cut) -> list[int]:
+    return sorted(range(cut.shards), key=lambda shard: cut.ends[shard])
 
 
 def _last_value(

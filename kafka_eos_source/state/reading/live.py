@@ -47,6 +47,7 @@ def watch_state(
     rows: int = 20,
     interval: float = 1.0,
     query: StreamingQuery | None = None,
+    snapshot_location: str | None = None,
     timeout_ms: int = 10_000,
 ) -> Watch[StateTable] | None:
     """Shows live what a store contains, also while its query runs: a table that refreshes itself.
@@ -67,6 +68,7 @@ def watch_state(
         interval: time between two refreshes, in seconds.
         query: what ``start()`` returned; the table stops refreshing when it ends. None = until `Watch.stop`
             or Ctrl-C.
+        snapshot_location: as in `StateQuery`; the first read begins there.
         timeout_ms: limit of one read.
 
     Returns:
@@ -80,7 +82,13 @@ def watch_state(
             f"rows is {rows} and interval is {interval}; expected at least one row and more than 0 seconds."
         )
     open_query = partial(
-        StateQuery, application_id, store, state_dir=state_dir, kafka=kafka, timeout_ms=timeout_ms
+        StateQuery,
+        application_id,
+        store,
+        state_dir=state_dir,
+        kafka=kafka,
+        snapshot_location=snapshot_location,
+        timeout_ms=timeout_ms,
     )
     table = LiveTable(
         open_query,

@@ -9,6 +9,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.options.by_table import has_brokers, parse_table, take_group_id
 from kafka_eos_source.options.option import STATE_READ
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.state.reading.cut import Changelog
 from kafka_eos_source.state.reading.decode import Choice
 
@@ -27,6 +28,8 @@ class StateReadOptions:
         batch_id: batch that the state must be of; None = any.
         timeout_ms: limit for each wait for the brokers.
         kafka: librdkafka properties. They may contain passwords, so they are not printed.
+        snapshot_location: where snapshots of the shards are, from which a read of the changelog may begin;
+            None = it begins with the changelog. It may contain a password, so it is not printed.
     """
 
     application_id: str | None
@@ -38,20 +41,22 @@ class StateReadOptions:
     batch_id: int | None
     timeout_ms: int
     kafka: Mapping[str, str] = field(repr=False)
+    snapshot_location: str | None = field(default=None, repr=False)
 
     def changelog(self) -> Changelog:
         """Returns the changelog to read; ``state_dir`` must not be set."""
         assert self.application_id is not None
         assert self.store is not None
         group_id = self.group_id or self.application_id
-        return Changelog(self.application_id, self.store, group_id, self.kafka)
+        return Changelog(self.application_id, self.store, group_id, self.kafka, self.snapshot_location)
 
 
 def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
     """Parses the options of a read of state, without any access to brokers or files.
 
     Raises:
-        InvalidOptionError: if an option is unknown, malformed or missing, or contradicts another one.
+        InvalidOptionError: if an option is unknown, malformed or missing, or contradicts another one; or if
+            PyArrow cannot open the location of snapshots.
     """
     values, kafka = parse_table(options, STATE_READ, needs_brokers=False)
     group_id = take_group_id(kafka)
@@ -75,6 +80,15 @@ def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
             fix="keep the kafka.* options to read all shards at one batch from the changelog, or keep "
             "state.dir to read the databases on this machine. StateQuery accepts both.",
         )
+    snapshot_location = values["state.snapshot.location"]
+    if snapshot_location is not None:
+        if state_dir is not None:
+            raise InvalidOptionError(
+                f"both 'state.dir' ({state_dir!r}) and 'state.snapshot.location' are set; a read of the "
+                "databases uses no snapshots.",
+                fix="remove state.snapshot.location; or remove state.dir, to read the changelog.",
+            )
+        file_system(snapshot_location)
     if values["raw"] and (values["stateVarName"] or values["readRegisteredTimers"]):
         raise InvalidOptionError(
             "'raw' is set together with 'stateVarName' or 'readRegisteredTimers'.", fix="keep one of them."
@@ -96,4 +110,5 @@ def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
         batch_id=values["batchId"],
         timeout_ms=values["state.timeout.ms"],
         kafka=config.check_consumer(kafka),
+        snapshot_location=snapshot_location,
     )

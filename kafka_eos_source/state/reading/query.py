@@ -49,6 +49,9 @@ class StateQuery:
         at_least: what the state must reflect (KIP-796): a batch id, or for each input partition the offset of
             a record. The constructor waits for it. Offsets require ``kafka``, because they commit with the
             state in one Kafka transaction, and the databases do not record them.
+        snapshot_location: the operator's option ``state.snapshot.location``. A read of the changelog then
+            begins with the newest snapshot of each shard that fits, and reads only the rest of the changelog.
+            The result is the same.
         timeout_ms: limit for the query to reach ``at_least``; afterwards, for the brokers to answer and for a
             task to bring a database to the newest batch.
 
@@ -60,7 +63,8 @@ class StateQuery:
         StateError: if this machine has no such store, or a shard of it is on another machine.
         ChangelogError: if the changelog does not exist.
         InvalidOptionError: if neither ``state_dir`` nor ``kafka`` is set, a name is missing, or ``at_least``
-            is neither a batch id nor offsets, or has offsets without ``kafka``.
+            is neither a batch id nor offsets, or has offsets without ``kafka``; or if ``snapshot_location``
+            cannot be opened, or is set although the changelog is not read.
         UnavailableError, AuthorizationError: if Kafka does not answer, or refuses access.
 
     Example::
@@ -77,9 +81,10 @@ class StateQuery:
         state_dir: str | os.PathLike[str] | None = None,
         kafka: Mapping[str, str] | None = None,
         at_least: Bound | None = None,
+        snapshot_location: str | None = None,
         timeout_ms: int = 30_000,
     ) -> None:
-        self._source = SnapshotSource(application_id, store, state_dir, kafka, timeout_ms)
+        self._source = SnapshotSource(application_id, store, state_dir, kafka, snapshot_location, timeout_ms)
         self._decoders: dict[Choice, Decoder] = {}
         self._snapshot = self._source.newest(at_least)
 

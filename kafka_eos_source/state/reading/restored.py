@@ -1,4 +1,7 @@
-"""Snapshots of a changelog: restores shards to databases in a temporary folder.
+"""Restores shards to databases in a temporary folder, as of one cut of their changelog.
+
+A shard begins with its newest snapshot on shared storage if the caller names the storage, and with an empty
+database otherwise.
 
 Compaction keeps the newest value of each key. So a read up to a committed offset misses a key if a later
 batch changes the key while the read runs, and the broker compacts both values before the read reaches the
@@ -20,11 +23,13 @@ whose own batch record comes last.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,12 +41,17 @@ from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
-from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import MAX_AGE, MAX_AGE_AT_END, WipeNeeded
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.snapshot import ShardState, Snapshot
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+_log = logging.getLogger(__name__)
 
 #: How often a read goes on to the newest committed offset before it relies on batch records.
 _ROUNDS = 3
@@ -67,7 +77,6 @@ class ChangelogCopy:
         self._stores: dict[int, TransactionalStateStore] = {}
         self._cut: Cut | None = None
         self._cut_at = 0.0
-        self._retention_seconds: float | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="kafka-eos-state-read-"))
         self._resources = ExitStack()
         self._resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -87,7 +96,8 @@ class ChangelogCopy:
             return False
         if any(cut.ends[shard] < of.ends[shard] for shard in self._stores):
             return False
-        return time.time() - self._cut_at < MAX_AGE * self._known_retention_seconds()
+        retention_ms = self._delete_retention_ms
+        return retention_ms is not None and 1000 * (time.time() - self._cut_at) < MAX_AGE * retention_ms
 
     def follow(self, cut: Cut, shards: Collection[int]) -> None:
         """Restores shards up to the cut.
@@ -100,13 +110,11 @@ class ChangelogCopy:
         """
         at = time.time()
         for shard in sorted(shards):
-            store, since = self._stores.get(shard), self._cut_at
+            store = self._stores.get(shard)
             if store is None:
-                since = time.time()
-                store = TransactionalStateStore.open(self._folder / str(shard), cut.identity(shard))
-                self._stores[shard] = self._resources.enter_context(store)
-            self._restore(store, cut, shard)
-            self._check_not_suspended(cut.tp(shard), time.time() - since)
+                self._stores[shard] = self._resources.enter_context(self._open(cut, shard))
+            else:
+                self._catch_up(store, cut, shard)
         self._cut, self._cut_at = cut, at
 
     def show(self, shards: Collection[int]) -> Snapshot:
@@ -147,9 +155,44 @@ class ChangelogCopy:
                         "the changelog topic to more than a read takes.",
                     )
 
-    def _restore(self, store: TransactionalStateStore, cut: Cut, shard: int) -> None:
+    def _open(self, cut: Cut, shard: int) -> TransactionalStateStore:
+        """Returns a new store of the shard with the state at the cut."""
+        tp, end, batch = cut.tp(shard), cut.ends[shard], cut.batches[shard]
+        began = time.time()
+        snapshots = self._changelog.snapshots(self._deadline(), only_reads=True)
+        retention_ms = None
+        if snapshots is not None:
+            retention_ms = self._delete_retention_ms
+            snapshots = None if retention_ms is None else snapshots
+
+        def bring(store: TransactionalStateStore, read: ReadChangelog) -> Restored | WipeNeeded:
+            return read(end) if batch is None else bring_to_batch(store, tp, batch, end, read)[1]
+
+        with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
+            store, _ = open_shard_store(
+                self._folder / str(shard),
+                cut.identity(shard),
+                StoreConfig(),
+                ChangelogReader(consumer, tp),
+                bring,
+                end=None if batch is None else end,
+                deadline=self._deadline(),
+                progress=RestoreProgress(tp),
+                delete_retention_ms=retention_ms,
+                snapshots=snapshots,
+            )
+        if retention_ms is None:  # otherwise the restore has noticed it, and has begun again
+            try:
+                self._check_not_suspended(tp, began)
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    def _catch_up(self, store: TransactionalStateStore, cut: Cut, shard: int) -> None:
         tp, end = cut.tp(shard), cut.ends[shard]
         with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
+            # The store was complete at the last cut, so `can_continue` knows its age better than its batch.
             outcome = restore(store, tp, end, ChangelogReader(consumer, tp), deadline=self._deadline())
         if isinstance(outcome, WipeNeeded):
             raise ChangelogError(
@@ -159,21 +202,23 @@ class ChangelogCopy:
         batch = cut.batches[shard]
         if batch is not None:
             store.commit({tp: end}, batch=batch)
+        self._check_not_suspended(tp, self._cut_at)
 
-    def _check_not_suspended(self, tp: TopicPartition, seconds: float) -> None:
-        """Checks that compaction kept all deletes while a partition was read.
+    def _check_not_suspended(self, tp: TopicPartition, since: float) -> None:
+        """Checks that compaction kept all deletes since a time, in seconds since the epoch.
 
         Raises:
             ChangelogCompactedError: if it may have removed the delete of a key that was read before, because
                 this process was suspended for example.
         """
+        seconds = time.time() - since
         if seconds < _LONG_READ_SECONDS:
             return  # an ordinary read sends no request for this
-        retention_seconds = self._known_retention_seconds()
-        if retention_seconds and seconds > MAX_AGE_AT_END * retention_seconds:
+        retention_ms = self._delete_retention_ms
+        if retention_ms and 1000 * seconds > MAX_AGE_AT_END * retention_ms:
             raise ChangelogCompactedError(
                 f"the copy of {tp} is {seconds / 3600:.1f} h old when the read ends; compaction may have "
-                f"removed deletes meanwhile (delete.retention.ms={retention_seconds * 1000:.0f}).",
+                f"removed deletes meanwhile (delete.retention.ms={retention_ms}).",
                 fix="read again.",
             )
 
@@ -186,14 +231,15 @@ class ChangelogCopy:
             for records in reader.read(end - 1, end, self._deadline(), if_gone=gone)
         )
 
-    def _known_retention_seconds(self) -> float:
-        """Returns ``delete.retention.ms`` of the topic in seconds; 0 if the principal may not read it."""
-        if self._retention_seconds is None:
-            try:
-                self._retention_seconds = self._changelog.delete_retention_ms(self._deadline()) / 1000
-            except AuthorizationError:
-                self._retention_seconds = 0.0
-        return self._retention_seconds
+    @cached_property
+    def _delete_retention_ms(self) -> int | None:
+        """``delete.retention.ms`` of the topic; None if the principal may not read it."""
+        try:
+            return self._changelog.delete_retention_ms(self._deadline())
+        except AuthorizationError as error:
+            if self._changelog.snapshot_location is not None:
+                _log.warning("snapshots are not used, because their age cannot be checked: %s", error)
+            return None
 
     def _deadline(self) -> Deadline:
         return Deadline.after_seconds(self._budget_seconds)

@@ -9,6 +9,7 @@ from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.reading.cut import Bound, Changelog, Cut, check_batch
 from kafka_eos_source.state.reading.local import StoreFolder, one_store
@@ -24,7 +25,10 @@ class SnapshotSource:
     """Takes snapshots of one store. Not thread-safe.
 
     Args:
-        application_id, store, state_dir, kafka, timeout_ms: as in `StateQuery`.
+        application_id, store, state_dir, kafka, snapshot_location, timeout_ms: as in `StateQuery`.
+
+    Raises:
+        InvalidOptionError: if ``snapshot_location`` cannot be opened, or there is no changelog to read.
     """
 
     def __init__(
@@ -33,12 +37,22 @@ class SnapshotSource:
         store: str | None,
         state_dir: str | os.PathLike[str] | None,
         kafka: Mapping[str, str] | None,
+        snapshot_location: str | None,
         timeout_ms: int,
     ) -> None:
+        if snapshot_location is not None:
+            if state_dir is not None or kafka is None:
+                raise InvalidOptionError(
+                    "snapshot_location is set, but this read does not restore the state from the changelog, "
+                    "so it uses no snapshots.",
+                    fix="remove snapshot_location; or set kafka and no state_dir.",
+                )
+            file_system(snapshot_location)
         self._application_id = application_id
         self._store = store
         self._state_dir = state_dir
         self._kafka = kafka
+        self._snapshot_location = snapshot_location
         self._timeout_ms = timeout_ms
         #: Follows the changelog, if there are no databases to read.
         self._copy: ChangelogCopy | None = None
@@ -156,7 +170,8 @@ class SnapshotSource:
             )
         properties = {key.lower().removeprefix(_PREFIX): str(value) for key, value in self._kafka.items()}
         group_id = properties.pop("group.id", application_id)
-        return Changelog(application_id, store, group_id, check_consumer(properties))
+        kafka = check_consumer(properties)
+        return Changelog(application_id, store, group_id, kafka, self._snapshot_location)
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._timeout_ms)

@@ -73,6 +73,8 @@ def downloaded(
     own = [name for name in names if name.topic == topic_hash(identity)]
     if len(own) < len(names):
         _log.info("%d snapshots in %s are of another changelog topic", len(names) - len(own), storage.path)
+    elif not own:
+        _log.info("there is no snapshot in %s", storage.path)
     with _scratch(store) as scratch:
         for number, name in enumerate(own[:_TRIES]):
             folder = scratch / str(number)

@@ -60,16 +60,18 @@ class SnapshotStorage:
     Args:
         location: option ``state.snapshot.location``.
         identity: of the shard's store.
+        only_reads: whether `fetch` leaves damaged files in their place.
 
     Attributes:
         path: the shard's folder, for log lines.
     """
 
-    def __init__(self, location: str, identity: StoreIdentity) -> None:
+    def __init__(self, location: str, identity: StoreIdentity, *, only_reads: bool = False) -> None:
         folder = f"{identity.application_id}/{identity.store}/{identity.shard}"
         self.path = f"{without_secrets(location).rstrip('/')}/{folder}"
         self._fs, root = file_system(location)
         self._root = f"{root.rstrip('/')}/{folder}"
+        self._only_reads = only_reads
 
     def manifests(self) -> list[ManifestName]:
         """Returns the names of all snapshots, from the highest changelog offset to the lowest."""
@@ -120,7 +122,7 @@ class SnapshotStorage:
     def fetch(self, file: SnapshotFile, target: Path, deadline: Deadline) -> None:
         """Downloads a file of a database; it is on disk when the call returns.
 
-        A damaged file is removed, so that the next upload sends it again.
+        A damaged file is removed, so that the next upload sends it again; unless the storage is only read.
 
         Raises:
             UnusableSnapshotError: if it was removed, its contents are damaged, or the deadline passed.
@@ -137,14 +139,16 @@ class SnapshotStorage:
                     size_bytes += len(chunk)
                     if deadline.expired:
                         raise UnusableSnapshotError(
-                            f"downloading it took over {deadline.budget_seconds:.0f} s (state.timeout.ms)"
+                            f"downloading it took over {deadline.budget_seconds:.0f} s (in tasks: "
+                            "state.timeout.ms)"
                         )
                 opened.flush()
                 os.fsync(opened.fileno())
         except FileNotFoundError:
             raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is missing") from None
         if digest.hexdigest() != file.sha256:
-            if size_bytes == file.size_bytes:  # an upload replaces a file of another size
+            # an upload replaces a file of another size
+            if size_bytes == file.size_bytes and not self._only_reads:
                 with suppress(*StorageError):
                     self.remove(f"files/{file.sha256}")
             raise UnusableSnapshotError(f"its file {file.name} ({file.sha256}) is damaged")
