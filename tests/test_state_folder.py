@@ -145,6 +145,16 @@ def test_a_store_of_a_newer_format_is_refused_before_anything_is_changed(path: P
         assert store.next_offset(TP) == 0
 
 
+@pytest.mark.parametrize("content", ["", "\n", "..\n", "MANIFEST-999999\n"])
+def test_a_database_whose_manifest_has_no_name_is_damaged_for_each_reader(path: Path, content: str) -> None:
+    """A power failure may leave a file without its content."""
+    filled(path)
+    (path / "db" / "CURRENT").write_text(content)
+    for read in (open_store, TransactionalStateStore.open_read_only):
+        with pytest.raises(StateCorruptedError):
+            read(path)
+
+
 def test_metadata_of_a_newer_format_is_refused(path: Path) -> None:
     filled(path)
     edit(path, put={b"fmt": b"\x01" + (99).to_bytes(8, "big")})

@@ -31,9 +31,12 @@ def current_manifest(database: Path) -> tuple[str, int]:
     """
     try:
         name = (database / "CURRENT").read_text(errors="replace").strip()
-        return name, (database / name).stat().st_size
+        size = (database / name).stat().st_size
     except (OSError, ValueError) as error:
         raise _no_manifest(database, error) from error
+    if not name.startswith("MANIFEST-"):  # "" would name the folder
+        raise _no_manifest(database, ValueError(f"the file CURRENT contains {name[:40]!r}"))
+    return name, size
 
 
 def freeze(database: Path, target: Path, *, copy_logs: bool = False) -> tuple[str, int]:
