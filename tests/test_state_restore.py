@@ -59,6 +59,7 @@ class Store:
     restoring: bool = False
     chunks: int = 0
     killed_after: int = 1 << 60
+    last_commit_ms: int = 0
 
     def next_offset(self, tp: TopicPartition) -> int | None:
         assert tp == TP
@@ -214,6 +215,41 @@ def test_a_store_is_too_old_after_half_the_retention_of_deletions() -> None:
     assert late.reason is Reason.TOO_OLD
     assert "1.0 h old" in late.why
     assert isinstance(plan(6, BATCH, 0, 10, delete_retention_ms=None, now_ms=10**15), ReadRange)
+
+
+def test_the_age_of_a_store_is_known_although_a_clock_was_ahead_when_its_batch_ran() -> None:
+    """Times of batches never go back, so all of them are ahead until the other clocks are there."""
+    ahead = replace(BATCH, time_ms=NOW_MS + 1000 * HOUR_MS)
+    young = plan(6, ahead, 0, 10, saved_ms=NOW_MS - HOUR_MS)
+    assert young == ReadRange(6, 10, Reason.CATCH_UP, NOW_MS - HOUR_MS)
+    for more in ({"saved_ms": NOW_MS - 13 * HOUR_MS}, {"saved_ms": ahead.time_ms}, {}):
+        old = plan(6, ahead, 0, 10, **more)
+        assert isinstance(old, WipeNeeded)
+        assert old.reason is Reason.TOO_OLD
+    assert plan(6, replace(BATCH, time_ms=NOW_MS + HOUR_MS), 0, 10).start == 6, "clocks differ a little"
+    assert plan(6, BATCH, 0, 10, saved_ms=NOW_MS).since_ms == BATCH.time_ms
+
+
+def test_a_store_written_under_a_clock_that_was_ahead_is_caught_up_only_while_it_is_young(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = replace(BATCH, time_ms=NOW_MS + 1000 * HOUR_MS)
+    log = Log([(4, b"k", None), (5, b"z", b"1")], 6)
+    with TransactionalStateStore.open(tmp_path / "3", IDENTITY) as store:
+        monkeypatch.setattr("time.time", lambda: NOW_MS / 1000)
+        store.put(b"k", b"1")
+        store.commit({TP: 4}, batch=ahead)
+        for hours, wanted in [(13, WipeNeeded), (1, Restored)]:
+            outcome = restore(
+                store,
+                TP,
+                log.end,
+                log,
+                deadline=Deadline.after_seconds(5),
+                clock_ms=lambda hours=hours: NOW_MS + hours * HOUR_MS,
+                delete_retention_ms=24 * HOUR_MS,
+            )
+            assert isinstance(outcome, wanted)
 
 
 def test_the_age_of_an_interrupted_restore_counts_from_its_own_start() -> None:

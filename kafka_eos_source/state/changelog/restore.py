@@ -162,6 +162,7 @@ def restore(
         target_end,
         now_ms=clock_ms(),
         delete_retention_ms=delete_retention_ms,
+        saved_ms=store.last_commit_ms,
     )
     if isinstance(plan, WipeNeeded):
         return plan

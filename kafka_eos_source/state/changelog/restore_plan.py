@@ -10,11 +10,16 @@
     offset > committed offset                        wipe: out-of-range (another topic, or a truncated one)
     offset < start of the log                        wipe: out-of-range (deletes may be missing)
     offset behind, last batch long ago               wipe: too-old (deletes may be missing, KIP-1259)
+    offset behind, written far in the future         wipe: too-old (the clock was set back, so nobody knows)
     offset behind                                    read from the offset on
 
 The functions are pure. The age of a store counts from when it may have begun to miss deletes: from its last
 batch, or, if a restore was interrupted, from the start of that restore. Until the restore is finished, the
 batch record carries the start time.
+
+The times of batches never go back. So if the clock of one host was ahead once, even for a single batch, the
+times of all later batches are in the future until the other clocks are there. The age therefore counts from
+the time at which the store was written, if that is earlier.
 """
 
 from __future__ import annotations
@@ -128,6 +133,7 @@ def plan_restore(
     *,
     now_ms: int,
     delete_retention_ms: int | None,
+    saved_ms: int = 0,
 ) -> ReadRange | WipeNeeded:
     """Returns what to do about the local state, by the table of the module.
 
@@ -138,6 +144,7 @@ def plan_restore(
         end: committed offset of the changelog partition (excluded).
         now_ms: ms since the epoch.
         delete_retention_ms: ``delete.retention.ms`` of the topic; None = deletes are kept for ever.
+        saved_ms: when the last batch was written to the store, ms since the epoch; 0 = not known.
     """
     batch, since_ms = (None, None) if last_batch is None else untag_restoring(last_batch)
     if not next_offset and batch is None:
@@ -146,7 +153,7 @@ def plan_restore(
         return WipeNeeded(Reason.NO_OFFSET, "it holds a batch, but no offset of its changelog")
     reason = Reason.CATCH_UP if since_ms is None else Reason.RESUMED
     if since_ms is None:
-        since_ms = now_ms if batch is None else batch.time_ms
+        since_ms = now_ms if batch is None else min(batch.time_ms, saved_ms or batch.time_ms)
     if next_offset == end:
         return ReadRange(end, end, Reason.NONE, since_ms)
     if next_offset > end:
@@ -160,6 +167,13 @@ def plan_restore(
             f"it holds the changelog up to offset {next_offset}; the log now starts at {log_start}",
         )
     age_ms = now_ms - since_ms
+    if delete_retention_ms is not None and -age_ms > MAX_AGE * delete_retention_ms:
+        return WipeNeeded(
+            Reason.TOO_OLD,
+            f"it was written {-age_ms / 3_600_000:.1f} h in the future by the clock of this host, so its age "
+            f"is not known; with delete.retention.ms={delete_retention_ms} the changelog may have lost "
+            "deletes since",
+        )
     if delete_retention_ms is not None and age_ms > MAX_AGE * delete_retention_ms:
         return WipeNeeded(
             Reason.TOO_OLD,

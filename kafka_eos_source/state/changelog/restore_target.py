@@ -17,6 +17,10 @@ class RestoreTarget(Protocol):
 
     @property
     def restoring(self) -> bool: ...
+    @property
+    def last_commit_ms(self) -> int:
+        """Time of the last write to the data, ms since the epoch; 0 = not known."""
+
     def next_offset(self, tp: TopicPartition) -> int | None: ...
     def last_batch(self) -> BatchRecord | None: ...
     def restore_chunk(
@@ -43,6 +47,7 @@ class ForwardingTarget:
     restoring: bool = False
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     batch: BatchRecord | None = None
+    last_commit_ms: int = 0
 
     def next_offset(self, tp: TopicPartition) -> int | None:
         return self.offsets.get(tp)

@@ -120,6 +120,7 @@ class ShardSnapshots:
                 self._end,
                 now_ms=int(time.time() * 1000),
                 delete_retention_ms=self._delete_retention_ms,
+                saved_ms=manifest.created_ms,
             )
             if isinstance(plan, WipeNeeded):
                 return plan.why
