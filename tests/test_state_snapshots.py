@@ -19,6 +19,7 @@ from state_kit import IDENTITY as NO_TOPIC_ID
 from state_kit import TINY, TP, Workload, binary, record
 
 from kafka_eos_source.errors import InvalidOptionError, StateCorruptedError, StateError, StateLockedError
+from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
 from kafka_eos_source.runtime.file_systems import file_system, without_secrets
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -907,6 +908,26 @@ def test_a_download_ends_at_its_deadline(
     assert host.upload() is Uploaded.DONE
     assert not hosts("b").snapshots(3, timeout_ms=0).install()
     assert "over 0 s (in tasks: state.timeout.ms)" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["manifests", "read", "fetch"])
+def test_a_storage_that_hangs_does_not_keep_the_task(
+    hosts: Callable[[str], Host],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    """As a network file system does whose server is gone."""
+    host, answers = hosts("a"), threading.Event()
+    host.advance(3)
+    assert host.upload() is Uploaded.DONE
+    monkeypatch.setattr(SnapshotStorage, method, lambda *_: answers.wait(60))
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
+    assert not hosts("b").snapshots(3, timeout_ms=300).install()
+    assert "did not return" in caplog.text
+    assert not answers.is_set()
+    assert not list(hosts("b").path.parent.glob("*.download-*"))
+    answers.set()
 
 
 def test_a_damaged_file_is_sent_again(hosts: Callable[[str], Host]) -> None:

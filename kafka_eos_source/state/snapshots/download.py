@@ -13,19 +13,22 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.runtime.watchdog import GRACE_SECONDS, Watchdog
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
     Manifest,
     ManifestName,
+    SnapshotFile,
     UnusableSnapshotError,
     topic_hash,
 )
@@ -34,6 +37,8 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.records import FORMAT
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -59,15 +64,17 @@ def downloaded(
         identity: which state is wanted.
         refusal: returns why a snapshot does not fit, or None if it does. It is called before the files are
             downloaded.
-        deadline: for the download of all files.
+        deadline: for the download of all files. A call of the file system that does not return, because a
+            network file system hangs for example, is abandoned some seconds later.
 
     Yields:
         The snapshot and the folder of its store, which is closed; None if there is none that fits. Each
         snapshot that does not fit is logged with its reason.
     """
+    watched = _WatchedStorage(storage, deadline)
     try:
-        names = storage.manifests()
-    except StorageError as error:
+        names = watched.manifests()
+    except (KafkaEosError, *StorageError) as error:
         _log.warning("the snapshots in %s cannot be listed: %s", storage.path, error)
         names = []
     own = [name for name in names if name.topic == topic_hash(identity)]
@@ -75,11 +82,11 @@ def downloaded(
         _log.info("%d snapshots in %s are of another changelog topic", len(names) - len(own), storage.path)
     elif not own:
         _log.info("there is no snapshot in %s", storage.path)
-    with _scratch(store) as scratch:
+    with closing(watched), _scratch(store) as scratch:
         for number, name in enumerate(own[:_TRIES]):
             folder = scratch / str(number)
             try:
-                manifest = _download(storage, name, identity, refusal, folder, deadline)
+                manifest = _download(watched, name, identity, refusal, folder)
             except (UnusableSnapshotError, KafkaEosError, *StorageError) as error:
                 _log.warning("the snapshot %s/%s is not used: %s", storage.path, name.text, error)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -100,13 +107,42 @@ def install(downloaded_store: Path, store: Path) -> bool:
     return True
 
 
+class _WatchedStorage:
+    """Calls a storage in a thread, so that a call that hangs does not keep the task for ever.
+
+    Args:
+        storage: the storage.
+        deadline: for all calls.
+    """
+
+    def __init__(self, storage: SnapshotStorage, deadline: Deadline) -> None:
+        self._storage = storage
+        self._deadline = deadline
+        self._watchdog = Watchdog(f"the storage of snapshots {storage.path}")
+
+    def manifests(self) -> list[ManifestName]:
+        return self._call("listing the snapshots", self._storage.manifests)
+
+    def read(self, name: ManifestName) -> Manifest:
+        return self._call(f"reading {name.text}", lambda: self._storage.read(name))
+
+    def fetch(self, file: SnapshotFile, target: Path) -> None:
+        self._call(f"downloading {file.name}", lambda: self._storage.fetch(file, target, self._deadline))
+
+    def close(self) -> None:
+        """Ends the thread, unless a call hangs."""
+        self._watchdog.end(lambda: None, 0.0 if self._watchdog.is_lost else GRACE_SECONDS)
+
+    def _call(self, doing: str, what: Callable[[], T]) -> T:
+        return self._watchdog.call(doing, what, self._deadline.remaining_seconds())
+
+
 def _download(
-    storage: SnapshotStorage,
+    storage: _WatchedStorage,
     name: ManifestName,
     identity: StoreIdentity,
     refusal: Callable[[Manifest], str | None],
     folder: Path,
-    deadline: Deadline,
 ) -> Manifest:
     """Downloads one snapshot into ``folder``, and checks it.
 
@@ -125,7 +161,7 @@ def _download(
     database = folder / "db"
     database.mkdir(parents=True)
     for file in manifest.files:
-        storage.fetch(file, database / file.name, deadline)
+        storage.fetch(file, database / file.name)
         failpoints.reach("snapshot.after_fetch")
     replace_text(folder / "VERSION", f"{FORMAT}\n", durable=True)
     tp = TopicPartition(identity.changelog_topic, identity.shard)
