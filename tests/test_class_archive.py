@@ -120,8 +120,20 @@ def test_an_archive_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pyt
 def test_a_path_with_a_blank_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_EOS_CACHE", str(tmp_path / "my cache"))
     program(tmp_path, monkeypatch, _WRITES)
-    class_archive.write()
+    with pytest.raises(UnavailableError, match="a blank or a quote in its path"):
+        class_archive.write()
     assert class_archive.usable_archive() is None
+
+
+def test_an_archive_in_a_folder_in_which_everybody_may_replace_it_is_not_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, monkeypatch, _WRITES)
+    written = class_archive.write()
+    cache.chmod(0o777)
+    assert class_archive.usable_archive() is None
+    cache.chmod(0o1777)
+    assert class_archive.usable_archive() == written
 
 
 @pytest.mark.parametrize(

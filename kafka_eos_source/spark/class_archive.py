@@ -59,19 +59,29 @@ def archive_path() -> Path | None:
 def usable_archive() -> Path | None:
     """Returns the path of the archive if it is complete and nobody else can have written it; otherwise None.
 
-    A JVM runs the code in its archive. So an archive counts only if it belongs to this user or to root, and
-    only its owner may write it.
+    A JVM runs the code in its archive. So an archive counts only if it belongs to this user or to root, only
+    its owner may write it, and not everybody may replace it.
     """
     path = archive_path()
-    if path is None or not str(path).isprintable() or set(str(path)) & set(" \"'"):
-        return None  # Spark splits the options of a JVM at blanks
+    return path if path is not None and _flaw(path) is None else None
+
+
+def _flaw(path: Path) -> str | None:
+    """Returns why the archive cannot be used, as a predicate of its path; None if it can."""
+    if not str(path).isprintable() or set(str(path)) & set(" \"'"):
+        return "has a blank or a quote in its path, at which Spark divides the options of a JVM"
     try:
-        status = path.lstat()
+        status, folder = path.lstat(), path.parent.stat()
         size = int(_size_file(path).read_text())
     except (OSError, ValueError):
-        return None
-    owned = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return path if stat.S_ISREG(status.st_mode) and status.st_size == size and owned else None
+        return "does not exist"
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+        return "is not complete"
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "could have been written by another user"
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return "is in a folder in which everybody may replace it"
+    return None
 
 
 def java_options(archive: Path) -> str:
@@ -89,7 +99,8 @@ def write(path: Path | None = None) -> Path:
         The path of the archive.
 
     Raises:
-        UnavailableError: if there is no Java or no Spark, or the program failed or wrote no archive.
+        UnavailableError: if there is no Java or no Spark, the program failed or wrote no archive, or no
+            session would use an archive at ``path``.
         OSError: if the file or its folder cannot be written.
     """
     path = archive_path() if path is None else path
@@ -132,6 +143,12 @@ def write(path: Path | None = None) -> Path:
         os.replace(unfinished, path)
         unfinished.write_text(str(size))
         os.replace(unfinished, _size_file(path))
+    flaw = _flaw(path)
+    if flaw is not None:
+        raise UnavailableError(
+            f"no session uses the class archive {path}: it {flaw}.",
+            fix="set KAFKA_EOS_CACHE to a folder of your own, with an ordinary name.",
+        )
     return path
 
 
