@@ -438,7 +438,9 @@ def test_each_bit_of_a_log_may_change(tmp_path: Path) -> None:
                     assert dict(store.all()) == Workload.after(SEED, done)
                 outcomes[done] += 1
             except StateCorruptedError as error:
-                outcomes["has the type 5" in str(error) and "hangs RocksDB"] += 1
+                # another length leads the check into a record's data, where any type may follow
+                hangs = f"the record at byte {begin} has the type 5" in str(error)
+                outcomes["hangs RocksDB" if hangs else "damaged"] += 1
             shutil.rmtree(copy)
     assert outcomes["hangs RocksDB"] == len(records_of(log))
     assert outcomes[0]
