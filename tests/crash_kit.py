@@ -68,6 +68,18 @@ def crash_images(folder: Path, config: str, work: str, *, commits: int) -> list[
     return images
 
 
+def log_sizes(database: Path) -> dict[Path, int]:
+    """Returns the write-ahead logs, in order, with their sizes in bytes.
+
+    If the database is open, a flush may delete a log at any moment.
+    """
+    sizes = {}
+    for log in sorted(database.glob("*.log")):
+        with contextlib.suppress(FileNotFoundError):
+            sizes[log] = log.stat().st_size
+    return sizes
+
+
 def copy_of_open_store(store: Path, copy: Path) -> Path:
     """Copies the folder of a store that this process has open, as a kill at one moment would leave it.
 

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_kit import OPEN_FOR_EACH_COMMIT, OPEN_ONCE, SEED, copy_of_open_store, crash_images, records_of
+from crash_kit import (
+    OPEN_FOR_EACH_COMMIT,
+    OPEN_ONCE,
+    SEED,
+    copy_of_open_store,
+    crash_images,
+    log_sizes,
+    records_of,
+)
 from state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
 
 from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError
@@ -253,7 +261,7 @@ class _SyncedLengths:
             self._keep()
 
     def _keep(self) -> None:
-        self.synced = {log.name: log.stat().st_size for log in self._folder.glob("*.log")}
+        self.synced = {log.name: size for log, size in log_sizes(self._folder).items()}
 
 
 def _after_power_failure(store: Path, synced: dict[str, int], copy: Path) -> Path:
@@ -394,7 +402,7 @@ def _put(store: TransactionalStateStore, number: int) -> None:
 
 
 def _written_logs(path: Path) -> list[Path]:
-    return [log for log in sorted((path / "db").glob("*.log")) if log.stat().st_size]
+    return [log for log, size in log_sizes(path / "db").items() if size]
 
 
 def _copies_at(monkeypatch: pytest.MonkeyPatch, failpoint: str, folder: Path) -> list[Path]:
