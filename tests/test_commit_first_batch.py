@@ -25,6 +25,21 @@ def test_without_a_first_batch_file_no_batch_needs_a_token(tmp_path: Path) -> No
     assert read_first_batch(str(tmp_path)) == WRITTEN
 
 
+def test_the_content_is_on_disk_before_the_name_and_both_before_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure otherwise leaves an empty file, which only a person can mend."""
+    synced: list[tuple[str, str]] = []
+
+    def fsync(path: str) -> None:
+        synced.append(("folder", "") if Path(path).is_dir() else ("file", Path(path).read_text()))
+        assert read_first_batch(str(tmp_path)) == (WRITTEN if Path(path).is_dir() else None)
+
+    monkeypatch.setattr(first_batch, "fsync", fsync)
+    FirstBatchFile(str(tmp_path), OURS).write()
+    assert synced == [("file", (tmp_path / "kafka-eos/identity.json").read_text()), ("folder", "")]
+
+
 def test_an_existing_first_batch_file_is_not_replaced(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     later = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 7))

@@ -11,6 +11,8 @@ import json
 import uuid
 from dataclasses import asdict, dataclass, fields, replace
 
+from pyarrow.fs import LocalFileSystem
+
 from kafka_eos_source.errors import (
     InvalidOptionError,
     NewerVersionError,
@@ -18,7 +20,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.protocol.writer_version import BY, writer_of
-from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.file_systems import file_system, fsync
 
 _FILE = "kafka-eos/identity.json"
 
@@ -115,7 +117,14 @@ class FirstBatchFile:
             temporary = f"{path}.{uuid.uuid4().hex}.new"
             with fs.open_output_stream(temporary) as out:
                 out.write(json.dumps(asdict(content)).encode())
+            is_local = isinstance(fs, LocalFileSystem)
+            if is_local:
+                fsync(
+                    temporary
+                )  # otherwise a power failure may leave the name of the file without its content
             fs.move(temporary, path)
+            if is_local:
+                fsync(path.rsplit("/", 1)[0])
         except OSError as error:
             raise _unusable(self._checkpoint, "written", error) from error
         self.found = content
