@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, with which the JVM of a driver starts in less than half of the CPU time.
+"""The archive of Spark's classes, with which the JVM of a driver starts in less CPU time.
 
 A JVM reads, verifies and links each class of Spark's jars whenever a driver starts. Java can do that once
 and keep the result in an archive that later JVMs map into memory (application class-data sharing, JEP 350).
