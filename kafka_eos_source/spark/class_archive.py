@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, with which the JVM of a driver starts in less CPU time.
+"""An archive of Spark's classes, which lets the JVM of a driver start with less CPU time.
 
 A JVM reads, verifies and links each class of Spark's jars whenever a driver starts. Java can do that once
 and keep the result in an archive that later JVMs map into memory (application class-data sharing, JEP 350).
@@ -103,6 +103,8 @@ def write(path: Path | None = None) -> Path:
             session would use an archive at ``path``.
         OSError: if the file or its folder cannot be written.
     """
+    from kafka_eos_source.runtime.file_systems import fsync  # imports PyArrow, which the settings do not need
+
     path = archive_path() if path is None else path
     if path is None:
         raise UnavailableError(
@@ -137,9 +139,8 @@ def write(path: Path | None = None) -> Path:
                 f"{done.returncode}: {done.stdout[-_MOST_OUTPUT:].strip()}"
             )
         unfinished.chmod(0o644)
-        with unfinished.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            os.fsync(file.fileno())
+        fsync(str(unfinished))
+        size = unfinished.stat().st_size
         os.replace(unfinished, path)
         unfinished.write_text(str(size))
         os.replace(unfinished, _size_file(path))

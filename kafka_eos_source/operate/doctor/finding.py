@@ -31,11 +31,11 @@ class Repair:
 
     Attributes:
         what: what it does, as an infinitive phrase; it is shown before it is done.
-        run: does it; raises `OSError` or `KafkaEosError` if that fails.
+        run: does it; what it returns is ignored. It raises `OSError` or `KafkaEosError` if that fails.
     """
 
     what: str
-    run: Callable[[], None]
+    run: Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -274,13 +275,9 @@ def archived_classes(where: Path | None, usable: Path | None) -> Finding:
         Repair(
             f"run a short Spark program, and write the classes that it loads to {where} "
             f"({class_archive.SIZE_MIB} MiB, about a minute)",
-            lambda: _write_archive(where),
+            partial(class_archive.write, where),
         ),
     )
-
-
-def _write_archive(where: Path) -> None:
-    class_archive.write(where)
 
 
 def worker_daemon(recommended: Mapping[str, str], commands: Iterable[Sequence[str]]) -> Finding:
