@@ -388,9 +388,8 @@ def test_the_age_of_a_restore_that_was_killed_in_its_first_chunk_counts_from_its
         with pytest.raises(Killed):
             task()
     now_ms += 25 * HOUR_MS
-    log.records = [
-        each for each in log.records if each[0] not in (0, 2)
-    ]  # compaction removed value and delete
+    # compaction removes the value and its delete
+    log.records = [each for each in log.records if each[0] not in (0, 2)]
     outcome = task()
     if isinstance(outcome, WipeNeeded):
         assert outcome.reason is Reason.TOO_OLD

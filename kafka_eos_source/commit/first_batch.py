@@ -119,9 +119,8 @@ class FirstBatchFile:
                 out.write(json.dumps(asdict(content)).encode())
             is_local = isinstance(fs, LocalFileSystem)
             if is_local:
-                fsync(
-                    temporary
-                )  # otherwise a power failure may leave the name of the file without its content
+                # otherwise a power failure may leave the name of the file without its content
+                fsync(temporary)
             fs.move(temporary, path)
             if is_local:
                 fsync(path.rsplit("/", 1)[0])

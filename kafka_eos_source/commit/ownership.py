@@ -115,8 +115,8 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
     if verdict is Verdict.SKIP and moved_partitions(batch.ends or (), held):
-        # A batch that Kafka holds is skipped wherever the offsets are. The next batch must not reuse this
-        # producer, but be decided upon with these offsets, which refuse it.
+        # Another program has moved offsets of the group. Kafka holds this batch, so the commit skips it all
+        # the same. The next batch must not reuse this producer, so that it is judged by these offsets.
         session.held = None
     failpoints.reach("commit.after_resolve_prepared")
     return Decision(producer, batch, own, held, verdict, in_group)

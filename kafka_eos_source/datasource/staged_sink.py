@@ -109,7 +109,7 @@ class StagedSink:
 
     @cached_property
     def limits(self) -> RecordLimits | None:
-        """Which records the topic accepts; None if no task asks, because an invalid row fails the batch."""
+        """What the topic accepts; None if an invalid row fails the batch, so that no task has to know."""
         options = self.options
         if options.on_invalid_record == "fail":
             return None

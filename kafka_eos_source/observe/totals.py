@@ -99,7 +99,7 @@ def bounded(
 def _named_as(
     topics: Mapping[str, Mapping[str, float]], named: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Returns the figures of topics, summed under `OTHER_TOPICS` for those that are not named."""
+    """Returns the figures by topic; those of topics without a name are summed under `OTHER_TOPICS`."""
     found: dict[str, dict[str, float]] = {}
     for name, each in topics.items():
         kept = name if name in named else OTHER_TOPICS

@@ -124,7 +124,7 @@ class RescaleTopics:
         return next_stage(self.observe(stable=stable)[0], self._to)
 
     def shards(self, offsets: Mapping[TopicPartition, GroupOffset], partitions: int) -> int | None:
-        """Returns the number of shards by the tokens on the changelog's offsets."""
+        """Returns the number of shards, as the tokens of the changelog show it; None if they do not."""
         own = (offsets.get(TopicPartition(self.changelog, number)) for number in range(partitions))
         return number_of_shards(None if each is None else Token.decode(each.metadata) for each in own)
 
@@ -151,7 +151,7 @@ class RescaleTopics:
         return Changelog(self._application_id, self._store, self._group_id, self._connection)
 
     def recreate_copy(self) -> str:
-        """Deletes the copy and creates it empty, like the changelog; returns its topic id."""
+        """Deletes the copy, and creates it empty with the settings of the changelog; returns its topic id."""
         self._recreate(Stage.COPY, self.copy, self.changelog)
         with TopicAdmin(self._connection) as admin:
             copy = admin.shape(self.copy, self._deadline())
@@ -163,7 +163,7 @@ class RescaleTopics:
         return copy.topic_id
 
     def recreate_changelog(self) -> None:
-        """Deletes the changelog and creates it empty, like the copy."""
+        """Deletes the changelog, and creates it empty with the settings of the copy."""
         self._recreate(Stage.REMAKE, self.changelog, self.copy)
 
     def delete_copy(self) -> None:

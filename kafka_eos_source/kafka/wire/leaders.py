@@ -1,4 +1,4 @@
-"""Which broker leads each partition, as brokers named them."""
+"""The leader of each partition, as the answers to Metadata requests name it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafka_eos_source.model import TopicPartition
 
 
 class Leaders:
-    """The leaders of partitions.
+    """Keeps the newest leader of each partition.
 
     Attributes:
         as_of: number of answers from which leaders were learned.

@@ -207,7 +207,7 @@ class Operator:
                 yield rows.drop_columns([SHARD])
 
     def _changelog(self, running: StreamingTask) -> ChangelogTopic:
-        """Returns the changelog topic, which each process creates or checks in each run, every some minutes.
+        """Returns the changelog topic. Each process checks it in each run, and again every ten minutes.
 
         If the topic is recreated during a run, the sink detects it.
         """

@@ -131,9 +131,8 @@ def set_aside(path: Path) -> Path | None:
             other for other in path.parent.glob(f"{path.name}.corrupt-*") if other.name[-13:].isdecimal()
         ]
         for other in earlier:
-            since_ms = abs(
-                now_ms - int(other.name.rpartition("-")[2])
-            )  # somebody may have set the clock back
+            # the difference is negative if somebody has set the clock back
+            since_ms = abs(now_ms - int(other.name.rpartition("-")[2]))
             if since_ms < _REPEATED_DAMAGE_MS:
                 raise StateError(
                     f"the store {path} is damaged again, {since_ms // 1000} s after {other} was set aside.",
