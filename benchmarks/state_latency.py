@@ -34,6 +34,12 @@ from kafka_eos_source import local_checkpoints
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.runtime.deadline import Deadline
 
+#: Forms of the query, and how the output names them.
+_TITLES = {
+    "copy": "copy",
+    "columns": "keyed count",
+    "in-read": "keyed count with shards='partitions'",
+}
 _PARTITIONS = 4
 _PATIENCE_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
@@ -152,31 +158,30 @@ class Query:
 
     Attributes:
         root: the checkout.
-        stateful: whether it counts by key.
+        form: ``copy`` without state, or the form of a keyed count (`KafkaEos`).
         conf: settings of Spark.
     """
 
     root: Path
-    stateful: bool
+    form: str
     conf: Mapping[str, str]
 
     @property
     def title(self) -> str:
         own = {name: value for name, value in self.conf.items() if name not in local_checkpoints()}
         conf = "".join(f", {name}={value}" for name, value in own.items())
-        return f"{'keyed count' if self.stateful else 'copy'} of {self.root}{conf}"
+        return f"{_TITLES[self.form]} of {self.root}{conf}"
 
     def command(self, job: Job, more: Mapping[str, str], path: Sequence[Path]) -> Command:
-        conf = {**self.conf, **more}
-        if self.stateful:
-            (command,) = KafkaEos("count", vectorised=True, batch=500_000).commands(job)
-            arguments = [*command.arguments, AT_ONCE, json.dumps(conf)]
-        else:
-            query = EosQuery("copy", trigger=AT_ONCE, tuning=Tuning("", conf))
-            (command,) = query.commands(job)
-            arguments = list(command.arguments)
+        tuning = Tuning("", {**self.conf, **more})
+        query = (
+            EosQuery("copy", trigger=AT_ONCE, tuning=tuning)
+            if self.form == "copy"
+            else KafkaEos("count", self.form, batch=500_000, tuning=tuning, trigger=AT_ONCE)
+        )
+        (command,) = query.commands(job)
         paths = ":".join(map(str, [*path, self.root]))
-        return Command(arguments, {**command.environment, "PYTHONPATH": paths})
+        return Command(command.arguments, {**command.environment, "PYTHONPATH": paths})
 
 
 class Measured(list[Batch]):
@@ -233,7 +238,7 @@ def run(
         wait(lambda: time.time() >= began + seconds, seconds + 1, "the end")
         ended, used = time.time(), processes.cpu_seconds() - used
         feed.stop()
-        output = _Output(cluster, job, query.stateful)
+        output = _Output(cluster, job, query.form != "copy")
         wait(lambda: output.read() >= feed.sent, _PATIENCE_SECONDS, f"output of {feed.sent} records")
         if output.total != feed.sent:
             raise click.ClickException(f"WRONG: {output.total} records came out; {feed.sent} went in")
@@ -315,8 +320,8 @@ def medians(batches: Measured) -> str:
     "--rounds", default=1, show_default=True, type=click.IntRange(0), help="Runs of each, untraced."
 )
 @click.option("--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A checkout.")
-@click.option("--trace/--no-trace", default=True, show_default=True, help="Trace one more run of the count.")
-@click.option("--conf", multiple=True, help="A setting (name=value); the count runs without and with it.")
+@click.option("--trace/--no-trace", default=True, show_default=True, help="Trace one more run of each count.")
+@click.option("--conf", multiple=True, help="A setting (name=value); counts run without and with it.")
 @click.option("--only-count", is_flag=True, help="Leave out the copy.")
 @click.option("--local/--no-local", default=True, show_default=True, help="Use local_checkpoints().")
 def main(
@@ -334,22 +339,26 @@ def main(
     own = Path(__file__).resolve().parents[1]
     files: dict[str, str] = local_checkpoints() if local else {}
     roots = [own] if against is None else [own, against.resolve()]
-    forms = (True,) if only_count else (False, True)
-    queries = [Query(root, stateful, files) for root in roots for stateful in forms]
+    forms = [form for form in _TITLES if form != "copy" or not only_count]
+    queries = [Query(root, form, files) for root in roots for form in forms]
     more = dict(pair.partition("=")[::2] for pair in conf)
     if more:
-        queries.append(Query(own, True, {**files, **more}))
+        queries += [Query(own, form, {**files, **more}) for form in forms if form != "copy"]
     found: dict[str, Measured] = defaultdict(Measured)
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory(prefix="kafka-eos-state-latency-") as scratch:
         cluster = Cluster(kafka.bootstrap_servers)
         cluster.warm_up()
         if trace:
-            count = Query(own, True, {**files, **more})
-            batches, traced = run(cluster, count, Path(scratch) / "traced", rate, warm, seconds, trace=True)
-            click.echo(f"traced: {medians(batches)}\n\n{traced.table()}\n")
-            click.echo(
-                f"{traced.same_worker} of {traced.tasks} tasks ran where their shard's last task ran\n"
-            )
+            for form in forms:
+                if form == "copy":
+                    continue
+                count = Query(own, form, {**files, **more})
+                folder = Path(scratch) / f"traced-{form}"
+                batches, traced = run(cluster, count, folder, rate, warm, seconds, trace=True)
+                click.echo(f"{_TITLES[form]}, traced: {medians(batches)}\n\n{traced.table()}\n")
+                click.echo(
+                    f"{traced.same_worker} of {traced.tasks} tasks ran where their shard's last task ran\n"
+                )
         for number in range(rounds):
             for which, query in enumerate(queries):
                 folder = Path(scratch) / f"run-{number}-{which}"

@@ -95,7 +95,7 @@ _READERS: tuple[Contender, ...] = (
     SparkQuery("spark-tuned", to_nothing=True, tuning=SPARK_TUNED),
 )
 
-_EOS_COUNT = KafkaEos("kafka-eos", vectorised=True)
+_EOS_COUNT = KafkaEos("kafka-eos", form="columns")
 _STREAMS_COUNT, _QUIX_COUNT = KafkaStreams("kafka-streams", commit_interval_ms=100), Quix("quix")
 
 
@@ -114,7 +114,7 @@ TASKS: Mapping[str, Task] = {
             Workload(),
             (
                 _EOS_COUNT,
-                KafkaEos("kafka-eos-processor", vectorised=False),
+                KafkaEos("kafka-eos-processor", form="rows"),
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
                 KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),
@@ -140,7 +140,7 @@ TASKS: Mapping[str, Task] = {
             Workload(records=8_000_000),
             (
                 _EOS_COUNT,
-                KafkaEos("kafka-eos-2m", vectorised=True, batch=2_000_000),
+                KafkaEos("kafka-eos-2m", form="columns", batch=2_000_000),
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
                 KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),

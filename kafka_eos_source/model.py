@@ -46,6 +46,10 @@ class OffsetRange:
         return self.end - self.start
 
 
+#: A shard of a stateful operator that runs in the read, and the ranges of its records; there may be none.
+ShardRanges = tuple[int, tuple[OffsetRange, ...]]
+
+
 @dataclass(frozen=True)
 class GroupOffset:
     """One committed offset of a consumer group.

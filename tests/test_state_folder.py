@@ -1,4 +1,4 @@
-"""Tests of opening a store: identity, formats, damage, the file `.checkpoint`, and removal."""
+"""Tests of opening a store: identity, formats, damage, and removal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentit
 from kafka_eos_source.state.store import files, pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
-from kafka_eos_source.state.store.files import write_checkpoint
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -316,51 +315,21 @@ def test_a_damaged_log_of_a_rarely_written_column_family_is_detected(tmp_path: P
 
 
 def test_data_without_an_identity_counts_as_damage(path: Path) -> None:
-    """Not even a `.checkpoint` file, as Kafka Streams leaves one, says which state it is."""
     foreign(path, data=True)
-    (path / ".checkpoint").write_text(f"0\n1\n{TOPIC} 0 41\n")
     with pytest.raises(StateCorruptedError, match="does not record which state") as raised:
         open_store(path)
     assert raised.value.reason == "no-offset"
 
 
-# ------------------------------------------------------------------ .checkpoint
-
-
-def checkpoint(path: Path) -> list[str]:
-    return (path / ".checkpoint").read_text().splitlines()
-
-
-def test_the_checkpoint_is_written_at_open_and_close(path: Path) -> None:
-    lines = ["0", "2", f"{TOPIC} 0 7", "other 1 2"]
+def test_an_open_database_keeps_no_options_file(path: Path) -> None:
+    """rocksdict would parse it at the next open. A database without one has the same settings and data."""
     with open_store(path) as store:
-        assert checkpoint(path) == ["0", "0"]
-        store.commit({TP: 8, TopicPartition("other", 1): 3})
-        assert checkpoint(path) == ["0", "0"]
-    assert checkpoint(path) == lines
-    (path / ".checkpoint").unlink()
-    with open_store(path):
-        assert checkpoint(path) == lines
-
-
-def test_an_unreadable_checkpoint_is_replaced(path: Path) -> None:
-    path.mkdir()
-    (path / ".checkpoint").write_bytes(b"\xff\xfe\x00")
-    with open_store(path) as store:
+        store.put(A, b"1")
         store.commit({TP: 3})
-    assert checkpoint(path) == ["0", "1", f"{TOPIC} 0 2"]
-
-
-@given(OFFSETS)
-def test_a_checkpoint_has_the_last_offset_of_each_partition(offsets: dict[TopicPartition, int]) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        write_checkpoint(Path(name), offsets)
-        version, count, *lines = checkpoint(Path(name))
-    found = {TopicPartition(t, int(p)): int(at) for t, p, at in (line.split() for line in lines)}
-    assert (version, int(count)) == ("0", len(lines))
-    assert found == {tp: offset - 1 for tp, offset in offsets.items() if offset}
+        assert not list((path / "db").glob("OPTIONS-*"))
+    assert not list((path / "db").glob("OPTIONS-*"))
+    with open_store(path) as store:
+        assert (store.get(A), store.next_offset(TP)) == (b"1", 3)
 
 
 # ------------------------------------------------------------------ removal
@@ -423,22 +392,6 @@ def test_a_damaged_store_is_set_aside_although_the_clock_was_set_back(path: Path
 
 def full(*_args: Any, **_named: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_checkpoint_that_cannot_be_written_is_a_warning(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The store never reads it, so a commit that is on disk must not fail for it."""
-    filled(path)
-    store = open_store(path)
-    store.put(A, b"2")
-    store.commit({TP: 6}, batch=record(3))
-    monkeypatch.setattr(files, "replace_text", full)
-    store.close()
-    assert "may be outdated: [Errno 28] No space left on device" in caplog.text
-    monkeypatch.undo()
-    with open_store(path) as store:
-        assert (store.get(A), store.next_offset(TP)) == (b"2", 6)
 
 
 def test_a_full_disk_is_named_when_a_store_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,35 +10,56 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.contenders.base import PROGRAMS, Job
+from benchmarks.contenders.spark_query import Tuning
 from benchmarks.environments import compile_package
 from benchmarks.processes import Command
 from kafka_eos_source.embedded import java
 
+_TITLES = {
+    "columns": "aggregate",
+    "in-read": "aggregate with shards='partitions'",
+    "rows": "StatefulProcessor",
+}
+
 
 @dataclass(frozen=True)
 class KafkaEos:
-    """Counts in columns, or by a `StatefulProcessor` with a value state.
+    """Counts by key, with state.
 
     Attributes:
+        form: ``"columns"``: an aggregate, after a shuffle by key; ``"in-read"``: the same in the tasks that
+            read, with a shard for each partition of the topic; ``"rows"``: a `StatefulProcessor` with a value
+            state.
         batch: records of a micro-batch; 0 = what the command line says.
+        tuning: settings of Spark; None = Spark's defaults.
+        trigger: trigger of a query that runs forever; empty = the query ends after the existing records.
     """
 
     name: str
-    vectorised: bool
+    form: str
     batch: int = 0
+    tuning: Tuning | None = None
+    trigger: str = ""
     guarantee: str = "exactly once"
     exactly_once: bool = True
-    ends: bool = True
+
+    @property
+    def ends(self) -> bool:
+        return not self.trigger
 
     @property
     def title(self) -> str:
-        form = "aggregate in columns" if self.vectorised else "StatefulProcessor"
         batch = f", batches of {self.batch:,}" if self.batch else ""
-        return f"kafka-eos, {form}{batch} (Spark {metadata.version('pyspark')})"
+        tuning = f", {self.tuning.title}" if self.tuning else ""
+        return f"kafka-eos, {_TITLES[self.form]}{batch}{tuning} (Spark {metadata.version('pyspark')})"
 
     @property
     def settings(self) -> str:
-        return "shards=cores, maxOffsetsPerTrigger"
+        shards = "'partitions'" if self.form == "in-read" else "cores"
+        conf = "".join(
+            f", {name}={value}" for name, value in (self.tuning.conf if self.tuning else {}).items()
+        )
+        return f"shards={shards}, maxOffsetsPerTrigger{conf}"
 
     def prepare(self) -> None:
         java.find()
@@ -52,7 +74,7 @@ class KafkaEos:
             job.topic_out,
         ]
         arguments += [str(job.folder), str(job.cores), str(self.batch or job.batch_records), job.name]
-        arguments += ["columns" if self.vectorised else "rows"]
+        arguments += [self.form, self.trigger, json.dumps(dict(self.tuning.conf) if self.tuning else {})]
         root = str(Path(__file__).resolve().parents[2])
         return [
             Command(

@@ -1,8 +1,8 @@
 """Counts records by key with kafka-eos: source, state and sink in one transaction for each micro-batch.
 
 Arguments: bootstrap servers, topic to read, topic to write, folder, cores, records of a micro-batch,
-application id, ``columns`` or ``rows``; optionally a trigger (``0 seconds``, …; by default the query ends
-with the records there are) and settings of the session as JSON.
+application id, ``columns``, ``rows`` or ``in-read``; optionally a trigger (``0 seconds``, …; by default the
+query ends with the records there are) and settings of the session as JSON.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Count(StatefulProcessor):
 
 
 def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> DataFrame:
+    if form == "in-read":
+        return aggregate_with_changelog_state(
+            keys.groupBy("key"), {"count": count()}, options=options, shards="partitions"
+        )
     if form == "columns":
         return aggregate_with_changelog_state(
             keys.groupBy("key"), {"count": count()}, options=options, shards=shards

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+    from kafka_eos_source.model import ShardRanges
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.driver import Planning
     from kafka_eos_source.plan.split import Task
@@ -61,6 +62,14 @@ class _Task(InputPartition):
         self.ranges = ranges
 
 
+class _ShardTask(InputPartition):
+    """Shards of a stateful operator that one task runs, and the offset ranges of their records."""
+
+    def __init__(self, shards: tuple[ShardRanges, ...]) -> None:
+        super().__init__(None)
+        self.shards = shards
+
+
 class _Reader:
     """Base of all readers: what is pickled to the tasks."""
 
@@ -85,6 +94,12 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         super().__init__(options)
         self._opened: Planning | None = None
         self._staging: StagingPlan | None = None
+        self._shards: int | None = None
+        if options.operator is not None:
+            from kafka_eos_source.read.steps import operator_step
+
+            assert options.step_in_read is not None
+            self._shards = operator_step(options.step_in_read[1]).shards
         if options.sink is not None:  # most reads do not need the module
             from kafka_eos_source.datasource.stage_in_read import StagingPlan
 
@@ -96,6 +111,8 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
 
     @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._shards is not None:
+            return [_ShardTask(task) for task in self._planning().shard_tasks(start, end, self._shards)]
         planned = self._planning().tasks(start, end)
         if self._staging is not None:
             return self._staging.tasks(start, end, planned)
@@ -105,6 +122,8 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, _Task):
             return with_short_errors(self._task_read(partition.ranges))
+        if isinstance(partition, _ShardTask):
+            return with_short_errors(self._task_read.shards(partition.shards))
         staging = cast("StagingTask", partition)
         return with_short_errors(staging.run(self._task_read.mapped(staging.ranges)))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.model import FORMAT_NAME
+from kafka_eos_source.options.option import STEPS_IN_READ
 from kafka_eos_source.spark.read_schema import read_schema
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
     known = {each.name() for each in _each(plan.output())}
     if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
         return None
+    if any(name.lower() in STEPS_IN_READ for name in options):
+        return None  # the columns are those of the step
     columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
     return Lineage(options, _name(plan), columns)
 

@@ -16,7 +16,15 @@ import pyspark
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.options.option import READ, SINK_IN_READ, STREAM_READ, STREAM_WRITE, WRITE, Option
+from kafka_eos_source.options.option import (
+    OPERATOR_IN_READ,
+    READ,
+    SINK_IN_READ,
+    STREAM_READ,
+    STREAM_WRITE,
+    WRITE,
+    Option,
+)
 from kafka_eos_source.options.table import BY_NAME, OPTIONS
 from kafka_eos_source.sinks import naming
 
@@ -91,6 +99,8 @@ def parse_table(
             continue  # `registry.parse` checks it
         elif name.startswith(SINK_IN_READ) and where == STREAM_READ:
             continue  # `parse_sink_in_read` checks it
+        elif name.startswith(OPERATOR_IN_READ) and where == STREAM_READ:
+            continue  # `parse_state` checks it
         elif name in BY_NAME:
             option = BY_NAME[name]
             parsed = _parse_where_allowed(option, str(value), where)

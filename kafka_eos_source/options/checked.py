@@ -21,7 +21,8 @@ class ReadOptions:
 
     ``kafka`` contains librdkafka properties of a consumer, without ``group.id``. It may contain passwords and
     is therefore excluded from the repr. ``sink`` contains the options of the sink for which the tasks stage
-    their rows; None if they do not.
+    their rows; None if they do not. ``operator`` contains the options of the stateful operator that the tasks
+    run, as the user set them; None if they run none.
     """
 
     subscription: Subscription
@@ -52,6 +53,7 @@ class ReadOptions:
     push_filters: bool
     kafka: Mapping[str, str] = field(repr=False)
     sink: WriteOptions | None = None
+    operator: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
+    OPERATOR_IN_READ,
     SINK_IN_READ,
     STEPS_IN_READ,
     STREAM_READ,
@@ -95,6 +96,7 @@ def parse_read(
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
         sink=_sink_in_read(options, found),
+        operator=_operator_in_read(options, found),
     )
 
 
@@ -283,11 +285,7 @@ def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
 
 def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> WriteOptions | None:
     """Returns the options of the sink that the source carries (``write=`` of `map_in_read`), or None."""
-    prefixed = {
-        name[len(SINK_IN_READ) :]: value
-        for name, value in options.items()
-        if name.lower().startswith(SINK_IN_READ)
-    }
+    prefixed = _with_prefix(options, SINK_IN_READ)
     if not prefixed:
         return None
     if found["map.in.read"] is None:
@@ -296,6 +294,38 @@ def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> Write
             fix="let map_in_read set them: map_in_read(frame, …, write={…}).",
         )
     return parse_sink_in_read(prefixed)
+
+
+def _operator_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, str] | None:
+    """Returns the options of the stateful operator that the source carries, or None.
+
+    `state.options.parse_state` checks them.
+
+    Raises:
+        InvalidOptionError: if only one of operator and options is there, or the source has an option that
+            divides a partition among tasks.
+    """
+    prefixed = _with_prefix(options, OPERATOR_IN_READ)
+    if found["operator.in.read"] is None:
+        if prefixed:
+            raise InvalidOptionError(
+                f"options with the prefix {OPERATOR_IN_READ!r} are set, but 'operator.in.read' is not.",
+                fix="let the stateful operator set them: shards='partitions'.",
+            )
+        return None
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        if found[name] is not None:
+            raise InvalidOptionError(
+                f"option {name!r} has the value {str(found[name])!r}, but a stateful operator with "
+                "shards='partitions' runs in the tasks that read, and needs each partition in one task.",
+                fix=f"remove {name!r}, or pass a number of shards.",
+            )
+    return prefixed
+
+
+def _with_prefix(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Returns the options whose name begins with a prefix, without it."""
+    return {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:

@@ -295,6 +295,16 @@ OPTIONS: tuple[Option, ...] = (
         "`map.in.read.write.<option>` to the options in `write`. Do not set it yourself.",
     ),
     Option(
+        "operator.in.read",
+        (STREAM_READ,),
+        values.text,
+        None,
+        "JSON",
+        'Internal: a stateful operator with `shards="partitions"` sets it to itself, pickled, so that the '
+        "tasks that read run it, and `operator.in.read.options.<option>` to its options. Do not set it "
+        "yourself.",
+    ),
+    Option(
         "isolation.level",
         READ,
         values.choice(*ISOLATION_LEVELS),

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.model import OffsetRange
 from kafka_eos_source.observe.source import SourceObserver
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.plan.split import split_by_shard
 from kafka_eos_source.protocol.source_position import SourcePosition
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
+    from kafka_eos_source.model import ShardRanges
     from kafka_eos_source.observe.prometheus import MetricsServer
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.split import Task
@@ -116,6 +119,15 @@ class Planning:
     def tasks(self, start: Json, end: Json) -> list[Task]:
         with self._asking():
             return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
+
+    def shard_tasks(self, start: Json, end: Json, shards: int) -> list[tuple[ShardRanges, ...]]:
+        """Returns the tasks of a batch whose stateful operator runs in the read; see `split_by_shard`."""
+        before, position = SourcePosition.from_dict(start), SourcePosition.from_dict(end)
+        with self._asking():
+            ranges = self._plan.ranges(before, position)
+        # a batch without records has no ranges, and an added partition without records is not in any
+        added = [OffsetRange(tp, until, until) for tp, until in position.end.items()]
+        return split_by_shard([*ranges, *added], shards)
 
     def _asking(self) -> AbstractContextManager[None]:
         """Encloses requests to brokers, so that others see what a query waits for."""

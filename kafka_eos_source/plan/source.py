@@ -238,6 +238,13 @@ class SourcePlan:
     def tasks(self, start: SourcePosition, end: SourcePosition) -> list[Task]:
         """Returns the tasks of a batch. They are the same whenever Spark plans the batch again.
 
+        Raises: as `ranges`.
+        """
+        return self.split(self.ranges(start, end))
+
+    def ranges(self, start: SourcePosition, end: SourcePosition) -> list[OffsetRange]:
+        """Returns the offset ranges of a batch, the same whenever Spark plans the batch again.
+
         When Spark repeats batch 0, it passes the start that `initial` returns then. The end of the batch
         records where the batch really began.
 
@@ -265,7 +272,7 @@ class SourcePlan:
             starts, ids, list(ends), earliest, ends, end.topic_ids, self._options.subscription.has
         )
         self._raise_or_log(found.losses, accepted=self._accepts_loss or end.lossy)
-        return self.split([OffsetRange(tp, found.starts[tp], until) for tp, until in ends.items()])
+        return [OffsetRange(tp, found.starts[tp], until) for tp, until in ends.items()]
 
     def _topics_lost_since_planned(self, reads: Collection[TopicPartition], end: SourcePosition) -> set[str]:
         """Returns topics of the batch that were deleted or recreated after `latest` planned it.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka_eos_source.model import OffsetRange
+from kafka_eos_source.errors import StateMismatchError
+from kafka_eos_source.model import OffsetRange, ShardRanges
 
 #: Partitions share a task up to this many offsets in total. A task with its first fetch takes 0.05 s to
 #: start. Processing 20,000 records (0.5 s of CPU time for JSON) is worth a task of its own.
 OFFSETS_SHARED = 20_000
 #: A larger partition is divided into tasks of at most this many offsets.
 OFFSETS_PER_TASK = 250_000
+#: Opening and closing a shard's state takes about as long as processing this many records.
+_OFFSETS_PER_SHARD = 4_000
 
 Task = tuple[OffsetRange, ...]
 
@@ -40,6 +43,49 @@ def split(
     if min_partitions is not None or max_records_per_partition is not None:
         return [(each,) for each in full]
     return _shared(full)
+
+
+def split_by_shard(ranges: Iterable[OffsetRange], shards: int) -> list[tuple[ShardRanges, ...]]:
+    """Returns tasks that together run every shard of an operator once (``shards="partitions"``).
+
+    Small shards share a task, like small ranges in `split`.
+
+    Args:
+        ranges: ranges to read; partition ``p`` of each topic belongs to shard ``p``.
+        shards: number of shards.
+
+    Raises:
+        StateMismatchError: if there is a partition without a shard.
+    """
+    of_shard: list[list[OffsetRange]] = [[] for _ in range(shards)]
+    for each in sorted(ranges, key=lambda each: each.tp):
+        if each.tp.partition >= shards:
+            raise more_partitions(each.tp.topic, each.tp.partition + 1, shards)
+        if each.size > 0:
+            of_shard[each.tp.partition].append(each)
+    tasks: list[tuple[ShardRanges, ...]] = []
+    shared: list[ShardRanges] = []
+    room = OFFSETS_SHARED
+    for shard, own in enumerate(of_shard):
+        cost = _OFFSETS_PER_SHARD + sum(each.size for each in own)
+        if shared and cost > room:
+            tasks.append(tuple(shared))
+            shared, room = [], OFFSETS_SHARED
+        shared.append((shard, tuple(own)))
+        room -= cost
+    return [*tasks, tuple(shared)]
+
+
+def more_partitions(topic: str, partitions: int, shards: int) -> StateMismatchError:
+    """Returns the error for a topic that got partitions, so that producers now send keys elsewhere."""
+    return StateMismatchError(
+        f"the input topic {topic!r} has {partitions} partitions, but the operator has {shards} shards, one "
+        "for each partition that there was (shards='partitions'). Somebody added partitions, so records of a "
+        "key may now be in another partition than those before, where the key has no state.",
+        fix="create a topic with the new number of partitions and copy the records to it by key; then start "
+        "over with that topic, a new application.id and a new checkpoint, so that the state is computed "
+        "again.",
+    )
 
 
 def _shared(ranges: list[OffsetRange]) -> list[Task]:

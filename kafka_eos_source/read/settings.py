@@ -27,9 +27,9 @@ def schema_of(options: ReadOptions) -> StructType:
         from kafka_eos_source.read.steps import map_step
 
         return staged_frame_schema(map_step(options.step_in_read[1]).rows, options.sink)
-    from kafka_eos_source.read.steps import step
+    from kafka_eos_source.read.steps import declared
 
-    return step(*options.step_in_read).schema
+    return declared(*options.step_in_read).schema
 
 
 def task_read(options: ReadOptions) -> TaskRead:
@@ -43,7 +43,7 @@ def task_read(options: ReadOptions) -> TaskRead:
         InvalidOptionError: if the option with a step for the read is malformed.
     """
     from kafka_eos_source.read.fetch import ReadSettings
-    from kafka_eos_source.read.steps import step
+    from kafka_eos_source.read.steps import declared
     from kafka_eos_source.read.task import TaskRead
 
     group_id = options.group_id or f"{options.group_id_prefix}-read"
@@ -51,9 +51,14 @@ def task_read(options: ReadOptions) -> TaskRead:
     settings = ReadSettings(
         conf=consumer_config(options.kafka, group_id, options.isolation_level),
         include_headers=options.include_headers,
-        columns=options.columns if step_in_read is None else step(*step_in_read).columns.of_source,
+        columns=options.columns if step_in_read is None else declared(*step_in_read).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
         client=options.read_client,
     )
-    return TaskRead(settings, step_in_read)
+    operator = None
+    if options.operator is not None:
+        from kafka_eos_source.state.options import parse_state
+
+        operator = parse_state(options.operator)
+    return TaskRead(settings, step_in_read, operator)

@@ -1,4 +1,4 @@
-"""Query steps that run inside the read tasks: an aggregation's first step, or a user's function."""
+"""Query steps that run inside the read tasks: a stateful operator or its first step, or a user's function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from kafka_eos_source.options.option import STEPS_IN_READ
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.mapping import MapInRead
+    from kafka_eos_source.state.operator.in_read import OperatorInRead
 
 
-_MAP = "map.in.read"
+_MAP, _OPERATOR = "map.in.read", "operator.in.read"
 _MALFORMED = (ValueError, TypeError, KeyError, InvalidSchemaError)
 
 
-class Step(Protocol):
-    """Turns the source's batches of one task into the batches that Spark gets.
+class StepInRead(Protocol):
+    """A step of a query that the tasks run that read.
 
     Attributes:
         columns: columns of the source to read.
@@ -33,6 +34,11 @@ class Step(Protocol):
     def columns(self) -> ReadColumns: ...
     @property
     def schema(self) -> StructType: ...
+
+
+class Step(StepInRead, Protocol):
+    """Turns the source's batches of one task into the batches that Spark gets."""
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]: ...
 
 
@@ -54,6 +60,21 @@ def step(option: str, written: str) -> Step:
         return AggregateInRead.from_json(written)
     except _MALFORMED as error:
         raise invalid(option, written, f"the value that {STEPS_IN_READ[option]} sets") from error
+
+
+def operator_step(written: str) -> OperatorInRead:
+    """Returns the operator that the option ``operator.in.read`` carries; raises as `step`."""
+    from kafka_eos_source.state.operator.in_read import OperatorInRead
+
+    try:
+        return OperatorInRead.from_json(written)
+    except _MALFORMED as error:
+        raise invalid(_OPERATOR, written, f"the value that {STEPS_IN_READ[_OPERATOR]} sets") from error
+
+
+def declared(option: str, written: str) -> StepInRead:
+    """Returns the step that an option carries, for its columns and schema; raises as `step`."""
+    return operator_step(written) if option == _OPERATOR else step(option, written)
 
 
 def map_step(written: str) -> MapInRead:

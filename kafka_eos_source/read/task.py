@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.model import OffsetRange
+from kafka_eos_source.model import OffsetRange, ShardRanges
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+
+if TYPE_CHECKING:
+    from kafka_eos_source.state.options import StateOptions
 
 
 @dataclass(frozen=True)
@@ -18,10 +22,12 @@ class TaskRead:
     Attributes:
         settings: settings of the read.
         step: name and value of an option with a step (`read.steps`); None leaves the rows unchanged.
+        operator: options of the stateful operator that is the step; None if it is none.
     """
 
     settings: ReadSettings
     step: tuple[str, str] | None = None
+    operator: StateOptions | None = None
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Returns Arrow batches for Spark; raises the errors of `read_ranges`."""
@@ -31,6 +37,18 @@ class TaskRead:
         from kafka_eos_source.read.steps import step  # most reads do not need it
 
         return step(*self.step)(rows)
+
+    def shards(self, shards: Sequence[ShardRanges]) -> Iterator[pa.RecordBatch]:
+        """Runs the stateful operator for shards, one after the other; returns Arrow batches for Spark."""
+        from kafka_eos_source.read.steps import operator_step
+
+        assert self.step is not None
+        assert self.operator is not None
+        step = operator_step(self.step[1])
+        operator = step.operator(self.operator)
+        return operator.in_read(
+            (shard, step.frames(read_ranges(self.settings, ranges), shard)) for shard, ranges in shards
+        )
 
     def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function of `map_in_read`, for a task that stages them itself.

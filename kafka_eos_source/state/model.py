@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,19 @@ from kafka_eos_source.errors import StateError
 #: bytes of metadata with a committed offset.
 _MAX_METRICS = 16
 _MAX_METRIC_CHARS = 64
+
+
+class ShardsBy(Enum):
+    """What decides the shard of a key.
+
+    The description of a store contains it (`encoding.describe`), because readers of the state look for a key
+    in the shard that it belongs to.
+    """
+
+    #: Spark's hash of the grouping columns.
+    HASH = "hash"
+    #: The partition of the input topic that holds the key's records.
+    INPUT_PARTITION = "input partition"
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,7 @@ class BatchContext:
             commit with the state, so a batch that runs twice is counted once.
         event_time_limit_ms: latest event time that may advance the watermark, in ms since the epoch; None if
             every event time may. Later ones are not part of ``seen_event_time_ms``.
+        shards_by: what decides the shard of a key.
     """
 
     batch_id: int
@@ -153,6 +168,7 @@ class BatchContext:
     due_ms: int | None = None
     metrics: dict[str, int] = field(default_factory=dict)
     event_time_limit_ms: int | None = None
+    shards_by: ShardsBy = ShardsBy.HASH
 
     def count(self, metric: str, more: int) -> None:
         """Adds to a metric. Only a few metrics with short names fit, because the token contains their sums.

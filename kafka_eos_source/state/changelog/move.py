@@ -42,6 +42,7 @@ from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
 from kafka_eos_source.state.encoding.spark_hash import hash_columns
+from kafka_eos_source.state.model import ShardsBy
 
 _VERSION = 1
 
@@ -266,9 +267,19 @@ class Placement:
     Args:
         description: what the store holds.
         was, to: number of shards before and after the move.
+
+    Raises:
+        StateMismatchError: if the keys are not in the shards of Spark's hash.
     """
 
     def __init__(self, description: Description, was: int, to: int) -> None:
+        if description.shards_by is not ShardsBy.HASH:
+            raise StateMismatchError(
+                "the operator of this state has shards='partitions': the shard of a key is the partition of "
+                "the input topic that Kafka's producers chose, so the state cannot be moved to other shards.",
+                fix="nothing was moved. For an input topic with another number of partitions, start over "
+                "with a new application.id and a new checkpoint, so that the state is computed again.",
+            )
         self._keys = KeyCodec(description.key)
         self._was = was
         self._to = to

@@ -20,14 +20,16 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.state import layout
+from kafka_eos_source.state.model import ShardsBy
 
 #: The table that holds only the description. Processors use the tables 2 to 127 and 129 to 255.
 META_TABLE = 0x01
 META_KEY = layout.keyed(META_TABLE, b"")
 
 #: Version of the document. A description that lists versions of its values (`vector.versions`) has version 2,
-#: so that a release that does not know these versions refuses to decode the values.
-VERSION, WITH_VERSIONS = 1, 2
+#: so that a release that does not know these versions refuses to decode the values. One of a store whose keys
+#: are not in the shards of Spark's hash has version 3, so that an older release does not miss them.
+VERSION, WITH_VERSIONS, WITH_SHARDS_BY = 1, 2, 3
 
 _NAMES = {
     str(type_): type_
@@ -78,12 +80,14 @@ class Description:
         key: the grouping columns, which `keys.KeyCodec` encodes.
         tables: tables by their byte.
         details: properties that the processor defines.
+        shards_by: what decides the shard of a key.
     """
 
     kind: str
     key: pa.Schema
     tables: Mapping[int, TableDescription]
     details: Mapping[str, Any] = field(default_factory=dict)
+    shards_by: ShardsBy = ShardsBy.HASH
 
     def to_json(self) -> bytes:
         """Returns the value of `META_KEY`. Equal descriptions have equal bytes."""
@@ -104,6 +108,8 @@ class Description:
             "tables": tables,
             "details": dict(self.details),
         }
+        if self.shards_by is not ShardsBy.HASH:
+            document |= {"version": WITH_SHARDS_BY, "shards_by": self.shards_by.value}
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
@@ -117,7 +123,7 @@ class Description:
         try:
             document = json.loads(value)
             version = document["version"]
-            if version in (VERSION, WITH_VERSIONS):
+            if version in (VERSION, WITH_VERSIONS, WITH_SHARDS_BY):
                 return cls(
                     kind=document["kind"],
                     key=fields_from_json(document["key"]),
@@ -132,6 +138,7 @@ class Description:
                         for byte, table in sorted(document["tables"].items(), key=lambda each: int(each[0]))
                     },
                     details=document["details"],
+                    shards_by=ShardsBy(document.get("shards_by", ShardsBy.HASH.value)),
                 )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StateMismatchError(
@@ -140,9 +147,29 @@ class Description:
                 fix="find out which other program writes to the store or to its changelog topic.",
             ) from error
         raise StateFormatError(
-            f"the description of the store has version {version}, expected up to {WITH_VERSIONS}.",
+            f"the description of the store has version {version}, expected up to {WITH_SHARDS_BY}.",
             fix="use the version of kafka-eos that the query runs with.",
         )
+
+
+def check_shards_by(stored: ShardsBy, declared: ShardsBy) -> None:
+    """Checks that the operator finds each key in the shard that holds its state.
+
+    Raises:
+        StateMismatchError: if the state was distributed by something else.
+    """
+    if stored is declared:
+        return
+    was, now = (
+        "shards='partitions'" if each is ShardsBy.INPUT_PARTITION else "a number of shards"
+        for each in (stored, declared)
+    )
+    raise StateMismatchError(
+        f"the state was written by an operator with {was}, and this one has {now}: keys would meet shards "
+        "that do not hold their state.",
+        fix=f"use {was} as before; or start over with another store name, a new application.id and a new "
+        "checkpoint.",
+    )
 
 
 def fields_to_json(schema: Iterable[pa.Field]) -> list[Any]:

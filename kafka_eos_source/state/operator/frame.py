@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import functions
@@ -15,6 +15,7 @@ from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_l
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
+from kafka_eos_source.state.operator.frame_in_read import with_operator_in_read
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 #: Number of shards of an operator without the argument ``shards``.
 DEFAULT_SHARDS = 4
+#: Value of the argument ``shards`` for one shard per partition of the input (`operator.in_read`).
+PARTITIONS: Literal["partitions"] = "partitions"
+#: Number of shards, None for `DEFAULT_SHARDS`, or `PARTITIONS`.
+Shards: TypeAlias = int | Literal["partitions"] | None
 
 
 def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> tuple[DataFrame, list[str]]:
@@ -69,23 +74,27 @@ def with_operator(
     processor: ShardProcessor,
     *,
     store: str,
-    shards: int | None,
+    shards: Shards,
     options: Mapping[str, str],
     packed_schema: pa.Schema | None = None,
+    combines: bool = False,
     has_event_times: bool = False,
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
-    It disables adaptive execution for the session's streaming queries (`disable_adaptive_streaming`).
+    With `PARTITIONS` shards, the tasks of the source run the operator (`operator.in_read`). Otherwise it runs
+    after a shuffle, and this function disables adaptive execution for the session's streaming queries
+    (`disable_adaptive_streaming`).
 
     Args:
         frame: streaming frame with rows or packed batches.
         keys: columns whose Spark hash decides the shard.
         processor: processes the rows and the state of each shard.
         store: name of the store within the query.
-        shards: number of shards; None for `DEFAULT_SHARDS`.
+        shards: number of shards; None for `DEFAULT_SHARDS`; or `PARTITIONS`.
         options: options of the operator, as ``docs/options.md`` lists them.
         packed_schema: schema of the rows in packed batches; None if the frame consists of ordinary rows.
+        combines: whether the tasks of the source combine rows before they meet the state.
         has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
             micro-batch.
 
@@ -93,7 +102,10 @@ def with_operator(
         InvalidOptionError: if an option or the number of shards is invalid.
         StateMismatchError, ChangelogError, UnavailableError: if ``application.id`` is set and the changelog
             topic is unsuitable or unreachable. Without ``application.id``, the first task checks the topic.
+        KafkaEosError: as `with_operator_in_read`.
     """
+    if shards == PARTITIONS:
+        return with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
     checked = parse_state(options)
     count = shard_count(shards)
     if checked.application_id is not None:
@@ -111,7 +123,7 @@ def with_operator(
     return by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
 
 
-def shard_count(shards: int | None) -> int:
+def shard_count(shards: Shards) -> int:
     """Returns the number of shards of an operator.
 
     Raises:
@@ -120,7 +132,7 @@ def shard_count(shards: int | None) -> int:
     count: object = DEFAULT_SHARDS if shards is None else shards
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidOptionError(
-            f"shards is {shards!r}; expected a whole number, 1 or more.",
+            f"shards is {shards!r}; expected a whole number, 1 or more, or {PARTITIONS!r}.",
             fix=f"omit it, or set it to {DEFAULT_SHARDS}.",
         )
     return count

@@ -36,7 +36,7 @@ from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
-from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
+from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.shard_action import RequestedBatch, check_owner
 from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
@@ -63,6 +63,7 @@ class ShardTask:
         identity: identity of the shard's store.
         changelog: changelog topic, whose settings were checked.
         options: options of the operator.
+        shards_by: what decides the shard of a key.
     """
 
     requested: RequestedBatch
@@ -71,6 +72,7 @@ class ShardTask:
     identity: StoreIdentity
     changelog: ChangelogTopic
     options: StateOptions
+    shards_by: ShardsBy = ShardsBy.HASH
 
     @property
     def tp(self) -> TopicPartition:
@@ -370,6 +372,7 @@ def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
         time_ms=time_ms,
         event_time_ms=None if last is None else last.event_time_ms,
         event_time_limit_ms=time_ms + task.options.event_time_max_ahead_ms,
+        shards_by=task.shards_by,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,7 +13,7 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.errors import StateError
+from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.packed_batches import column
 from kafka_eos_source.protocol.packet import CHANGELOG, pack
@@ -22,7 +22,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import release_unused_memory, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
-from kafka_eos_source.state.model import BatchContext, ShardProcessor, StoreIdentity
+from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
@@ -32,6 +32,11 @@ from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
 
+#: What to do if the partitions of the input of an operator with ``shards="partitions"`` have changed.
+OTHER_INPUT = (
+    "create a topic with the new number of partitions and copy the records to it by key; then start over "
+    "with that topic, a new application.id and a new checkpoint, so that the state is computed again."
+)
 #: After a task with this many changes, its worker returns freed memory to the operating system.
 _MANY_CHANGES = 1 << 18
 #: Changelog topics that this process has checked, each with the run of the query in which it did, and when,
@@ -54,6 +59,7 @@ class Operator:
         options: the checked options.
         packed_schema: schema of the rows in packed batches (`state.shard_batches`); None if the input
             consists of ordinary rows.
+        shards_by: what decides the shard of a key.
     """
 
     processor: ShardProcessor
@@ -61,6 +67,7 @@ class Operator:
     shards: int
     options: StateOptions
     packed_schema: pa.Schema | None = None
+    shards_by: ShardsBy = ShardsBy.HASH
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -69,23 +76,64 @@ class Operator:
         return pa.schema([*fields, pa.field(CHANGELOG, pa.binary())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Processes all rows of the shard; yields its output rows, then the packets with its changes.
+        """Runs the shard of this Spark task, whose rows a shuffle has brought together.
+
+        Yields:
+            The output rows, then the packets of operators before this one and of this shard.
 
         Raises:
             StateError: if the rows belong to another shard than the task, or there is no streaming query; or
                 as `open_shard`.
         """
         task_begins()
-        task = self._shard_task()
-        packets_before: list[pa.Array] = []
+        running = _streaming_task()
+        if running.partition >= self.shards:
+            raise _misplaced(running.partition, self.shards)
+        self._record(running)
+        packets: list[pa.Array] = []
+
+        def rows(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
+            return self._rows(batches, running.partition, packets, context)
+
+        return self._run(self._shard_task(running, running.partition), rows, packets)
+
+    def in_read(self, shards: Iterable[tuple[int, Iterator[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+        """Runs shards, one after the other, in the task that reads their rows.
+
+        Args:
+            shards: numbers of the shards, and all rows of each in this micro-batch.
+
+        Yields:
+            For each shard the output rows, then the packets with its changes.
+
+        Raises:
+            StateError: if there is no streaming query; or as `open_shard`.
+        """
+        running = _streaming_task()
+        self._record(running)
+        for shard, rows in shards:
+            yield from self._run(self._shard_task(running, shard), _given(rows), [])
+
+    def _run(
+        self,
+        task: ShardTask,
+        rows_of: Callable[[BatchContext | None], Iterator[pa.RecordBatch]],
+        packets_before: list[pa.Array],
+    ) -> Iterator[pa.RecordBatch]:
+        """Processes all rows of a shard.
+
+        Args:
+            task: the shard.
+            rows_of: yields the rows, given the context of the batch; None = Kafka already holds the batch.
+            packets_before: packets of operators before this one, which ``rows_of`` appends.
+        """
         with open_shard(task) as shard:
-            context = None if isinstance(shard, ShardReport) else shard.context
-            rows = self._rows(batches, task.identity.shard, packets_before, context)
             if isinstance(shard, ShardReport):
-                for _ in rows:  # a replay must detect a wrong partitioning too
+                for _ in rows_of(None):  # a replay must detect a wrong partitioning too
                     continue
                 yield from self._packets(packets_before, shard, ())
                 return
+            rows = rows_of(shard.context)
             changes: Iterable[pa.RecordBatch] = ()
             try:
                 for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
@@ -102,7 +150,8 @@ class Operator:
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
         if number >= _MANY_CHANGES:
-            packets_before, changes = [], ()  # what is still referenced cannot be returned
+            packets_before.clear()  # what is still referenced cannot be returned
+            changes = ()
             release_unused_memory()
 
     def _packets(
@@ -134,25 +183,13 @@ class Operator:
         packets = pa.nulls(output.num_rows, pa.binary())
         return pa.RecordBatch.from_arrays([*columns, packets], schema=self.output)
 
-    def _shard_task(self) -> ShardTask:
-        """Returns what this Spark task works on, and records on this host that the operator runs.
+    def _record(self, running: StreamingTask) -> None:
+        """Records on this host that the operator runs."""
+        record_operator(running, changelog_name(self.options.application(running.query_id), self.store))
 
-        Raises:
-            StateError: if this process runs no task of a streaming query, or one that belongs to no shard.
-        """
-        running = running_task()
-        if running is None:
-            raise StateError("a stateful operator was called outside a Spark task.")
-        if not running.query_id or not running.batch_id:
-            raise StateError(
-                "a stateful operator ran outside a streaming query: no micro-batch can commit its state.",
-                fix="use it on a streaming DataFrame, and start it with writeStream.format('kafka-eos').",
-            )
-        shard = running.partition
-        if shard >= self.shards:
-            raise _misplaced(shard, self.shards)
+    def _shard_task(self, running: StreamingTask, shard: int) -> ShardTask:
+        """Returns what this Spark task does for a shard."""
         changelog = self._changelog(running)
-        record_operator(running, changelog.name)
         return ShardTask(
             requested=RequestedBatch(running.query_id, int(running.batch_id)),
             run_id=running.run_id,
@@ -168,6 +205,7 @@ class Operator:
             ),
             changelog=changelog,
             options=self.options,
+            shards_by=self.shards_by,
         )
 
     def _rows(
@@ -216,22 +254,55 @@ class Operator:
         run_id, checked_at, changelog = _changelogs.get(key, ("", 0.0, None))
         now = time.monotonic()
         if changelog is None or run_id != running.run_id or now - checked_at >= _CHECKED_AGAIN_SECONDS:
-            changelog = ensure_changelog(self.options, name, self.shards)
+            changelog = ensure_changelog(self.options, name, self.shards, self.shards_by)
             _changelogs[key] = (running.run_id, now, changelog)
         return changelog
 
 
-def ensure_changelog(options: StateOptions, name: str, shards: int) -> ChangelogTopic:
+def _given(rows: Iterator[pa.RecordBatch]) -> Callable[[BatchContext | None], Iterator[pa.RecordBatch]]:
+    return lambda _: rows
+
+
+def _streaming_task() -> StreamingTask:
+    """Returns the running task of a streaming query.
+
+    Raises:
+        StateError: if this process runs none.
+    """
+    running = running_task()
+    if running is None:
+        raise StateError("a stateful operator was called outside a Spark task.")
+    if not running.query_id or not running.batch_id:
+        raise StateError(
+            "a stateful operator ran outside a streaming query: no micro-batch can commit its state.",
+            fix="use it on a streaming DataFrame, and start it with writeStream.format('kafka-eos').",
+        )
+    return running
+
+
+def ensure_changelog(
+    options: StateOptions, name: str, shards: int, shards_by: ShardsBy = ShardsBy.HASH
+) -> ChangelogTopic:
     """Creates the changelog topic, or checks the existing one. Raises: as `changelog.topic.ensure`."""
-    return ensure(
-        options.kafka,
-        name,
-        shards,
-        replication_factor=options.replication_factor,
-        min_insync=options.min_insync_replicas,
-        delete_retention_ms=options.delete_retention_ms,
-        deadline=Deadline.after_ms(options.timeout_ms),
-    )
+    try:
+        return ensure(
+            options.kafka,
+            name,
+            shards,
+            replication_factor=options.replication_factor,
+            min_insync=options.min_insync_replicas,
+            delete_retention_ms=options.delete_retention_ms,
+            deadline=Deadline.after_ms(options.timeout_ms),
+        )
+    except StateMismatchError as error:
+        if shards_by is ShardsBy.HASH:
+            raise
+        raise StateMismatchError(
+            f"{error.message} The operator has shards='partitions', so the input topic has {shards} "
+            "partitions. If somebody added partitions to it, keys may now be in other partitions than their "
+            "state.",
+            fix=OTHER_INPUT,
+        ) from error
 
 
 def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:

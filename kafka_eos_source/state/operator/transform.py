@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import lineage, source_options
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
+    PARTITIONS,
+    Shards,
     combine_partitions,
     grouping,
     shard_count,
@@ -47,7 +50,7 @@ def transform_with_changelog_state(
     options: Mapping[str, str],
     key: str | Sequence[str] | None = None,
     store: str = "state",
-    shards: int | None = None,
+    shards: Shards = None,
     time_mode: TimeMode = "None",
     event_time: str | None = None,
     delay: str = "0s",
@@ -105,8 +108,14 @@ def transform_with_changelog_state(
     run = runner(None)  # checks the arguments before `publish` writes anything
     if time_mode == "ProcessingTime":
         _warn_of_late_timers(frame, options)
-    count = shard_count(shards)
+    if initial_state is not None and shards == PARTITIONS:
+        raise InvalidOptionError(
+            "initial_state is set and shards is 'partitions'; expected a number of shards, because only "
+            "Kafka's producers know the partition of a key.",
+            fix="send the initial state to the input topic as records, or pass a number of shards.",
+        )
     if initial_state is not None:
+        count = shard_count(shards)
         initial = publish(
             initial_state,
             keys,
@@ -134,7 +143,7 @@ def aggregate_with_changelog_state(
     options: Mapping[str, str],
     key: str | Sequence[str] | None = None,
     store: str = "aggregates",
-    shards: int | None = None,
+    shards: Shards = None,
     window: Window | None = None,
     emit: str = "on_update",
     removed: str | None = None,
@@ -186,14 +195,16 @@ def aggregate_with_changelog_state(
         removed=removed,
         at_most_every=at_most_every,
     )
-    packed_schema, count = processor.partial_schema if combine else None, shard_count(shards)
-    # No column of the source can mark removed rows, so the read never combines them.
-    source = lineage(frame, used) if combine is True and removed is None else None
-    if source is not None:
-        in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
-        frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
-    elif combine:
-        frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
+    packed_schema = None
+    if combine and shards != PARTITIONS:
+        packed_schema, count = processor.partial_schema, shard_count(shards)
+        # No column of the source can mark removed rows, so the read never combines them.
+        source = lineage(frame, used) if combine is True and removed is None else None
+        if source is not None:
+            in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
+            frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
+        else:
+            frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
     return with_operator(
         frame,
         keys,
@@ -202,6 +213,7 @@ def aggregate_with_changelog_state(
         shards=shards,
         options=options,
         packed_schema=packed_schema,
+        combines=bool(combine),
         has_event_times=window is not None,
     )
 
@@ -215,7 +227,7 @@ def apply_with_changelog_state(
     options: Mapping[str, str],
     key: str | Sequence[str] | None = None,
     store: str = "state",
-    shards: int | None = None,
+    shards: Shards = None,
     event_time: str | None = None,
     version: str = "1",
 ) -> DataFrame:
@@ -265,7 +277,7 @@ def deduplicate_with_changelog_state(
     options: Mapping[str, str],
     key: str | Sequence[str] | None = None,
     store: str = "duplicates",
-    shards: int | None = None,
+    shards: Shards = None,
     within: Duration | None = None,
     on: str | None = None,
     grace: Duration = "0s",
@@ -291,7 +303,9 @@ def deduplicate_with_changelog_state(
     frame, keys = grouping(rows, key)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
-    if combine:
+    packed_schema = None
+    if combine and shards != PARTITIONS:
+        packed_schema = schema
         frame = combine_partitions(frame, processor.partial, schema, keys, shard_count(shards))
     return with_operator(
         frame,
@@ -300,7 +314,8 @@ def deduplicate_with_changelog_state(
         store=store,
         shards=shards,
         options=options,
-        packed_schema=schema if combine else None,
+        packed_schema=packed_schema,
+        combines=combine,
         has_event_times=on is not None,
     )
 

@@ -24,9 +24,14 @@ from kafka_eos_source.errors import (
     StatefulProcessorError,
     StateMismatchError,
 )
-from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
+from kafka_eos_source.state.encoding.describe import (
+    META_KEY,
+    Description,
+    TableDescription,
+    check_shards_by,
+)
 from kafka_eos_source.state.layout import TIMED
-from kafka_eos_source.state.model import StateAccess
+from kafka_eos_source.state.model import ShardsBy, StateAccess
 from kafka_eos_source.state.processor import evolution
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.codec import StructCodec
@@ -110,11 +115,13 @@ class Registry:
         key: schema of the grouping columns.
         time_mode: "None", "ProcessingTime" or "EventTime".
         variables: the state variables, in order of declaration.
+        shards_by: what decides the shard of a key.
     """
 
     key: t.StructType
     time_mode: str
     variables: tuple[VariableInfo, ...] = ()
+    shards_by: ShardsBy = ShardsBy.HASH
 
     def description(self) -> Description:
         """Returns the registry in the form that the store holds."""
@@ -129,9 +136,8 @@ class Registry:
                 "$timers", rest=expiry, encoding=KIND, details={"kind": "timers"}
             )
             tables[TIMERS | TIMED] = _index("$timers")
-        return Description(
-            KIND, arrow_schema(self.key), tables, {"time_mode": self.time_mode, "key": self.key.jsonValue()}
-        )
+        details = {"time_mode": self.time_mode, "key": self.key.jsonValue()}
+        return Description(KIND, arrow_schema(self.key), tables, details, self.shards_by)
 
     @classmethod
     def from_description(cls, description: Description) -> Registry:
@@ -154,6 +160,7 @@ class Registry:
             t.StructType.fromJson(description.details["key"]),
             description.details["time_mode"],
             tuple(variables),
+            description.shards_by,
         )
 
 
@@ -235,6 +242,7 @@ def _check_query(stored: Registry, declared: Registry) -> None:
             "former names before the operator (withColumnRenamed). For other columns, start over with "
             "another store name, a new application.id and a new checkpoint.",
         )
+    check_shards_by(stored.shards_by, declared.shards_by)
     if stored.time_mode != declared.time_mode:
         raise StateMismatchError(
             f"the state was created with time_mode {stored.time_mode!r}, but the query has time_mode "

@@ -120,7 +120,7 @@ class StatefulProcessorRunner:
         batch = ProcessorBatch(self.processor, handle, clock, columns, output)
         self.processor.init(handle)
         try:
-            batch.open(state, Registry(self._key_schema, self.time_mode))
+            batch.open(state, Registry(self._key_schema, self.time_mode, shards_by=context.shards_by))
             if context.first and self._initial is not None:
                 batch.handle_initial(list(self._initial(context)))
             with RowsByKey([field.name for field in self._key]) as rows:

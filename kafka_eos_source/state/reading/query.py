@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import groupby, islice
 from operator import itemgetter
@@ -22,7 +22,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BatchRecord, ShardsBy
 from kafka_eos_source.state.reading.cut import Bound
 from kafka_eos_source.state.reading.decode import Choice, Decoder
 from kafka_eos_source.state.reading.decoders import decoder
@@ -198,7 +198,8 @@ class StateQuery:
         """Yields all rows of a key: windows, elements of a list, entries of a map or timers.
 
         Tumbling and hopping windows are stored in the order of time and have no index by key, so this method
-        reads the whole shard of the key.
+        reads the whole shard of the key. If the operator has ``shards="partitions"``, only Kafka's producers
+        know the shard of a key, so this method looks for it in all shards.
 
         Args:
             key: the value of the grouping column, a tuple if there are several, or a dict by their names.
@@ -213,14 +214,14 @@ class StateQuery:
         if table is None:
             return
         columns = table.key_columns(key)
-        number = int(shards_of(columns, self.shards)[0])
         group_key = table.group_key(columns)
-        view = self._snapshot.shard(number).view
-        if table.by_time:
-            pairs = table.filter_by_key(group_key, view.range(*table.span))
-        else:
-            pairs = view.prefix_scan(layout.keyed(table.table, group_key))
-        yield from _dicts(table.batches(pairs), number)
+        for number in self._shards_with(columns):
+            view = self._snapshot.shard(number).view
+            if table.by_time:
+                pairs = table.filter_by_key(group_key, view.range(*table.span))
+            else:
+                pairs = view.prefix_scan(layout.keyed(table.table, group_key))
+            yield from _dicts(table.batches(pairs), number)
 
     def range(
         self, low: Any = None, high: Any = None, variable: str | None = None
@@ -343,6 +344,17 @@ class StateQuery:
         self._snapshot.check_here(range(self.shards))
         for number in range(self.shards):
             yield number, self._snapshot.states[number].view
+
+    def _shards_with(self, columns: list[pa.Array]) -> Iterable[int]:
+        """Returns the shards that may hold a key.
+
+        Args:
+            columns: the values of the grouping columns, one each.
+        """
+        description = self.description()
+        if description is not None and description.shards_by is ShardsBy.INPUT_PARTITION:
+            return range(self.shards)
+        return [int(shards_of(columns, self.shards)[0])]
 
     def _decoder(self, choice: Choice) -> Decoder | None:
         """Returns the decoder of a table; None = the store is still empty."""

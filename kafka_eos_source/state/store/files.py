@@ -4,14 +4,11 @@
 
     owner          JSON: process id and host of the process that has the database open. It names the owner in
                    error messages; the lock itself is RocksDB's.
-    .checkpoint    changelog offsets in the format of Kafka Streams' `OffsetCheckpoint`, so that a person or a
-                   tool can see how far a store is without opening it. The store never reads this file.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import socket
@@ -22,11 +19,6 @@ from pathlib import Path
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.state.store.records import Offsets
-
-_CHECKPOINT_VERSION = "0"
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -111,32 +103,3 @@ def _owner(database: Path) -> tuple[int, str] | None:
         return int(owner["pid"]), str(owner["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:
-    """Writes ``.checkpoint`` unless it has the same content already.
-
-    If that fails, a warning is logged: nobody but people and tools reads the file.
-
-    Args:
-        folder: the store's folder.
-        next_offsets: changelog offset from which the store continues, by partition. As in Kafka Streams, the
-            file has the offset of the last record that the store contains, which is one less.
-    """
-    known = sorted((tp, offset - 1) for tp, offset in next_offsets.items() if offset > 0)
-    lines = [
-        _CHECKPOINT_VERSION,
-        str(len(known)),
-        *(f"{tp.topic} {tp.partition} {offset}" for tp, offset in known),
-    ]
-    text = "\n".join(lines) + "\n"
-    path = folder / ".checkpoint"
-    try:
-        if path.read_text() == text:
-            return
-    except (OSError, ValueError):
-        pass  # the file is missing or unreadable, so it is written
-    try:
-        replace_text(path, text)
-    except OSError as error:
-        _log.warning("the file %s could not be written, so it may be outdated: %s", path, error)

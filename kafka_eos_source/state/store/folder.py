@@ -5,7 +5,6 @@
     <path>/VERSION                 format of the store, read before RocksDB may touch the folder
     <path>/db/                     RocksDB
     <path>/owner                   who has it open; a file that is left over means it was not closed
-    <path>/.checkpoint             changelog offsets for tools; never read
     <path>.corrupt-<ms>/           a damaged store that was set aside; the newest is kept
     <path>.trash-…/                a store that is being removed
 """
@@ -41,7 +40,6 @@ from kafka_eos_source.state.store.files import (
     remove_trash,
     remove_tree,
     replace_text,
-    write_checkpoint,
     write_owner,
 )
 from kafka_eos_source.state.store.ownership import is_open_here
@@ -81,7 +79,6 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
             writes = database.new_batch()
             writes.change("offsets", records.encode(stored, metadata))
             database.write(writes, sync=config.wal_sync)
-        write_checkpoint(path, metadata.offsets)
     except BaseException:
         database.close()
         if is_synced:  # else the next owner does it

@@ -17,7 +17,7 @@ committed half.
 Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
 to the data in steps that end after a crash before anybody reads.
 
-The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoint``; see `folder`.
+The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner``; see `folder`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from kafka_eos_source.state.store.commit_rules import find_promotable, next_meta
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.files import write_checkpoint
 from kafka_eos_source.state.store.frozen import freeze
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.pending import (
@@ -165,10 +164,7 @@ class TransactionalStateStore(ViewedMap):
         with self._lock:
             if not self._open:
                 return
-            try:
-                write_checkpoint(self.path, self._durable.metadata.offsets)
-            finally:
-                self._shut_down()
+            self._shut_down()
             folder.mark_closed(self.path)
 
     def __enter__(self) -> TransactionalStateStore:

@@ -159,7 +159,7 @@ class DeduplicateProcessor:
         Raises:
             StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        agree(state, self.description)
+        agree(state, self.description, context)
         if self._on is None:
             for rows in chunks(batches, self._schema):
                 yield from self._taken(rows, self._pass_new_keys(rows, state))

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
-from kafka_eos_source.state.encoding.describe import META_KEY, Description, type_to_json
-from kafka_eos_source.state.model import StateAccess
+from kafka_eos_source.state.encoding.describe import META_KEY, Description, check_shards_by, type_to_json
+from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.versions import MAX_VERSIONS, Part, Version, without_zones
@@ -41,17 +41,19 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 }
 
 
-def agree(state: StateAccess, declared: Description) -> Description:
+def agree(state: StateAccess, declared: Description, context: BatchContext) -> Description:
     """Returns the description that fits both the store and the query, and writes it if it is new.
 
     Args:
         state: state of a shard.
-        declared: description of the state as the query declares it, without versions.
+        declared: description of the state as the processor declares it, without versions.
+        context: the micro-batch; it knows what decides the shard of a key.
 
     Raises:
         StateMismatchError: if the query cannot continue with the stored state.
         StateFormatError: if a newer version of kafka-eos wrote the description.
     """
+    declared = replace(declared, shards_by=context.shards_by)
     written = state.get(META_KEY)
     if written == declared.to_json():
         return declared
@@ -155,6 +157,7 @@ def _check_same_layout(stored: Description, declared: Description) -> None:
         if _compared(stored)[what] != _compared(declared)[what]:
             changed = "the version of the state" if what == "version" else f"the {what}"
             _refuse(f"{changed} changed", stored, declared)
+    check_shards_by(stored.shards_by, declared.shards_by)
     if _others(stored) != _others(declared):
         _refuse("the properties of the state changed", stored, declared)
 

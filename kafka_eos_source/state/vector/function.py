@@ -160,7 +160,7 @@ class FunctionProcessor:
                 states that differs from the number of keys.
             StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        codec = VersionedRows(versions_of(agree(state, self.description)))
+        codec = VersionedRows(versions_of(agree(state, self.description, context)))
         for rows in chunks(batches, self._schema):
             if self._event_time is not None:
                 times, is_valid = times_ms(rows.column(self._event_time))

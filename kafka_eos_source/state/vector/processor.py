@@ -171,7 +171,7 @@ class AggregateProcessor:
         Raises:
             StateMismatchError: if an earlier version of the query wrote a state that cannot be continued.
         """
-        description = agree(state, self.description)
+        description = agree(state, self.description, context)
         grouping = self._grouping
         if "versions" in description.details:
             grouping = self._grouping_of(versions_of(description))
