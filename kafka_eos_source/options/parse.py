@@ -302,8 +302,7 @@ def _operator_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> d
     `state.options.parse_state` checks them.
 
     Raises:
-        InvalidOptionError: if only one of operator and options is there, or the source has an option that
-            divides a partition among tasks.
+        InvalidOptionError: if there are options without an operator.
     """
     prefixed = _with_prefix(options, OPERATOR_IN_READ)
     if found["operator.in.read"] is None:
@@ -313,13 +312,6 @@ def _operator_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> d
                 fix="let the stateful operator set them: shards='partitions'.",
             )
         return None
-    for name in ("minPartitions", "maxRecordsPerPartition"):
-        if found[name] is not None:
-            raise InvalidOptionError(
-                f"option {name!r} has the value {str(found[name])!r}, but a stateful operator with "
-                "shards='partitions' runs in the tasks that read, and needs each partition in one task.",
-                fix=f"remove {name!r}, or pass a number of shards.",
-            )
     return prefixed
 
 

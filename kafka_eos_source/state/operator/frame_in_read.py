@@ -111,10 +111,21 @@ def _partitions(options: ReadOptions) -> int:
     """Returns the number of partitions that each topic of a source has.
 
     Raises:
-        InvalidOptionError: if the source does not name its topics, or they have different numbers.
+        InvalidOptionError: if the source does not name its topics, or divides partitions among tasks, or the
+            topics have different numbers of partitions.
         UnavailableError: if a topic does not exist, or no broker answers.
         AuthorizationError: if the principal may not describe a topic.
     """
+    for name, value in (
+        ("minPartitions", options.min_partitions),
+        ("maxRecordsPerPartition", options.max_records_per_partition),
+    ):
+        if value is not None:
+            raise InvalidOptionError(
+                f"the source has the option {name!r} (value {value}), but a stateful operator with "
+                "shards='partitions' needs each partition in one task.",
+                fix=f"remove {name!r}, or {_NUMBER_INSTEAD}",
+            )
     subscription = options.subscription
     if subscription.kind != "subscribe":
         raise InvalidOptionError(

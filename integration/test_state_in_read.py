@@ -1,0 +1,246 @@
+"""Stateful operators in the tasks that read Kafka, with one shard for each partition of the input."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from integration.support.alarm import Alarm
+from integration.support.kafka import Admin, produce, read_back
+from integration.support.processes import await_condition
+from integration.support.stateful import check_running_counts
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
+from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state, transform_with_changelog_state
+from kafka_eos_source.state.operator.frame import Shards
+from kafka_eos_source.state.reading.query import StateQuery
+from kafka_eos_source.state.vector import count
+
+PARTITIONS, ROWS, KEYS, SECONDS = 3, 300, 7, 120
+
+
+class Counted:
+    """A query that counts rows by the key of their records, with one source, one operator and one sink."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self.spark, self.broker, self.folder = spark, broker, folder
+        self.source, self.sink = topic(PARTITIONS), topic(2)
+        self.application = f"app-{uuid.uuid4().hex[:8]}"
+        self.wanted: Counter[str] = Counter()
+
+    def feed(self, rows: int, keys: int = KEYS) -> None:
+        named = [f"k{row % keys}" for row in range(rows)]
+        produce(self.broker, self.source, [f"v{row}" for row in range(rows)], keys=named)
+        self.wanted.update(named)
+
+    def options(self) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "application.id": self.application,
+            "state.dir": str(self.folder / "state"),
+        }
+
+    def rows(self, **more: str) -> DataFrame:
+        read = {
+            "kafka.bootstrap.servers": self.broker,
+            "application.id": self.application,
+            "subscribe": self.source,
+            "startingOffsets": "earliest",
+            **more,
+        }
+        frame = self.spark.readStream.format("kafka-eos").options(**read).load()
+        return frame.selectExpr("CAST(key AS STRING) AS k", "value AS v")
+
+    def counts(self, shards: Shards = "partitions", **more: str) -> DataFrame:
+        frame = aggregate_with_changelog_state(
+            self.rows(**more).groupBy("k"), {"n": count()}, options=self.options(), shards=shards
+        )
+        return frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)
+
+    def start(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
+        write = {
+            "kafka.bootstrap.servers": self.broker,
+            "topic": self.sink,
+            "application.id": self.application,
+            "checkpointLocation": str(self.folder / "checkpoint"),
+        }
+        trigger = trigger or {"availableNow": True}
+        return frame.writeStream.format("kafka-eos").options(**write).trigger(**trigger).start()
+
+    def run(self, frame: DataFrame) -> None:
+        assert self.start(frame).awaitTermination(SECONDS), "the query did not end"
+
+    def written(self) -> dict[str, str]:
+        """Returns the newest value of each key in the output."""
+        return {
+            (record.key or b"").decode(): (record.value or b"").decode()
+            for record in read_back(self.broker, self.sink)
+        }
+
+
+@pytest.fixture
+def counted(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path: Path) -> Counted:
+    return Counted(spark, broker, topic, tmp_path)
+
+
+@pytest.mark.core
+def test_counts_continue_without_a_shuffle_and_each_key_is_found(counted: Counted) -> None:
+    counted.feed(ROWS)
+    frame = counted.counts()
+    plan = frame._jdf.queryExecution().toString()  # type: ignore[operator]
+    assert "Repartition" not in plan
+    assert "MapInArrow" not in plan
+    counted.run(frame)
+    counted.feed(50)
+    counted.run(counted.counts())
+    assert counted.written() == {key: str(rows) for key, rows in counted.wanted.items()}
+    kafka = {"kafka.bootstrap.servers": counted.broker}
+    with StateQuery(counted.application, "aggregates", kafka=kafka) as query:
+        assert query.shards == PARTITIONS
+        assert {key: (query.get(key) or {}).get("n") for key in counted.wanted} == dict(counted.wanted)
+        assert query.get("unknown") is None
+        shards = {row["partition_id"] for row in query.all()}
+    assert len(shards) > 1, "the keys are in several shards"
+
+
+def test_state_of_one_kind_of_shards_is_refused_by_the_other(counted: Counted) -> None:
+    counted.feed(ROWS)
+    counted.run(counted.counts())
+    counted.feed(50)
+    with pytest.raises(StreamingQueryException, match="was written by an operator with shards='partitions'"):
+        counted.run(counted.counts(shards=PARTITIONS))
+    counted.run(counted.counts())
+    assert counted.written() == {key: str(rows) for key, rows in counted.wanted.items()}
+
+
+def test_added_partitions_are_refused_before_a_key_meets_another_shard(
+    counted: Counted, admin: Admin
+) -> None:
+    counted.feed(ROWS)
+    counted.run(counted.counts())
+    admin.grow(counted.source, PARTITIONS + 1)
+    with pytest.raises(StateMismatchError, match=r"has 3 partitions; the operator has 4 shards.*somebody"):
+        counted.counts()
+
+
+def test_partitions_that_are_added_during_a_run_stop_it(counted: Counted, admin: Admin) -> None:
+    counted.feed(ROWS)
+    query = counted.start(counted.counts(), processingTime="100 milliseconds")
+    try:
+        await_condition(lambda: len(counted.written()) == KEYS, SECONDS, "the first batch is committed")
+        admin.grow(counted.source, PARTITIONS + 1)
+        await_condition(lambda: counted.feed(10) is None and not query.isActive, SECONDS, "the query stops")
+    finally:
+        query.stop()
+    assert f"has {PARTITIONS + 1} partitions, but the operator has {PARTITIONS} shards" in str(
+        query.exception()
+    )
+
+
+def test_timers_of_all_shards_fire_while_nothing_is_read(counted: Counted) -> None:
+    """An empty micro-batch runs every shard, also one whose partition never had a record."""
+    counted.feed(2, keys=1)
+    frame = transform_with_changelog_state(
+        counted.rows().groupBy("k"),
+        Alarm(1000),
+        "key string, value string",
+        options=counted.options(),
+        shards="partitions",
+        time_mode="ProcessingTime",
+    )
+    query = counted.start(frame, processingTime="200 milliseconds")
+    try:
+        await_condition(
+            lambda: not query.isActive or counted.written() == {"k0": "2"}, SECONDS, "the timer fires"
+        )
+    finally:
+        query.stop()
+    assert counted.written() == {"k0": "2"}, query.exception()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.fault(
+    "T210",
+    "the Python process of a task that reads and counts is killed, and the committing process",
+    "after one shard of the task is done, and within the transaction",
+)
+def test_t210_counts_stay_exact_although_processes_are_killed_between_shards(
+    counted: Counted, driver: Any, tmp_path: Path
+) -> None:
+    """All shards run in one task. When it is killed in the second one, the first one is pending."""
+    counted.feed(ROWS, keys=17)
+    steps = {
+        "state.after_pending": 2,
+        "state.after_emit": 1,
+        "commit.before_commit": 2,
+        "commit.after_commit": 1,
+    }
+    spec = {
+        "sources": [
+            {
+                "format": "kafka-eos",
+                "options": {
+                    "kafka.bootstrap.servers": counted.broker,
+                    "subscribe": counted.source,
+                    "startingOffsets": "earliest",
+                    "maxOffsetsPerTrigger": "100",
+                },
+            }
+        ],
+        "state": {"options": counted.options(), "shards": "partitions"},
+        "sink": {
+            "format": "kafka-eos",
+            "options": {
+                "kafka.bootstrap.servers": counted.broker,
+                "application.id": counted.application,
+                "topic": counted.sink,
+                "checkpointLocation": str(tmp_path / "checkpoint"),
+            },
+        },
+        "restarts": len(steps),
+    }
+    armed = ",".join(f"{step}=kill-worker*{n}@{tmp_path}/once-{step}" for step, n in steps.items())
+    driver(spec, armed).finish()
+    assert {path.name.removeprefix("once-") for path in tmp_path.glob("once-*")} == set(steps)
+    check_running_counts(counted.wanted, read_back(counted.broker, counted.sink))
+
+
+def test_arguments_that_cannot_work_are_refused_on_the_driver(counted: Counted, topic: Any) -> None:
+    def refused(error: type[Exception], match: str, frame: DataFrame, key: str, **more: Any) -> None:
+        with pytest.raises(error, match=match):
+            aggregate_with_changelog_state(
+                frame, {"n": count()}, options=counted.options(), key=key, shards="partitions", **more
+            )
+
+    refused(InvalidSchemaError, "groups by v; expected the column 'key'", counted.rows(), "v")
+    derived = counted.rows().selectExpr("upper(k) AS k")
+    refused(InvalidSchemaError, "do not all come directly from a source", derived, "k")
+    refused(InvalidOptionError, r"'minPartitions' \(value 8\)", counted.rows(minPartitions="8"), "k")
+    both = counted.rows(subscribe=f"{counted.source},{topic(2)}")
+    refused(InvalidOptionError, "different numbers of partitions", both, "k")
+    initial = counted.spark.createDataFrame([("k0", 1)], "k string, n long")
+    with pytest.raises(InvalidOptionError, match="initial_state is set and shards is 'partitions'"):
+        transform_with_changelog_state(
+            counted.rows().groupBy("k"),
+            Alarm(1000),
+            "key string, value string",
+            options=counted.options(),
+            shards="partitions",
+            initial_state=initial,
+        )
+    with pytest.raises(InvalidOptionError, match="shards is 'partition'; expected a whole number"):
+        counted.counts(shards="partition")  # type: ignore[arg-type]
+
+
+def test_a_record_without_a_key_stops_the_query_and_names_its_partition(counted: Counted) -> None:
+    produce(counted.broker, counted.source, ["v"])
+    with pytest.raises(StreamingQueryException, match=r"1 of 1 records in partition \d of the input have no"):
+        counted.run(counted.counts())
+    assert counted.written() == {}
