@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardProcessor, StoreIdentity
+from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.reading.cut import Cut
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -32,10 +32,20 @@ class Machine:
         ends: committed end of each shard's changelog.
         committed: for each shard, the batch that the token in Kafka names.
         logs: the changelog: the changes committed to each shard, in order.
+        shards_by: what decides the shard of a key. If it is the partition, each key is in another shard than
+            that of Spark's hash.
     """
 
-    def __init__(self, root: Path, processor: ShardProcessor, keys: Sequence[str], shards: int = 3) -> None:
+    def __init__(
+        self,
+        root: Path,
+        processor: ShardProcessor,
+        keys: Sequence[str],
+        shards: int = 3,
+        shards_by: ShardsBy = ShardsBy.HASH,
+    ) -> None:
         self.root = root
+        self.shards_by = shards_by
         self.processor = processor
         self.keys = keys
         self.shards = shards
@@ -64,13 +74,21 @@ class Machine:
     ) -> None:
         """Runs the tasks of a micro-batch: each promotes committed changes, and leaves its own pending."""
         placed = shards_of([rows.column(name) for name in self.keys], self.shards)
+        if self.shards_by is ShardsBy.INPUT_PARTITION:
+            placed = (placed + 1) % self.shards
         seen = []
         for shard in range(self.shards) if only is None else only:
             own = rows.filter(pa.array(placed == shard))
             with self.open(shard) as store:
                 self._promote(store, shard)
                 context = BatchContext(
-                    batch_id, shard, self.shards, batch_id == 0, 1000 * batch_id, self.event_time_ms
+                    batch_id,
+                    shard,
+                    self.shards,
+                    batch_id == 0,
+                    1000 * batch_id,
+                    self.event_time_ms,
+                    shards_by=self.shards_by,
                 )
                 list(self.processor.process(iter([own] if own.num_rows else []), store, context))
                 changes = [

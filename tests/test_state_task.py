@@ -17,7 +17,7 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
-from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.model import BatchContext, ShardsBy, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.operator.shard import ShardTask
@@ -48,7 +48,7 @@ def checked_topics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the checked changelog topics; each check finds a topic that was recreated."""
     checked: list[str] = []
 
-    def check(_options: object, name: str, shards: int) -> ChangelogTopic:
+    def check(_options: object, name: str, shards: int, _shards_by: ShardsBy) -> ChangelogTopic:
         checked.append(name)
         return ChangelogTopic(name, f"id-{len(checked)}", shards, 0)
 
@@ -63,6 +63,12 @@ def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextmanager
+def nothing_to_do(task: ShardTask) -> Iterator[ShardReport]:
+    """Takes the place of `open_shard` for a batch that the changelog already holds."""
+    yield ShardReport(TopicPartition("t", task.identity.shard), "a", 2, "q", "4", 0, 0, skipped=True)
+
+
 def run(monkeypatch: pytest.MonkeyPatch, task: StreamingTask | None) -> None:
     monkeypatch.setattr(operator_task, "running_task", lambda: task)
 
@@ -73,8 +79,8 @@ def test_a_worker_that_outlives_a_run_checks_the_changelog_again(
     """Between two runs the topic may be recreated with as many shards: the local state is then invalid."""
     found = []
     for run_id, batch_id, shard in [("r1", 0, 0), ("r1", 1, 1), ("r2", 1, 0), ("r2", 2, 0), ("r3", 2, 1)]:
-        run(monkeypatch, StreamingTask("q", str(batch_id), run_id, shard))
-        found.append(operator._shard_task().identity.topic_id)
+        task = StreamingTask("q", str(batch_id), run_id, shard)
+        found.append(operator._shard_task(task, shard).identity.topic_id)
     assert found == ["id-1", "id-1", "id-2", "id-2", "id-3"]
     assert checked_topics == ["kafka-eos-q-s-changelog"] * 3
     assert len(operator_task._changelogs) == 1, "a process keeps the topics of one run only"
@@ -86,9 +92,8 @@ def test_a_worker_checks_the_changelog_again_after_some_minutes(
     """If somebody lowers its delete.retention.ms during a run, old databases may have missed deletes."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    run(monkeypatch, StreamingTask("q", "0", "r", 0))
     for now[0], checks in [(1000.0, 1), (1599.0, 1), (1600.0, 2), (1601.0, 2)]:
-        operator._shard_task()
+        operator._shard_task(StreamingTask("q", "0", "r", 0), 0)
         assert len(checked_topics) == checks
 
 
@@ -109,8 +114,49 @@ def test_a_task_outside_a_streaming_query_or_without_a_shard_is_refused(
 ) -> None:
     run(monkeypatch, task)
     with pytest.raises(StateError, match=said):
-        operator._shard_task()
+        operator(iter(()))
     assert checked_topics == []
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [(None, "outside a Spark task"), (StreamingTask("", "", "r"), "outside a streaming query")],
+)
+def test_a_task_that_reads_outside_a_streaming_query_is_refused(
+    operator: Operator,
+    checked_topics: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    task: StreamingTask | None,
+    said: str,
+) -> None:
+    run(monkeypatch, task)
+    with pytest.raises(StateError, match=said):
+        next(operator.in_read([(0, iter(()))]))
+    assert checked_topics == []
+
+
+def test_a_task_that_reads_runs_its_shards_one_after_the_other(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of the Spark task is not that of a shard. A shard is closed before the next opens."""
+    events: list[tuple[str, int]] = []
+
+    @contextmanager
+    def opened(task: ShardTask) -> Iterator[SimpleNamespace]:
+        shard = task.identity.shard
+        events.append(("open", shard))
+        report = ShardReport(TopicPartition("t", shard), "a", 2, "q", "4", 0, 0)
+        yield SimpleNamespace(
+            store=None, context=BatchContext(0, shard, 2, True, 5), persist_pending=lambda: (report, [])
+        )
+        events.append(("close", shard))
+
+    run(monkeypatch, StreamingTask("q", "4", "r", 9))
+    monkeypatch.setattr(operator_task, "open_shard", opened)
+    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
+    assert [each.num_rows for each in operator.in_read([(1, iter(())), (0, iter(()))])] == [1, 1]
+    assert events == [("open", 1), ("close", 1), ("open", 0), ("close", 0)]
+    assert recorded_operators(StreamingTask("q", "4", "r")) == ("kafka-eos-q-s-changelog",)
 
 
 def test_a_task_records_on_its_host_that_its_operator_runs(
@@ -119,8 +165,9 @@ def test_a_task_records_on_its_host_that_its_operator_runs(
     now = StreamingTask("q", "4", "r", 1)
     assert recorded_operators(now) == ()
     run(monkeypatch, now)
+    monkeypatch.setattr(operator_task, "open_shard", nothing_to_do)
     for _ in range(2):  # an attempt, and another
-        operator._shard_task()
+        list(operator(iter(())))
     record_operator(now, "another")
     assert recorded_operators(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
     for other in (
@@ -140,7 +187,8 @@ def test_a_host_that_cannot_write_the_record_only_delays_the_detection_of_a_loss
     (temp_folder / f"kafka-eos-operators-{os.getuid()}").write_text("a file is in the way")
     now = StreamingTask("q", "4", "r", 1)
     run(monkeypatch, now)
-    assert operator._shard_task().identity.shard == 1
+    monkeypatch.setattr(operator_task, "open_shard", nothing_to_do)
+    assert len(list(operator(iter(())))) == 1
     assert recorded_operators(now) == ()
 
 
