@@ -142,6 +142,8 @@ def replaced_after_flush(scenario: Scenario, how: str, *mutations: str) -> tuple
     dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
     scenario.feed(50)
     sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    if how == "deleted":
+        sink["commitTimeoutMs"] = "15000"  # so long does the commit wait for the topic
     driver = scenario.stopped_at("commit.after_flush", sink=sink, marks=f"{BAD}$", mutations=mutations)
     if how == "grown":
         scenario.admin.grow(dead, 3)

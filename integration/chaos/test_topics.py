@@ -62,7 +62,8 @@ def test_t37_a_deleted_output_topic_fails_the_batch_and_a_new_one_gets_it_once(
     scenario: Scenario, at: str
 ) -> None:
     scenario.feed(50)
-    driver = scenario.stopped_at(at)
+    # the commit waits so long for the topic
+    driver = scenario.stopped_at(at, sink={"commitTimeoutMs": "15000"})
     scenario.admin.delete(scenario.sink)
     driver.resume()
     assert driver.wait() == 1
