@@ -412,8 +412,8 @@ def test_a_description_with_versions_is_refused_by_releases_that_do_not_know_the
     state = filled(declared())
     start(declared(aggregates={**BEFORE, "most": max_("a")}), state)
     assert b'"version":2' in state.rows[META_KEY]
-    with pytest.raises(StateFormatError, match="version 3, expected up to 2"):
-        Description.from_json(state.rows[META_KEY].replace(b'"version":2', b'"version":3'))
+    with pytest.raises(StateFormatError, match="version 4, expected up to 3"):
+        Description.from_json(state.rows[META_KEY].replace(b'"version":2', b'"version":4'))
 
 
 def test_a_store_has_at_most_255_versions() -> None:

@@ -138,7 +138,7 @@ class Description:
                         for byte, table in sorted(document["tables"].items(), key=lambda each: int(each[0]))
                     },
                     details=document["details"],
-                    shards_by=ShardsBy(document.get("shards_by", ShardsBy.HASH.value)),
+                    shards_by=ShardsBy(document["shards_by"]) if version == WITH_SHARDS_BY else ShardsBy.HASH,
                 )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StateMismatchError(
