@@ -174,7 +174,7 @@ def test_timers_of_all_shards_fire_while_nothing_is_read(counted: Counted) -> No
 def test_t210_counts_stay_exact_although_processes_are_killed_between_shards(
     counted: Counted, driver: Any, tmp_path: Path
 ) -> None:
-    """All shards run in one task. When it is killed in the second one, the first one is pending."""
+    """Two shards run in one task. When it is killed in the second one, the first one is pending."""
     counted.feed(ROWS, keys=17)
     steps = {
         "state.after_pending": 2,

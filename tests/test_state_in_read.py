@@ -61,6 +61,7 @@ def in_read(*, combines: bool = True) -> OperatorInRead:
         ("k",),
         "s",
         2,
+        1,
     )
 
 
@@ -74,33 +75,51 @@ def source_batch(keys: list[bytes | None]) -> pa.RecordBatch:
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6), st.integers(0, 60_000)), max_size=12),
     st.integers(7, 12),
+    st.integers(1, 9),
 )
 def test_every_shard_runs_once_and_reads_its_partition_of_each_topic(
-    wanted: list[tuple[str, int, int]], shards: int
+    wanted: list[tuple[str, int, int]], shards: int, parallelism: int
 ) -> None:
     sizes = {TopicPartition(topic, partition): size for topic, partition, size in wanted}
     ranges = [OffsetRange(tp, 5, 5 + size) for tp, size in sizes.items()]
-    tasks = split_by_shard(ranges, shards)
+    tasks = split_by_shard(ranges, shards, parallelism)
     assert [shard for task in tasks for shard, _ in task] == list(range(shards))
     read = [(shard, each) for task in tasks for shard, own in task for each in own]
     assert all(each.tp.partition == shard for shard, each in read)
     assert sorted(each.tp for _, each in read) == sorted(tp for tp, size in sizes.items() if size)
+    total = 4_000 * shards + sum(sizes.values())
+    assert len(tasks) <= max(parallelism, -(-total // OFFSETS_SHARED))
     for task in tasks:
-        if len(task) > 1:
-            assert sum(each.size for _, own in task for each in own) < OFFSETS_SHARED
+        # the ends of a task's shards may lie outside of its share of the work, by half their size each
+        inner = sum(4_000 + sum(each.size for each in own) for _, own in task[1:-1])
+        assert inner <= max(OFFSETS_SHARED, total / parallelism)
 
 
-def test_small_shards_share_a_task_and_large_ones_have_their_own() -> None:
-    sizes = [100, 200, OFFSETS_SHARED, 0]
+@pytest.mark.parametrize(
+    ("sizes", "parallelism", "shared"),
+    [
+        ([100, 200, OFFSETS_SHARED, 0], 1, [[0, 1], [2, 3]]),
+        ([100, 200, OFFSETS_SHARED, 0], 4, [[0, 1], [2], [3]]),
+        ([0] * 4, 1, [[0, 1, 2, 3]]),
+        ([90, 120, 100, 110], 2, [[0, 1], [2, 3]]),
+        ([0] * 3, 2, [[0], [1, 2]]),
+        ([0] * 4, 16, [[0], [1], [2], [3]]),
+        ([0] * 12, 2, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
+    ],
+)
+def test_small_shards_share_a_task_and_large_ones_have_their_own(
+    sizes: list[int], parallelism: int, shared: list[list[int]]
+) -> None:
     ranges = [OffsetRange(TopicPartition("t", n), 0, size) for n, size in enumerate(sizes)]
-    tasks = split_by_shard(ranges, 4)
-    assert [[shard for shard, _ in task] for task in tasks] == [[0, 1], [2], [3]]
-    assert tasks[2] == ((3, ()),), "a shard without records runs too"
+    tasks = split_by_shard(ranges, len(sizes), parallelism)
+    assert [[shard for shard, _ in task] for task in tasks] == shared
+    read = [[each.size for each in own] for task in tasks for _, own in task]
+    assert read == [[size] if size else [] for size in sizes], "a shard without records runs too"
 
 
 def test_a_partition_without_a_shard_is_refused() -> None:
     with pytest.raises(StateMismatchError, match="'t' has 3 partitions, but the operator has 2 shards"):
-        split_by_shard([OffsetRange(TopicPartition("t", 2), 7, 7)], 2)
+        split_by_shard([OffsetRange(TopicPartition("t", 2), 7, 7)], 2, 1)
 
 
 # ------------------------------------------------------------------ the option of the source

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.driver import Planning
     from kafka_eos_source.plan.split import Task
+    from kafka_eos_source.state.operator.in_read import OperatorInRead
 
 try:  # PySpark 4.2
     from pyspark.sql.streaming.datasource import (
@@ -94,12 +95,12 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         super().__init__(options)
         self._opened: Planning | None = None
         self._staging: StagingPlan | None = None
-        self._shards: int | None = None
+        self._operator: OperatorInRead | None = None
         if options.operator is not None:
             from kafka_eos_source.read.steps import operator_step
 
             assert options.step_in_read is not None
-            self._shards = operator_step(options.step_in_read[1]).shards
+            self._operator = operator_step(options.step_in_read[1])
         if options.sink is not None:  # most reads do not need the module
             from kafka_eos_source.datasource.stage_in_read import StagingPlan
 
@@ -111,8 +112,10 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
 
     @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self._shards is not None:
-            return [_ShardTask(task) for task in self._planning().shard_tasks(start, end, self._shards)]
+        operator = self._operator
+        if operator is not None:
+            tasks = self._planning().shard_tasks(start, end, operator.shards, operator.parallelism)
+            return [_ShardTask(task) for task in tasks]
         planned = self._planning().tasks(start, end)
         if self._staging is not None:
             return self._staging.tasks(start, end, planned)

@@ -120,14 +120,16 @@ class Planning:
         with self._asking():
             return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
 
-    def shard_tasks(self, start: Json, end: Json, shards: int) -> list[tuple[ShardRanges, ...]]:
+    def shard_tasks(
+        self, start: Json, end: Json, shards: int, parallelism: int
+    ) -> list[tuple[ShardRanges, ...]]:
         """Returns the tasks of a batch whose stateful operator runs in the read; see `split_by_shard`."""
         before, position = SourcePosition.from_dict(start), SourcePosition.from_dict(end)
         with self._asking():
             ranges = self._plan.ranges(before, position)
         # a batch without records has no ranges, and an added partition without records is not in any
         added = [OffsetRange(tp, until, until) for tp, until in position.end.items()]
-        return split_by_shard([*ranges, *added], shards)
+        return split_by_shard([*ranges, *added], shards, parallelism)
 
     def _asking(self) -> AbstractContextManager[None]:
         """Encloses requests to brokers, so that others see what a query waits for."""

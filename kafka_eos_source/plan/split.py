@@ -45,14 +45,18 @@ def split(
     return _shared(full)
 
 
-def split_by_shard(ranges: Iterable[OffsetRange], shards: int) -> list[tuple[ShardRanges, ...]]:
+def split_by_shard(
+    ranges: Iterable[OffsetRange], shards: int, parallelism: int
+) -> list[tuple[ShardRanges, ...]]:
     """Returns tasks that together run every shard of an operator once (``shards="partitions"``).
 
-    Small shards share a task, like small ranges in `split`.
+    There are at least as many tasks as Spark runs at the same time, and more if there is much to read. If
+    there are fewer tasks than shards, neighbours share one.
 
     Args:
         ranges: ranges to read; partition ``p`` of each topic belongs to shard ``p``.
         shards: number of shards.
+        parallelism: number of tasks that Spark runs at the same time.
 
     Raises:
         StateMismatchError: if there is a partition without a shard.
@@ -63,17 +67,15 @@ def split_by_shard(ranges: Iterable[OffsetRange], shards: int) -> list[tuple[Sha
             raise more_partitions(each.tp.topic, each.tp.partition + 1, shards)
         if each.size > 0:
             of_shard[each.tp.partition].append(each)
-    tasks: list[tuple[ShardRanges, ...]] = []
-    shared: list[ShardRanges] = []
-    room = OFFSETS_SHARED
-    for shard, own in enumerate(of_shard):
-        cost = _OFFSETS_PER_SHARD + sum(each.size for each in own)
-        if shared and cost > room:
-            tasks.append(tuple(shared))
-            shared, room = [], OFFSETS_SHARED
-        shared.append((shard, tuple(own)))
-        room -= cost
-    return [*tasks, tuple(shared)]
+    costs = [_OFFSETS_PER_SHARD + sum(each.size for each in own) for own in of_shard]
+    total = sum(costs)
+    tasks = min(shards, max(parallelism, -(-total // OFFSETS_SHARED)))
+    found: list[list[ShardRanges]] = [[] for _ in range(tasks)]
+    before = 0
+    for shard, (own, cost) in enumerate(zip(of_shard, costs, strict=True)):
+        found[(2 * before + cost) * tasks // (2 * total)].append((shard, tuple(own)))
+        before += cost
+    return [tuple(task) for task in found if task]
 
 
 def more_partitions(topic: str, partitions: int, shards: int) -> StateMismatchError:

@@ -82,6 +82,7 @@ def with_operator_in_read(
         record_keys=record_keys,
         store=store,
         shards=shards,
+        parallelism=frame.sparkSession.sparkContext.defaultParallelism,
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
     return source.read("operator.in.read", step.to_json(), frame.sparkSession, own)

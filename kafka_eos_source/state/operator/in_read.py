@@ -44,6 +44,7 @@ class OperatorInRead:
         record_keys: columns of the input that hold the record's key and must not be null; see `frames`.
         store: name of the store within the query.
         shards: number of shards, which is the number of partitions of each topic.
+        parallelism: number of tasks that Spark runs at the same time.
     """
 
     columns: ReadColumns
@@ -53,6 +54,7 @@ class OperatorInRead:
     record_keys: tuple[str, ...]
     store: str
     shards: int
+    parallelism: int
 
     def to_json(self) -> str:
         """Returns the text of the option."""
@@ -65,6 +67,7 @@ class OperatorInRead:
                 "record_keys": self.record_keys,
                 "store": self.store,
                 "shards": self.shards,
+                "parallelism": self.parallelism,
             },
             separators=(",", ":"),
         )
@@ -85,6 +88,7 @@ class OperatorInRead:
             tuple(fields["record_keys"]),
             fields["store"],
             int(fields["shards"]),
+            int(fields["parallelism"]),
         )
         _ = operator.columns.schema  # raises now if a column is unknown
         return operator
