@@ -96,6 +96,9 @@ _READERS: tuple[Contender, ...] = (
 )
 
 _EOS_COUNT = KafkaEos("kafka-eos", form="columns")
+_STREAMS_TRANSACTIONAL = KafkaStreams(
+    "kafka-streams-transactional", commit_interval_ms=1_000, tuned=True, transactional=True
+)
 _STREAMS_COUNT, _QUIX_COUNT = KafkaStreams("kafka-streams", commit_interval_ms=100), Quix("quix")
 
 
@@ -118,6 +121,7 @@ TASKS: Mapping[str, Task] = {
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
                 KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),
+                _STREAMS_TRANSACTIONAL,
                 _QUIX_COUNT,
                 Quix("quix-scaled", every_core=True),
                 Quix("quix-scaled-tuned", every_core=True, tuned=True),
@@ -140,11 +144,16 @@ TASKS: Mapping[str, Task] = {
             Workload(records=8_000_000),
             (
                 _EOS_COUNT,
+                KafkaEos("kafka-eos-in-read", form="in-read"),
+                KafkaEos("kafka-eos-tuned", form="columns", tuning=EOS_TUNED),
+                KafkaEos("kafka-eos-in-read-tuned", form="in-read", tuning=EOS_TUNED),
                 KafkaEos("kafka-eos-2m", form="columns", batch=2_000_000),
                 _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
                 KafkaStreams("kafka-streams-tuned", commit_interval_ms=1_000, tuned=True),
+                _STREAMS_TRANSACTIONAL,
                 _QUIX_COUNT,
+                Quix("quix-scaled-tuned", every_core=True, tuned=True),
             ),
             (Target("kafka-eos-2m", "kafka-streams", 5), Target("kafka-eos-2m", "quix", 25)),
         ),
@@ -279,7 +288,13 @@ TASKS: Mapping[str, Task] = {
             "Killed, and started again: keyed count, with state",
             Judge.RESTART_COUNTS,
             Workload(records=1_000_000),
-            (_EOS_COUNT, _STREAMS_COUNT, _QUIX_COUNT),
+            (
+                _EOS_COUNT,
+                KafkaEos("kafka-eos-in-read", form="in-read"),
+                _STREAMS_COUNT,
+                _STREAMS_TRANSACTIONAL,
+                _QUIX_COUNT,
+            ),
             batch=50_000,
         ),
     )

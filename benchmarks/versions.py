@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from kafka_eos_source.embedded.jars import KAFKA_VERSION, JarSet
+from kafka_eos_source.embedded.jars import JarSet
 
-#: Kafka Streams in the broker's version.
+#: The first Kafka Streams with transactional state stores (KIP-892).
+STREAMS_VERSION = "4.4.0"
 STREAMS = JarSet(
     "kafka-streams",
-    (("org.apache.kafka", "kafka-streams", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
+    (("org.apache.kafka", "kafka-streams", STREAMS_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
     11,
+    version=STREAMS_VERSION,
 )
 
 QUIX_VERSION = "3.28.1"

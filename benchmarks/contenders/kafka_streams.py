@@ -36,11 +36,13 @@ class KafkaStreams:
 
     Attributes:
         tuned: whether it has the settings for throughput, and a cache for all keys.
+        transactional: whether its state stores are transactional (KIP-892) and survive a crash.
     """
 
     name: str
     commit_interval_ms: int
     tuned: bool = False
+    transactional: bool = False
     guarantee: str = "exactly once (exactly_once_v2)"
     exactly_once: bool = True
     ends: bool = False
@@ -48,6 +50,7 @@ class KafkaStreams:
     @property
     def title(self) -> str:
         form = f"commit.interval.ms={self.commit_interval_ms}{', tuned' if self.tuned else ''}"
+        form += ", transactional stores" if self.transactional else ""
         return f"Kafka Streams {versions.STREAMS.version}, {form}"
 
     @property
@@ -58,7 +61,12 @@ class KafkaStreams:
 
     @property
     def _more(self) -> list[str]:
-        return _settings({**_THROUGHPUT, **_CACHE}) if self.tuned else []
+        return _settings(
+            {
+                **({**_THROUGHPUT, **_CACHE} if self.tuned else {}),
+                **({"enable.transactional.statestores": "true"} if self.transactional else {}),
+            }
+        )
 
     def prepare(self) -> None:
         jdk()
