@@ -167,11 +167,11 @@ def test_timers_of_all_shards_fire_while_nothing_is_read(counted: Counted) -> No
 
 @pytest.mark.timeout(300)
 @pytest.mark.fault(
-    "T210",
+    "T212",
     "the Python process of a task that reads and counts is killed, and the committing process",
     "after one shard of the task is done, and within the transaction",
 )
-def test_t210_counts_stay_exact_although_processes_are_killed_between_shards(
+def test_t212_counts_stay_exact_although_processes_are_killed_between_shards(
     counted: Counted, driver: Any, tmp_path: Path
 ) -> None:
     """Two shards run in one task. When it is killed in the second one, the first one is pending."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import KafkaError, KafkaException
 
 from integration.support.driver import ROOT
 from integration.support.kafka import Admin, final_end_offsets, produce, read_back
@@ -228,7 +227,9 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     admin.configure(case.changelog, {"cleanup.policy": "compact,delete"})
     for shard, offset in enumerate(offsets()):
         await_condition(
-            partial(_removed, admin, case.changelog, shard, offset), 30, "the broker knows the new policy"
+            partial(admin.deleted_records, case.changelog, shard, offset),
+            30,
+            "the broker knows the new policy",
         )
     admin.configure(case.changelog, {"cleanup.policy": "compact"})
     driver(spec).finish()
@@ -256,16 +257,6 @@ def _counts(changelog: Changelog) -> Counter[str]:
 def _counts_in(snapshot: Snapshot) -> Counter[str]:
     pairs = [pair for each in snapshot.states.values() for pair in each.view.all()]
     return Counter({key[5:].decode(): int(value) for key, value in pairs if key[:1] == b"\x01"})
-
-
-def _removed(admin: Admin, topic: str, partition: int, before: int) -> bool:
-    try:
-        admin.delete_records(topic, partition, before)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.POLICY_VIOLATION:
-            raise
-        return False
-    return True
 
 
 @pytest.mark.fault("S06", "a projection drops the state's column", "between operator and sink")

@@ -17,7 +17,8 @@ import pytest
 from integration.chaos.stateful import SHARDS, STORE
 from integration.chaos.stateful_case import PER_BATCH, ROWS, Case, WindowedCase
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, end_offsets, read_back
+from integration.support.kafka import Admin, end_offsets, produce, read_back
+from integration.support.processes import await_condition
 from kafka_eos_source.errors import (
     NotUpToBoundError,
     RestartQueryError,
@@ -194,6 +195,34 @@ def test_t165_counts_stay_exact_although_closed_stores_have_no_tables(
             case.check()
     else:
         case.check()
+
+
+@pytest.mark.fault(
+    "T213", "the driver is killed, and the changelog's start moves to its last commit", "after the commit"
+)
+def test_t213_a_quiet_shard_needs_no_restore_although_its_changelog_begins_after_its_last_change(
+    case: Case, admin: Admin, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """In Kafka Streams 4.3, such a store has an old offset after a kill, and is restored whole (KAFKA-20663).
+
+    Here every batch moves the offset of every shard. A restore would lose what the changelog has lost.
+    """
+    start = partial(driver, module="integration.chaos.loop")
+    start(case.spec()).finish()
+    produce(case.broker, case.source, ["k00"] * 600)  # from here on, all other shards are quiet
+    case.wanted["k00"] += 600
+    once = tmp_path / "once"
+    assert start(case.spec(), f"commit.after_commit=kill*2@{once}").wait() != 0
+    assert once.exists()
+    changelog = f"{case.application}-{STORE}-changelog"
+    group = admin.group(case.application)
+    admin.configure(changelog, {"cleanup.policy": "compact,delete"})
+    for shard in range(SHARDS):
+        offset, _ = group[(changelog, shard)]
+        await_condition(partial(admin.deleted_records, changelog, shard, offset), 30, "records are deleted")
+    admin.configure(changelog, {"cleanup.policy": "compact"})
+    start(case.spec()).finish()
+    case.check()
 
 
 @pytest.mark.fault(

@@ -10,6 +10,7 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     Producer,
     TopicPartition,
@@ -85,6 +86,16 @@ class Admin:
         futures = self.client.delete_records([TopicPartition(name, partition, before)])
         for future in futures.values():
             future.result(TIMEOUT_SECONDS)
+
+    def deleted_records(self, name: str, partition: int, before: int) -> bool:
+        """As `delete_records`. Returns False while the broker does not know yet that its policy allows it."""
+        try:
+            self.delete_records(name, partition, before)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+                raise
+            return False
+        return True
 
     def commit(self, group_id: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
         """Commits offsets with metadata for a group without members."""
