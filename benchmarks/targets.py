@@ -26,8 +26,9 @@ import click
 import psutil
 
 from benchmarks import report
-from benchmarks.contenders.kafka_streams import KafkaStreamsCopy
-from benchmarks.contenders.quix import QuixCopy
+from benchmarks.contenders.kafka_eos import KafkaEos
+from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
+from benchmarks.contenders.quix import Quix, QuixCopy
 from benchmarks.contenders.spark_query import (
     AT_ONCE,
     EOS_TUNED,
@@ -49,6 +50,11 @@ _AT_LEAST_ONCE = EosQuery("kafka-eos-at-least-once", guarantee="at least once", 
 _SPARK = SparkQuery("spark", tuning=SPARK_TUNED)
 _STREAMS = KafkaStreamsCopy("kafka-streams", exactly_once=True, tuned=True)
 _QUIX = QuixCopy("quix", tuned=True)
+_COUNT = KafkaEos("kafka-eos", form="columns", tuning=EOS_TUNED)
+_COUNTS_IN_READ = KafkaEos("kafka-eos-in-read", form="in-read", tuning=EOS_TUNED)
+_STREAMS_COUNT = KafkaStreams("kafka-streams", commit_interval_ms=1_000, tuned=True)
+_STREAMS_TRANSACTIONAL = replace(_STREAMS_COUNT, name="kafka-streams-transactional", transactional=True)
+_QUIX_COUNT = Quix("quix", every_core=True, tuned=True)
 
 #: The fewest records of a task; fewer make no second micro-batch.
 _FEWEST = 20_000
@@ -101,6 +107,21 @@ def target_tasks(size: float) -> list[Task]:
             for partitions in (1, 1000)
         ),
         copy("quix", "Topic to topic, 110 bytes: Quix", Workload(records=records(500_000)), (_QUIX,)),
+        Task(
+            "count",
+            "Keyed count, with state",
+            Judge.COUNTS,
+            long,
+            (_COUNT, _COUNTS_IN_READ, _STREAMS_COUNT, _STREAMS_TRANSACTIONAL),
+            batch=batch(500_000),
+        ),
+        Task(
+            "count-quix",
+            "Keyed count, with state: Quix",
+            Judge.COUNTS,
+            Workload(records=records(2_000_000)),
+            (_QUIX_COUNT,),
+        ),
         copy("lz4", "Topic to topic, 1 KiB, lz4", lz4, rows_write_spark, batch=batch(250_000)),
         copy("zstd", "Topic to topic, 1 KiB, zstd", zstd, rows_write_spark, batch=batch(250_000)),
         Task(
@@ -261,6 +282,24 @@ def lines(found: Found) -> list[Line]:
             1.1,
             of("cold", rows, "with_start_rate"),
             of("cold", "spark", "with_start_rate"),
+        ),
+        *(
+            found.at_least(
+                f"keyed count, {title}",
+                target,
+                of("count", "kafka-eos-in-read", "warm"),
+                of(task, peer, "warm"),
+            )
+            for title, target, task, peer in (
+                ("shards='partitions' / Kafka Streams tuned", 6, "count", "kafka-streams"),
+                (
+                    "shards='partitions' / Kafka Streams tuned, transactional stores",
+                    6,
+                    "count",
+                    "kafka-streams-transactional",
+                ),
+                ("shards='partitions' / Quix tuned, a process per core", 30, "count-quix", "quix"),
+            )
         ),
         found.at_most("small micro-batch, p50 in ms / Spark", 0.9, trigger(rows), trigger("spark")),
         found.value(
