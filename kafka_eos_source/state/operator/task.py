@@ -112,7 +112,7 @@ class Operator:
         running = _streaming_task()
         self._record(running)
         for shard, rows in shards:
-            yield from self._run(self._shard_task(running, shard), _given(rows), [])
+            yield from self._run(self._shard_task(running, shard), _unless_skipped(rows), [])
 
     def _run(
         self,
@@ -259,8 +259,11 @@ class Operator:
         return changelog
 
 
-def _given(rows: Iterator[pa.RecordBatch]) -> Callable[[BatchContext | None], Iterator[pa.RecordBatch]]:
-    return lambda _: rows
+def _unless_skipped(
+    rows: Iterator[pa.RecordBatch],
+) -> Callable[[BatchContext | None], Iterator[pa.RecordBatch]]:
+    """Returns the rows for `Operator._run`, without reading any if Kafka already holds the batch."""
+    return lambda context: iter(()) if context is None else rows
 
 
 def _streaming_task() -> StreamingTask:
