@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.alarm import Alarm
@@ -18,10 +19,15 @@ from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state, transform_with_changelog_state
+from kafka_eos_source.state import (
+    CHANGELOG,
+    aggregate_with_changelog_state,
+    apply_with_changelog_state,
+    transform_with_changelog_state,
+)
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count
+from kafka_eos_source.state.vector import KeyedBatch, count
 
 PARTITIONS, ROWS, KEYS, SECONDS = 3, 300, 7, 120
 
@@ -47,7 +53,7 @@ class Counted:
             "state.dir": str(self.folder / "state"),
         }
 
-    def rows(self, **more: str) -> DataFrame:
+    def rows(self, *, extra: str = "value AS v", **more: str) -> DataFrame:
         read = {
             "kafka.bootstrap.servers": self.broker,
             "application.id": self.application,
@@ -56,7 +62,7 @@ class Counted:
             **more,
         }
         frame = self.spark.readStream.format("kafka-eos").options(**read).load()
-        return frame.selectExpr("CAST(key AS STRING) AS k", "value AS v")
+        return frame.selectExpr("CAST(key AS STRING) AS k", extra)
 
     def counts(self, shards: Shards = "partitions", **more: str) -> DataFrame:
         frame = aggregate_with_changelog_state(
@@ -126,7 +132,9 @@ def test_added_partitions_are_refused_before_a_key_meets_another_shard(
     counted.feed(ROWS)
     counted.run(counted.counts())
     admin.grow(counted.source, PARTITIONS + 1)
-    with pytest.raises(StateMismatchError, match=r"has 3 partitions; the operator has 4 shards.*somebody"):
+    with pytest.raises(
+        StateMismatchError, match=r"has 3 partitions; the operator has 4 shards.*had another number before"
+    ):
         counted.counts()
 
 
@@ -163,6 +171,87 @@ def test_timers_of_all_shards_fire_while_nothing_is_read(counted: Counted) -> No
     finally:
         query.stop()
     assert counted.written() == {"k0": "2"}, query.exception()
+
+
+def test_a_query_with_two_sources_is_refused_before_it_commits(counted: Counted, topic: Any) -> None:
+    """Spark would leave out the source without new records, and with it the operator."""
+    counted.feed(ROWS)
+    other = counted.spark.readStream.format("kafka-eos").options(
+        **{"kafka.bootstrap.servers": counted.broker, "subscribe": topic(1), "startingOffsets": "earliest"}
+    )
+    plain = other.load().selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+    frame = counted.counts().unionByName(plain, allowMissingColumns=True)
+    with pytest.raises(StreamingQueryException, match="the query has 2 sources; expected one"):
+        counted.run(frame)
+    assert counted.written() == {}
+
+
+def test_a_batch_that_spark_runs_for_its_own_state_is_refused_and_loses_nothing(counted: Counted) -> None:
+    """The batch has no new records, so Spark leaves out the source, and with it the operator."""
+    counted.feed(ROWS)
+    timed = (
+        counted.counts().withColumn("now", functions.current_timestamp()).withWatermark("now", "0 seconds")
+    )
+    frame = timed.dropDuplicates(["key", CHANGELOG, "now"]).drop("now")
+    query = counted.start(frame, processingTime="100 milliseconds")
+    try:
+        await_condition(lambda: not query.isActive, SECONDS, "the query is refused")
+    finally:
+        query.stop()
+    assert "batch 1 are lost: no shard of the operator sent a report (with shards" in str(query.exception())
+    assert counted.written() == {key: str(rows) for key, rows in counted.wanted.items()}
+
+
+def test_times_are_those_of_the_session_for_processors_and_instants_for_spark(counted: Counted) -> None:
+    begin = 1_700_000_000_000
+    produce(counted.broker, counted.source, ["x"], keys=["a"], timestamps_ms=[begin])
+    setting = "spark.sql.session.timeZone"
+    before = counted.spark.conf.get(setting)
+    counted.spark.conf.set(setting, "America/New_York")
+    try:
+        frame = apply_with_changelog_state(
+            counted.rows(columns="key,timestamp", extra="timestamp AS at").selectExpr("k", "at").groupBy("k"),
+            _zone_and_time,
+            "key string, zone string, at timestamp, past array<timestamp>",
+            "n long",
+            options=counted.options(),
+            shards="partitions",
+        )
+        value = "concat_ws(' ', zone, unix_millis(at), unix_millis(past[0])) AS value"
+        counted.run(frame.selectExpr("key", value, CHANGELOG))
+    finally:
+        counted.spark.conf.set(setting, str(before))
+    assert counted.written() == {"a": f"America/New_York {begin} {begin}"}
+
+
+def _zone_and_time(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
+    at = batch.rows.column("at")
+    zones = pa.array([at.type.tz] * len(at))
+    past = pa.array([[each] for each in at.cast(pa.int64()).to_pylist()], pa.list_(pa.int64()))
+    output = pa.record_batch(
+        {"key": batch.rows.column("k"), "zone": zones, "at": at, "past": past.cast(pa.list_(at.type))}
+    )
+    return output, pa.StructArray.from_arrays([pa.array([1] * len(batch.keys))], names=["n"])
+
+
+def test_a_topic_that_is_created_again_with_fewer_partitions_stops_the_query(
+    counted: Counted, admin: Admin
+) -> None:
+    counted.feed(ROWS)
+    query = counted.start(counted.counts(failOnDataLoss="false"), processingTime="100 milliseconds")
+    try:
+        await_condition(lambda: len(counted.written()) == KEYS, SECONDS, "the first batch is committed")
+        admin.delete(counted.source)
+        await_condition(
+            lambda: counted.source not in admin.client.list_topics(timeout=30).topics, SECONDS, "it is gone"
+        )
+        admin.create(counted.source, PARTITIONS - 1)
+        await_condition(lambda: counted.feed(10) is None and not query.isActive, SECONDS, "the query stops")
+    finally:
+        query.stop()
+    assert f"has {PARTITIONS - 1} partitions, but the operator has {PARTITIONS} shards" in str(
+        query.exception()
+    )
 
 
 @pytest.mark.timeout(300)
@@ -221,7 +310,7 @@ def test_arguments_that_cannot_work_are_refused_on_the_driver(counted: Counted, 
 
     refused(InvalidSchemaError, "groups by v; expected the column 'key'", counted.rows(), "v")
     derived = counted.rows().selectExpr("upper(k) AS k")
-    refused(InvalidSchemaError, "do not all come directly from a source", derived, "k")
+    refused(InvalidSchemaError, "there can be no other step between", derived, "k")
     refused(InvalidOptionError, r"'minPartitions' \(value 8\)", counted.rows(minPartitions="8"), "k")
     both = counted.rows(subscribe=f"{counted.source},{topic(2)}")
     refused(InvalidOptionError, "different numbers of partitions", both, "k")

@@ -117,6 +117,7 @@ class ShardReport:
         pressure: bytes of uncommitted state as a fraction of ``statestore.uncommitted.max.bytes``; 0 if there
             is no limit.
         counts: the counters of the shard's processor over all batches, including this one.
+        in_read: whether the tasks that read Kafka run the operator (``shards="partitions"``).
         measured: what the task attempt measured, for metrics only: ``keys`` and ``bytes`` (estimates of the
             state on disk), ``uncommitted_bytes``, ``spilled_bytes``, ``restores``, ``restored_records`` and
             ``restore_seconds``.
@@ -139,6 +140,7 @@ class ShardReport:
     failure: str = ""
     pressure: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    in_read: bool = False
     measured: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
 

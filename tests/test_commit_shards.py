@@ -12,11 +12,13 @@ from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import Cluster, inherited_shards
+from kafka_eos_source.commit.shard_checks import check_one_source
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
     AbortableError,
     RestartQueryError,
     RetriableError,
+    StateError,
     StatefulProcessorError,
     StateLostError,
     UnavailableError,
@@ -103,6 +105,35 @@ def test_state_changes_and_their_offset_commit_with_the_records() -> None:
         assert (offset, token.batch_id) == (4, 1)
         assert token.shard == ShardProgress(f"1-{number}", 5, 9, {"late_rows": 1})
     assert committed_offset(broker, IN)[1].shard is None
+
+
+def in_read(reports: list[ShardReport]) -> list[ShardReport]:
+    return [replace(each, in_read=True) for each in reports]
+
+
+def test_a_batch_without_an_operator_in_the_read_that_ran_before_is_refused() -> None:
+    """Spark leaves out a source without new offsets. The operator's next batch would find a gap."""
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, in_read(both_shards(0)))
+    assert committed_offset(broker, SHARDS[0])[1].in_read
+    for fresh in (session, ProducerSession()):
+        with pytest.raises(StateError, match="did not run in batch 1"):
+            commit(broker, fresh, 1, [])
+    commit(broker, ProducerSession(), 1, in_read(both_shards(1)))
+
+
+def test_an_operator_after_a_shuffle_may_be_removed() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    commit(broker, session, 1, [])
+
+
+def test_a_query_with_an_operator_in_the_read_has_one_source() -> None:
+    check_one_source(in_read(both_shards(0)), 1)
+    check_one_source(both_shards(0), 2)
+    check_one_source([], 2)
+    with pytest.raises(StateError, match="the query has 2 sources; expected one"):
+        check_one_source(in_read(both_shards(0)), 2)
 
 
 def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:

@@ -159,6 +159,12 @@ def test_stored_bytes_stay_readable() -> None:
     assert (last.number, last.report) == (1, replace(REPORT, packets=2, records=2))
 
 
+def test_a_report_says_whether_the_tasks_that_read_run_the_operator() -> None:
+    report = replace(REPORT, in_read=True)
+    (written,) = packet.pack(report, ())
+    assert packet.unpack(written).report == replace(report, packets=1)
+
+
 def test_stored_bytes_are_written_as_ever() -> None:
     assert pack_stream(MADE_CHANGES).to_pybytes() == STREAM
     written = [each.to_pybytes() for each in packet.pack(REPORT, [MADE_CHANGES])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import AggregateProcessor, count
+from kafka_eos_source.state.vector.function import FunctionProcessor
 
 KEYED = pa.schema([("k", pa.string())])
 COLUMNS = ReadColumns((ReadColumn("k", "key", as_text=True),))
@@ -62,6 +64,7 @@ def in_read(*, combines: bool = True) -> OperatorInRead:
         "s",
         2,
         1,
+        "America/New_York",
     )
 
 
@@ -118,8 +121,8 @@ def test_small_shards_share_a_task_and_large_ones_have_their_own(
 
 
 def test_a_partition_without_a_shard_is_refused() -> None:
-    with pytest.raises(StateMismatchError, match="'t' has 3 partitions, but the operator has 2 shards"):
-        split_by_shard([OffsetRange(TopicPartition("t", 2), 7, 7)], 2, 1)
+    with pytest.raises(StateMismatchError, match="'t' has 5 partitions, but the operator has 2 shards"):
+        split_by_shard([OffsetRange(TopicPartition("t", n), 7, 7) for n in (2, 4)], 2, 1)
 
 
 # ------------------------------------------------------------------ the option of the source
@@ -165,19 +168,68 @@ def test_options_that_no_operator_has_set_are_refused(more: dict[str, str], said
 # ------------------------------------------------------------------ input
 
 
-def test_rows_of_a_shard_are_combined_before_they_meet_the_state() -> None:
+@pytest.fixture
+def given_rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Operator, list[pa.RecordBatch]]]:
+    """The operators that run, and the rows that each gets. Their output is their input."""
+    given_to: list[tuple[Operator, list[pa.RecordBatch]]] = []
+
+    def run(operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        taken = list(rows)
+        given_to.append((operator, taken))
+        for each in taken:
+            columns = [pa.nulls(each.num_rows, type_) for type_ in operator.output.types]
+            yield pa.RecordBatch.from_arrays(columns, schema=operator.output)
+
+    monkeypatch.setattr(Operator, "in_read", run)
+    return given_to
+
+
+def run(step: OperatorInRead, batches: list[pa.RecordBatch], shard: int = 0) -> list[pa.RecordBatch]:
+    return list(step.run(shard, batches, parse_state({"kafka.bootstrap.servers": "b:9092"})))
+
+
+def test_rows_of_a_shard_are_combined_before_they_meet_the_state(given_rows: Any) -> None:
     batches = [source_batch([b"a", b"b"]), source_batch([b"a"])]
-    (partial,) = in_read().frames(batches, 0)
+    run(in_read(), batches)
+    run(in_read(combines=False), batches)
+    (_, [partial]), (_, rows) = given_rows
     assert partial.num_rows == 2
-    rows = list(in_read(combines=False).frames(batches, 0))
     assert [each.column("k").to_pylist() for each in rows] == [["a", "b"], ["a"]]
 
 
-def test_a_record_without_a_key_is_refused() -> None:
+def test_each_shard_has_a_processor_of_its_own(given_rows: Any) -> None:
+    """A processor may keep something in its attributes, and shards share a task only if they are small."""
+    step = in_read()
+    for shard in (0, 1):
+        run(step, [source_batch([b"a"])], shard)
+    (first, _), (second, _) = given_rows
+    assert first.processor is not second.processor
+    assert first.shards_by is ShardsBy.INPUT_PARTITION
+
+
+def test_a_record_without_a_key_is_refused(given_rows: Any) -> None:
     with pytest.raises(InvalidRecordError, match="2 of 3 records in partition 1 of the input have no key"):
-        list(in_read().frames([source_batch([None, b"a", None])], 1))
-    (rows,) = replace(in_read(combines=False), record_keys=()).frames([source_batch([None])], 1)
-    assert rows.num_rows == 1, "a group that contains the partition may have records without a key"
+        run(in_read(), [source_batch([None, b"a", None])], 1)
+    # a group that contains the partition may have records without a key
+    (output,) = run(replace(in_read(combines=False), record_keys=()), [source_batch([None])])
+    assert output.num_rows == 1
+
+
+def test_a_processor_sees_times_of_the_session_and_spark_gets_them_in_utc(given_rows: Any) -> None:
+    at = pa.field("at", pa.timestamp("us", "America/New_York"))
+    nested = pa.field("past", pa.list_(pa.struct([at])))
+    schema = pa.schema([at])
+    processor = FunctionProcessor(
+        schema, ["at"], "f", output=pa.schema([at, nested]), state=schema, event_time=None, version="1"
+    )
+    columns = ReadColumns((ReadColumn("at", "timestamp"),))
+    step = replace(in_read(), columns=columns, processor=to_option(processor, "", fix=""), combines=False)
+    batch = pa.record_batch({"timestamp": pa.array([1], pa.timestamp("us", "UTC"))})
+    (output,) = run(replace(step, record_keys=()), [batch])
+    (_, [rows]) = given_rows[0]
+    assert rows.schema == schema
+    assert output.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert output.schema.field("past").type.value_type.field("at").type == pa.timestamp("us", "UTC")
 
 
 # ------------------------------------------------------------------ arguments

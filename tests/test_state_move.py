@@ -39,6 +39,7 @@ from kafka_eos_source.state.changelog.move import (
 from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.model import ShardsBy
 from kafka_eos_source.state.operator.shard import _check_shards
 
 TOKEN = Token("app", "query", "run", 7, 7, "start", "end", 12, transaction_number=2)
@@ -186,9 +187,13 @@ class Offsets:
         return self.found
 
 
-def check_shards(shard: int, shards: int, tokens: Mapping[int, Token]) -> None:
+def check_shards(
+    shard: int, shards: int, tokens: Mapping[int, Token], shards_by: ShardsBy = ShardsBy.HASH
+) -> None:
     task = SimpleNamespace(
-        identity=SimpleNamespace(shards=shards), tp=TopicPartition("app-counts-changelog", shard)
+        identity=SimpleNamespace(shards=shards),
+        tp=TopicPartition("app-counts-changelog", shard),
+        shards_by=shards_by,
     )
     deadline = Deadline.after_seconds(60)
     _check_shards(cast(Any, task), cast(Any, Offsets(tokens)), tokens.get(shard), deadline)
@@ -202,6 +207,16 @@ def test_a_shard_of_a_changelog_that_grew_under_an_older_version_is_refused() ->
     assert "rescale --shards 6" in caught.value.fix
     check_shards(3, 4, tokens)
     check_shards(5, 6, {})  # no batch was committed yet
+    with pytest.raises(StateMismatchError, match="the input topic had 4 partitions before") as caught:
+        check_shards(5, 6, tokens, ShardsBy.INPUT_PARTITION)
+    assert "rescale" not in caught.value.fix
+
+
+def test_state_with_a_shard_for_each_partition_of_the_input_is_not_even_planned_to_move() -> None:
+    topics = RescaleTopics({}, "app", "counts", "app", 6, 1000)
+    offsets = offsets_of(dict.fromkeys(range(4), replace(token(), shards=4, in_read=True)))
+    with pytest.raises(StateMismatchError, match="cannot be moved to other shards"):
+        topics.shards(offsets, 4)
 
 
 def test_a_changelog_with_fewer_partitions_than_shards_hold_state_did_not_grow() -> None:

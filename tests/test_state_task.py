@@ -131,31 +131,30 @@ def test_a_task_that_reads_outside_a_streaming_query_is_refused(
 ) -> None:
     run(monkeypatch, task)
     with pytest.raises(StateError, match=said):
-        next(operator.in_read([(0, iter(()))]))
+        operator.in_read(0, iter(()))
     assert checked_topics == []
 
 
-def test_a_task_that_reads_runs_its_shards_one_after_the_other(
+def test_a_task_that_reads_runs_a_shard_of_any_number(
     operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of the Spark task is not that of a shard. A shard is closed before the next opens."""
-    events: list[tuple[str, int]] = []
+    """The number of the Spark task says nothing about the shard. A skipped batch is not even read."""
+    opened: list[ShardTask] = []
 
     @contextmanager
-    def opened(task: ShardTask) -> Iterator[SimpleNamespace]:
-        shard = task.identity.shard
-        events.append(("open", shard))
-        report = ShardReport(TopicPartition("t", shard), "a", 2, "q", "4", 0, 0)
-        yield SimpleNamespace(
-            store=None, context=BatchContext(0, shard, 2, True, 5), persist_pending=lambda: (report, [])
-        )
-        events.append(("close", shard))
+    def skipped(task: ShardTask) -> Iterator[ShardReport]:
+        opened.append(task)
+        with nothing_to_do(task) as report:
+            yield report
+
+    def unreadable() -> Iterator[pa.RecordBatch]:
+        raise AssertionError("the rows are read")
+        yield
 
     run(monkeypatch, StreamingTask("q", "4", "r", 9))
-    monkeypatch.setattr(operator_task, "open_shard", opened)
-    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
-    assert [each.num_rows for each in operator.in_read([(1, iter(())), (0, iter(()))])] == [1, 1]
-    assert events == [("open", 1), ("close", 1), ("open", 0), ("close", 0)]
+    monkeypatch.setattr(operator_task, "open_shard", skipped)
+    assert [each.num_rows for each in operator.in_read(1, unreadable())] == [1]
+    assert opened[0].identity.shard == 1
     assert recorded_operators(StreamingTask("q", "4", "r")) == ("kafka-eos-q-s-changelog",)
 
 

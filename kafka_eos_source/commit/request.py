@@ -138,7 +138,7 @@ def _inherited(token: Token, offset: GroupOffset) -> Token:
     """Returns the token of a transaction for a changelog offset whose state it takes over."""
     former = Token.decode(offset.metadata)
     assert former is not None, "`inherited_shards` chose the offset by its token"
-    return replace(token, shard=former.shard, shards=former.shards)
+    return replace(token, shard=former.shard, shards=former.shards, in_read=former.in_read)
 
 
 def earliest_due(reports: Iterable[ShardReport]) -> Due | None:

@@ -21,6 +21,7 @@ from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.shard_checks import check_one_source
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.commit.steps import Step
@@ -140,6 +141,7 @@ def commit_micro_batch(
         _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
         if reads is not None:
             check_staged_reads(reads, batch_id, logged, before)
+        check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
         first_batch = FirstBatchFile(

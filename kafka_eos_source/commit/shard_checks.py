@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.errors import RestartQueryError, StatefulProcessorError, StateLostError
+from kafka_eos_source.errors import RestartQueryError, StateError, StatefulProcessorError, StateLostError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.token import Token
 
@@ -26,9 +26,11 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
     Raises:
         RestartQueryError: if a shard started from the state of another transaction.
         StateLostError: if transactions were committed without the state changes of a shard.
+        StateError: if an operator in the read did not run, which ran in the last transaction.
         StatefulProcessorError: if the processor failed on the batch.
     """
     newest = -1 if held.token is None else held.token.sequence
+    _check_all_in_read(shards, batch_id, held, newest)
     for shard in shards:
         if shard.skipped:
             raise RestartQueryError(
@@ -55,6 +57,49 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
             )
         if shard.failure:
             raise StatefulProcessorError(f"shard {shard.tp}, batch {batch_id}: {shard.failure}")
+
+
+def check_one_source(shards: Sequence[ShardReport], sources: int) -> None:
+    """Checks that a query with an operator in the read has no other source.
+
+    Spark reads a source only in batches for which that source has new offsets. In other batches such an
+    operator would not run, and the chain of its transactions would have a gap.
+
+    Args:
+        shards: the reports of a batch.
+        sources: number of sources in the offset log.
+
+    Raises:
+        StateError: if there are several.
+    """
+    topic = next((shard.tp.topic for shard in shards if shard.in_read), None)
+    if topic is None or sources == 1:
+        return
+    raise StateError(
+        f"the operator with the changelog {topic!r} has shards='partitions', and the query has {sources} "
+        "sources; expected one. Spark would not run the operator in batches that only another source has "
+        "records for. Nothing of this batch was written.",
+        fix="read all topics with one source (subscribe), write the results of the sources with queries of "
+        "their own, or pass a number of shards; with a new application.id and a new checkpoint.",
+    )
+
+
+def _check_all_in_read(shards: Sequence[ShardReport], batch_id: int, held: Held, newest: int) -> None:
+    """Checks that each operator in the read that ran in the last transaction has run in this batch."""
+    reported = {shard.tp.topic for shard in shards}
+    for tp, offset in held.offsets.items():
+        token = Token.decode(offset.metadata) if tp.topic not in reported else None
+        if token is not None and token.in_read and token.sequence == newest:
+            raise StateError(
+                f"the operator with the changelog {tp.topic!r} has shards='partitions', and did not run in "
+                f"batch {batch_id}. Spark ran the batch without the source, which had no new offsets, for a "
+                "stateful step of its own (such as dropDuplicates or a join); or the query no longer has the "
+                "operator. Nothing of this batch was written.",
+                fix="remove Spark's stateful step, or pass a number of shards, and start over with a new "
+                "application.id and a new checkpoint. If you removed the operator from the query for good, "
+                f"stop the query and delete the offsets of its changelog: kafka-consumer-groups.sh "
+                f"--delete-offsets --group … --topic {tp.topic}.",
+            )
 
 
 def shards_match(shards: Sequence[ShardReport], held: Held) -> bool:

@@ -236,10 +236,13 @@ class Transaction:
             GroupOffset(
                 shard.tp,
                 ends.get(shard.tp, shard.next_offset),
-                replace(self._token, shard=progress_of(shard), shards=shard.shards).encode(),
+                self._token_of(shard).encode(),
             )
             for shard in self._shards
         ]
+
+    def _token_of(self, shard: ShardReport) -> Token:
+        return replace(self._token, shard=progress_of(shard), shards=shard.shards, in_read=shard.in_read)
 
     def _confirm(self) -> None:
         """Reads the offsets again from a coordinator that just accepted this transaction's offsets.

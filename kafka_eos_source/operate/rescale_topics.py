@@ -15,7 +15,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.batch_record import record_of
-from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, next_stage
+from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, cannot_move, next_stage
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 
@@ -94,6 +94,7 @@ class RescaleTopics:
         Raises:
             UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
             OperatorError: if a move record is damaged or has a newer version.
+            StateMismatchError: if the state cannot be moved.
         """
         with TopicAdmin(self._connection) as admin:
             changelog = admin.shape(self.changelog, self._deadline())
@@ -124,9 +125,16 @@ class RescaleTopics:
         return next_stage(self.observe(stable=stable)[0], self._to)
 
     def shards(self, offsets: Mapping[TopicPartition, GroupOffset], partitions: int) -> int | None:
-        """Returns the number of shards, as the tokens of the changelog show it; None if they do not."""
+        """Returns the number of shards, as the tokens of the changelog show it; None if they do not.
+
+        Raises:
+            StateMismatchError: if the shards are the partitions of the input.
+        """
         own = (offsets.get(TopicPartition(self.changelog, number)) for number in range(partitions))
-        return number_of_shards(None if each is None else Token.decode(each.metadata) for each in own)
+        tokens = [None if each is None else Token.decode(each.metadata) for each in own]
+        if any(token is not None and token.in_read for token in tokens):
+            raise cannot_move()
+        return number_of_shards(tokens)
 
     def plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
         """Returns the committed state of the old changelog, and the move record."""

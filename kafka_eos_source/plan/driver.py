@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.model import OffsetRange
 from kafka_eos_source.observe.source import SourceObserver
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.plan.split import split_by_shard
+from kafka_eos_source.plan.split import other_partitions, split_by_shard
 from kafka_eos_source.protocol.source_position import SourcePosition
 
 if TYPE_CHECKING:
@@ -127,9 +127,11 @@ class Planning:
         before, position = SourcePosition.from_dict(start), SourcePosition.from_dict(end)
         with self._asking():
             ranges = self._plan.ranges(before, position)
-        # a batch without records has no ranges, and an added partition without records is not in any
-        added = [OffsetRange(tp, until, until) for tp, until in position.end.items()]
-        return split_by_shard([*ranges, *added], shards, parallelism)
+        # not the ranges, because a partition without records may have none
+        for topic, partitions in Counter(tp.topic for tp in position.end).items():
+            if partitions != shards:
+                raise other_partitions(topic, partitions, shards)
+        return split_by_shard(ranges, shards, parallelism)
 
     def _asking(self) -> AbstractContextManager[None]:
         """Encloses requests to brokers, so that others see what a query waits for."""

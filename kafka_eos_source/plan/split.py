@@ -61,10 +61,12 @@ def split_by_shard(
     Raises:
         StateMismatchError: if there is a partition without a shard.
     """
+    ranges = list(ranges)
+    largest = max((each.tp for each in ranges), key=lambda tp: tp.partition, default=None)
+    if largest is not None and largest.partition >= shards:
+        raise other_partitions(largest.topic, largest.partition + 1, shards)
     of_shard: list[list[OffsetRange]] = [[] for _ in range(shards)]
     for each in sorted(ranges, key=lambda each: each.tp):
-        if each.tp.partition >= shards:
-            raise more_partitions(each.tp.topic, each.tp.partition + 1, shards)
         if each.size > 0:
             of_shard[each.tp.partition].append(each)
     costs = [_OFFSETS_PER_SHARD + sum(each.size for each in own) for own in of_shard]
@@ -78,12 +80,13 @@ def split_by_shard(
     return [tuple(task) for task in found if task]
 
 
-def more_partitions(topic: str, partitions: int, shards: int) -> StateMismatchError:
-    """Returns the error for a topic that got partitions, so that producers now send keys elsewhere."""
+def other_partitions(topic: str, partitions: int, shards: int) -> StateMismatchError:
+    """Returns the error for a topic with another number of partitions, to which producers send other keys."""
     return StateMismatchError(
         f"the input topic {topic!r} has {partitions} partitions, but the operator has {shards} shards, one "
-        "for each partition that there was (shards='partitions'). Somebody added partitions, so records of a "
-        "key may now be in another partition than those before, where the key has no state.",
+        "for each partition that there was (shards='partitions'). Somebody added partitions, or created the "
+        "topic again, so records of a key may now be in another partition than those before, where the key "
+        "has no state.",
         fix="create a topic with the new number of partitions and copy the records to it by key; then start "
         "over with that topic, a new application.id and a new checkpoint, so that the state is computed "
         "again.",

@@ -91,6 +91,7 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "pressure": round(report.pressure, 4),
         "counts": dict(report.counts),
         **({} if report.due_ms is None else {"due": report.due_ms}),
+        **({"in_read": True} if report.in_read else {}),
         **({"measured": _rounded(report.measured)} if report.measured else {}),
     }
     yield pa.py_buffer(_head(report, number, done))
@@ -186,5 +187,6 @@ def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] |
         failure=str(found["failure"]),
         pressure=float(str(found["pressure"])),
         counts=_counts(found["counts"]),
+        in_read=bool(found.get("in_read", False)),
         measured=_measured(found.get("measured")),
     )

@@ -107,6 +107,7 @@ class Token:
         shard: on a changelog partition only.
         shards: on a changelog partition only: number of shards of the operator; -1 = not known, because an
             older version wrote the token. Partitions that somebody adds to the changelog do not change it.
+        in_read: on a changelog partition only: whether the tasks that read Kafka run the operator.
         sinks: None if no sink outside Kafka took part.
         due: None if no operator requested a micro-batch, or if an older version wrote the token.
         format: format of the token as it was read; tokens are always written in `FORMAT`.
@@ -124,6 +125,7 @@ class Token:
     partitions: int = -1
     shard: ShardProgress | None = None
     shards: int = -1
+    in_read: bool = False
     sinks: PreparedSinks | None = None
     due: Due | None = None
     format: int = FORMAT
@@ -149,6 +151,7 @@ class Token:
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
             **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             **({} if self.shards < 0 else {"shards": self.shards}),
+            **({"in_read": True} if self.in_read else {}),
             **({} if self.due is None else {"due": list(astuple(self.due))}),
         }
 
@@ -192,6 +195,7 @@ class Token:
                 partitions=int(found.get("parts", -1)),
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
+                in_read=bool(found.get("in_read", False)),
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
                 format=version,

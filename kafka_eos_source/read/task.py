@@ -39,16 +39,21 @@ class TaskRead:
         return step(*self.step)(rows)
 
     def shards(self, shards: Sequence[ShardRanges]) -> Iterator[pa.RecordBatch]:
-        """Runs the stateful operator for shards, one after the other; returns Arrow batches for Spark."""
+        """Runs the stateful operator for shards, one after the other; returns Arrow batches for Spark.
+
+        Each batch begins with another shard: a process uploads one snapshot at a time, so that a later shard
+        may find it busy.
+        """
         from kafka_eos_source.read.steps import operator_step
+        from kafka_eos_source.spark.task import running_task
 
         assert self.step is not None
         assert self.operator is not None
         step = operator_step(self.step[1])
-        operator = step.operator(self.operator)
-        return operator.in_read(
-            (shard, step.frames(read_ranges(self.settings, ranges), shard)) for shard, ranges in shards
-        )
+        task = running_task()
+        first = int(task.batch_id or 0) % len(shards) if task is not None else 0
+        for shard, ranges in (*shards[first:], *shards[:first]):
+            yield from step.run(shard, read_ranges(self.settings, ranges), self.operator)
 
     def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function of `map_in_read`, for a task that stages them itself.

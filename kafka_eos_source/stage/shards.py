@@ -39,7 +39,11 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
         for shard in part.shards or ():
             found.setdefault(shard.tp, []).append(shard)
     if carried and not found:
-        raise _state_lost("no shard of the operator sent a report", batch_id)
+        raise _state_lost(
+            "no shard of the operator sent a report (with shards='partitions', none runs in a batch without new "
+            "offsets, which Spark starts for a stateful step of its own, such as dropDuplicates)",
+            batch_id,
+        )
     silent = sorted(ran - {tp.topic for tp in found})
     if silent:
         raise _state_lost(

@@ -274,12 +274,7 @@ class Placement:
 
     def __init__(self, description: Description, was: int, to: int) -> None:
         if description.shards_by is not ShardsBy.HASH:
-            raise StateMismatchError(
-                "the operator of this state has shards='partitions': the shard of a key is the partition of "
-                "the input topic that Kafka's producers chose, so the state cannot be moved to other shards.",
-                fix="nothing was moved. For an input topic with another number of partitions, start over "
-                "with a new application.id and a new checkpoint, so that the state is computed again.",
-            )
+            raise cannot_move()
         self._keys = KeyCodec(description.key)
         self._was = was
         self._to = to
@@ -307,6 +302,16 @@ class Placement:
         placed = np.full(len(keys), EVERY_SHARD, np.int64)
         placed[is_keyed] = np.mod(hashes, self._to)
         return placed
+
+
+def cannot_move() -> StateMismatchError:
+    """Returns the error for state whose shards are the partitions of the input."""
+    return StateMismatchError(
+        "the operator of this state has shards='partitions': the shard of a key is the partition of the "
+        "input topic that Kafka's producers chose, so the state cannot be moved to other shards.",
+        fix="nothing was moved. For an input topic with another number of partitions, start over with a new "
+        "application.id and a new checkpoint, so that the state is computed again.",
+    )
 
 
 def merge_keyless_entries(by_shard: Mapping[int, Mapping[bytes, bytes]]) -> dict[bytes, bytes]:

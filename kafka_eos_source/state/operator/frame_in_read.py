@@ -55,14 +55,20 @@ def with_operator_in_read(
             unsuitable.
     """
     checked = parse_state(options)
+    if not hasattr(frame, "_jdf"):
+        raise InvalidSchemaError(
+            "a stateful operator has shards='partitions' on Spark Connect, whose client cannot see which "
+            "source the frame reads.",
+            fix=_NUMBER_INSTEAD,
+        )
     source = lineage(frame, frame.columns)
     if source is None:
         raise InvalidSchemaError(
-            f"a stateful operator has shards='partitions', but the columns {', '.join(frame.columns)} do not "
-            "all come directly from a source format('kafka-eos'); expected columns that are only selected, "
-            "renamed, or cast(… as string), because the tasks that read run the operator.",
-            fix="select them from the source, and compute others in the operator or after it; or "
-            + _NUMBER_INSTEAD,
+            "a stateful operator has shards='partitions', but its frame is not only a source "
+            f"format('kafka-eos') with columns ({', '.join(frame.columns)}) that are selected, renamed, or "
+            "cast(… as string). The tasks that read run the operator, so there can be no other step between "
+            "them, such as where() or withWatermark().",
+            fix="do the other steps in the operator or after it; or " + _NUMBER_INSTEAD,
         )
     record_keys = _record_keys(source, keys)
     shards = _partitions(parse_read(source.options, streaming=True))
@@ -83,6 +89,7 @@ def with_operator_in_read(
         store=store,
         shards=shards,
         parallelism=frame.sparkSession.sparkContext.defaultParallelism,
+        timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
     return source.read("operator.in.read", step.to_json(), frame.sparkSession, own)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -41,10 +40,11 @@ class OperatorInRead:
         schema: columns of its result.
         processor: the pickled `ShardProcessor` (`spark.pickled`).
         combines: whether the processor's ``partial`` combines the rows of a shard before they meet the state.
-        record_keys: columns of the input that hold the record's key and must not be null; see `frames`.
+        record_keys: columns of the input that hold the record's key and must not be null; see `run`.
         store: name of the store within the query.
         shards: number of shards, which is the number of partitions of each topic.
         parallelism: number of tasks that Spark runs at the same time.
+        timezone: time zone of the session, in which processors see timestamps.
     """
 
     columns: ReadColumns
@@ -55,6 +55,7 @@ class OperatorInRead:
     store: str
     shards: int
     parallelism: int
+    timezone: str
 
     def to_json(self) -> str:
         """Returns the text of the option."""
@@ -68,6 +69,7 @@ class OperatorInRead:
                 "store": self.store,
                 "shards": self.shards,
                 "parallelism": self.parallelism,
+                "timezone": self.timezone,
             },
             separators=(",", ":"),
         )
@@ -89,25 +91,42 @@ class OperatorInRead:
             fields["store"],
             int(fields["shards"]),
             int(fields["parallelism"]),
+            fields["timezone"],
         )
         _ = operator.columns.schema  # raises now if a column is unknown
         return operator
 
-    def operator(self, options: StateOptions) -> Operator:
-        """Returns the operator, with its own options."""
-        return Operator(self._processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
+    def run(
+        self, shard: int, batches: Iterable[pa.RecordBatch], options: StateOptions
+    ) -> Iterator[pa.RecordBatch]:
+        """Runs the operator for one shard.
 
-    def frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
-        """Yields the operator's input for the records of one shard.
+        Each shard has a processor of its own, as if it had a task of its own, because a processor may keep
+        something in its attributes.
+
+        Args:
+            shard: number of the shard.
+            batches: all records of the shard in this micro-batch, with the columns that the operator needs.
+            options: options of the operator.
+
+        Yields:
+            Batches with the columns of `schema`.
 
         Raises:
             InvalidRecordError: if a record has no key. Producers spread such records over all partitions, so
                 several shards would hold a part of their state each.
+            StateError: as `Operator.in_read`.
         """
-        frames = self._keyed(batches, shard)
-        return self._processor.partial(frames) if self.combines else frames
+        processor = from_option(self.processor)
+        frames = self._frames(batches, shard)
+        operator = Operator(processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
+        # Spark requires timestamps in UTC of a Python source
+        schema = pa.schema([field.with_type(_in_utc(field.type)) for field in operator.output])
+        rows = processor.partial(frames) if self.combines else frames
+        for batch in operator.in_read(shard, rows):
+            yield _cast(batch, schema)
 
-    def _keyed(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
+    def _frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             frame = self.columns.frame(batch)
             for name in self.record_keys:
@@ -120,8 +139,31 @@ class OperatorInRead:
                         fix="start over with a number of shards and another store name, so that the rows are "
                         "shuffled by key; or send only records with a key.",
                     )
-            yield frame
+            yield _cast(frame, pa.schema([_in_zone(field, self.timezone) for field in frame.schema]))
 
-    @cached_property
-    def _processor(self) -> Any:
-        return from_option(self.processor)
+
+def _in_zone(field: pa.Field, timezone: str) -> pa.Field:
+    """Returns a column of the source with timestamps of a time zone; only ``timestamp`` is affected."""
+    type_ = field.type
+    return field.with_type(pa.timestamp(type_.unit, timezone)) if pa.types.is_timestamp(type_) else field
+
+
+def _in_utc(type_: pa.DataType) -> pa.DataType:
+    """Returns the type with all time zones, also those of nested types, replaced by UTC."""
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        return pa.timestamp(type_.unit, "UTC")
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_in_utc(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(_in_utc(type_.key_type), _in_utc(type_.item_type))
+    if pa.types.is_struct(type_):
+        fields = [type_.field(index) for index in range(type_.num_fields)]
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in fields])
+    return type_
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
+    columns = [column.cast(type_) for column, type_ in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -17,6 +17,9 @@ from kafka_eos_source.spark.task import StreamingTask
 
 _log = logging.getLogger(__name__)
 
+#: Folder and batch of the last record of each operator that this process wrote. A task may run many shards.
+_recorded: dict[str, tuple[str, str]] = {}
+
 _CONSEQUENCE = (
     "If a projection drops the operator's state changes, the query notices only at the next batch, and fails "
     "there."
@@ -28,8 +31,12 @@ def record_operator(task: StreamingTask, changelog: str) -> None:
 
     The record includes the run, because a later run may replay the batch without the operator.
     """
+    folder, batch = _folder(task), _batch(task)
+    if _recorded.get(changelog) == (folder.path, batch):
+        return
     try:
-        _folder(task).write(changelog, _batch(task))
+        folder.write(changelog, batch)
+        _recorded[changelog] = folder.path, batch
     except OSError as error:
         warn_once(
             _log, f"cannot record on this host that operator {changelog!r} runs: {error}. {_CONSEQUENCE}"

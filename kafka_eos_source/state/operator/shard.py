@@ -48,6 +48,11 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)
 
+#: What to do if the partitions of the input of an operator with ``shards="partitions"`` have changed.
+OTHER_INPUT = (
+    "create a topic with the new number of partitions and copy the records to it by key; then start over "
+    "with that topic, a new application.id and a new checkpoint, so that the state is computed again."
+)
 #: Most characters of a processor's error that are reported to the driver.
 _MAX_FAILURE_CHARS = 2_000
 
@@ -274,6 +279,12 @@ def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, d
     if told is None or told == shards:
         return
     what = f"the changelog topic {topic!r} holds the state of {told} shards, but it has {shards} partitions"
+    if task.shards_by is ShardsBy.INPUT_PARTITION:
+        raise StateMismatchError(
+            f"{what}, and so has the operator, whose shards='partitions': the input topic had {told} "
+            "partitions before, so keys may now be in other partitions than their state.",
+            fix=OTHER_INPUT,
+        )
     raise StateMismatchError(
         f"{what}, and so has the operator: somebody added partitions to the topic."
         if told < shards
@@ -396,4 +407,5 @@ def _report(
         time_ms=time_ms,
         event_time_ms=event_time_ms,
         skipped=skipped,
+        in_read=task.shards_by is ShardsBy.INPUT_PARTITION,
     )

@@ -24,7 +24,7 @@ from kafka_eos_source.spark.worker import release_unused_memory, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
-from kafka_eos_source.state.operator.shard import ShardTask, open_shard
+from kafka_eos_source.state.operator.shard import OTHER_INPUT, ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_BATCH, SHARD, unpack
@@ -32,11 +32,6 @@ from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
 
-#: What to do if the partitions of the input of an operator with ``shards="partitions"`` have changed.
-OTHER_INPUT = (
-    "create a topic with the new number of partitions and copy the records to it by key; then start over "
-    "with that topic, a new application.id and a new checkpoint, so that the state is computed again."
-)
 #: After a task with this many changes, its worker returns freed memory to the operating system.
 _MANY_CHANGES = 1 << 18
 #: Changelog topics that this process has checked, each with the run of the query in which it did, and when,
@@ -97,22 +92,19 @@ class Operator:
 
         return self._run(self._shard_task(running, running.partition), rows, packets)
 
-    def in_read(self, shards: Iterable[tuple[int, Iterator[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
-        """Runs shards, one after the other, in the task that reads their rows.
+    def in_read(self, shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs a shard in the task that reads its rows; yields the output rows, then the packets.
 
         Args:
-            shards: numbers of the shards, and all rows of each in this micro-batch.
-
-        Yields:
-            For each shard the output rows, then the packets with its changes.
+            shard: number of the shard.
+            rows: all rows of the shard in this micro-batch.
 
         Raises:
             StateError: if there is no streaming query; or as `open_shard`.
         """
         running = _streaming_task()
         self._record(running)
-        for shard, rows in shards:
-            yield from self._run(self._shard_task(running, shard), _unless_skipped(rows), [])
+        return self._run(self._shard_task(running, shard), _unless_skipped(rows), [])
 
     def _run(
         self,
@@ -302,7 +294,7 @@ def ensure_changelog(
             raise
         raise StateMismatchError(
             f"{error.message} The operator has shards='partitions', so the input topic has {shards} "
-            "partitions. If somebody added partitions to it, keys may now be in other partitions than their "
+            "partitions. If it had another number before, keys may now be in other partitions than their "
             "state.",
             fix=OTHER_INPUT,
         ) from error
