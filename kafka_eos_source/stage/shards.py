@@ -40,8 +40,8 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
             found.setdefault(shard.tp, []).append(shard)
     if carried and not found:
         raise _state_lost(
-            "no shard of the operator sent a report (with shards='partitions', none runs in a batch without new "
-            "offsets, which Spark starts for a stateful step of its own, such as dropDuplicates)",
+            "no shard of the operator sent a report (with shards='partitions', none runs in a batch without "
+            "new offsets, which Spark starts for a stateful step of its own, such as dropDuplicates)",
             batch_id,
         )
     silent = sorted(ran - {tp.topic for tp in found})
