@@ -149,7 +149,7 @@ def _with_two_logs(folder: Path) -> Path:
     """Returns a copy of a store whose first log has several records, and whose second log has some too."""
     work = Workload(SEED)
     with TransactionalStateStore.open(folder / "live", IDENTITY, TINY) as store:
-        for _ in range(2_000):
+        for _ in range(30_000):  # a fast flush leaves two logs only now and then
             work.step(store)
             if len([size for size in log_sizes(folder / "live" / "db").values() if size]) < 2:
                 continue
