@@ -147,17 +147,18 @@ def test_a_log_that_ends_between_two_records_loses_no_commit_in_the_middle(tmp_p
 
 def _with_two_logs(folder: Path) -> Path:
     """Returns a copy of a store whose first log has several records, and whose second log has some too."""
-    work = Workload(SEED)
-    with TransactionalStateStore.open(folder / "live", IDENTITY, TINY) as store:
-        for _ in range(30_000):  # a fast flush leaves two logs only now and then
-            work.step(store)
-            if len([size for size in log_sizes(folder / "live" / "db").values() if size]) < 2:
-                continue
-            image = copy_of_open_store(folder / "live", folder / "image")
-            logs = [log for log, size in log_sizes(image / "db").items() if size]
-            if len(logs) > 1 and len(records_of(logs[0])) > 10 and _is_needed(image, logs[0]):
-                return image
-            shutil.rmtree(image)  # a flush came between
+    for attempt in range(40):  # a fast flush may leave no second log
+        live, work = folder / f"live{attempt}", Workload(SEED + attempt)
+        with TransactionalStateStore.open(live, IDENTITY, TINY) as store:
+            for _ in range(500):
+                work.step(store)
+                if len([size for size in log_sizes(live / "db").values() if size]) < 2:
+                    continue
+                image = copy_of_open_store(live, folder / "image")
+                logs = [log for log, size in log_sizes(image / "db").items() if size]
+                if len(logs) > 1 and len(records_of(logs[0])) > 10 and _is_needed(image, logs[0]):
+                    return image
+                shutil.rmtree(image)  # a flush came between
     raise AssertionError("RocksDB never kept two logs")
 
 
