@@ -70,7 +70,10 @@ def transform_with_changelog_state(
         key: name or names of the key columns, if ``rows`` is not grouped.
         store: name of the state within the query; each operator of a query needs its own.
         shards: number of shards of the state and of partitions of its changelog; None for 4. Only
-            ``kafka-eos state rescale`` can change it later.
+            ``kafka-eos state rescale`` can change it later. ``"partitions"`` makes a shard of each partition
+            of the input topics; the tasks that read them then run the operator, without a shuffle. This
+            requires a grouping by the record's key, and one source whose columns are only selected, renamed
+            or cast to string; see ``docs/state.md``.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``.
         event_time: the timestamp column with the event time.
         delay: how far the watermark lags behind the largest event time, as a duration.
