@@ -46,6 +46,11 @@ class OffsetRange:
         return self.end - self.start
 
 
+#: What to do if the partitions of the input of an operator with ``shards="partitions"`` have changed.
+OTHER_INPUT = (
+    "create a topic with the new number of partitions and copy the records to it by key; then start over "
+    "with that topic, a new application.id and a new checkpoint, so that the state is computed again."
+)
 #: A shard of a stateful operator that runs in the read, and the ranges of its records; there may be none.
 ShardRanges = tuple[int, tuple[OffsetRange, ...]]
 

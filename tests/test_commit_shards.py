@@ -122,6 +122,15 @@ def test_a_batch_without_an_operator_in_the_read_that_ran_before_is_refused() ->
     commit(broker, ProducerSession(), 1, in_read(both_shards(1)))
 
 
+def test_an_operator_in_the_read_of_another_query_in_the_group_does_not_matter() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, in_read(both_shards(0)))
+    for tp in SHARDS:
+        token = replace(committed_offset(broker, tp)[1], application_id="another")
+        broker.group[tp] = replace(broker.group[tp], metadata=token.encode())
+    commit(broker, ProducerSession(), 1, [])
+
+
 def test_an_operator_after_a_shuffle_may_be_removed() -> None:
     broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0, both_shards(0))

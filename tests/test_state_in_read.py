@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -26,8 +26,10 @@ from kafka_eos_source.in_read.lineage import Lineage
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.split import OFFSETS_SHARED, split_by_shard
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.state.changelog.move import Placement
@@ -91,6 +93,9 @@ def test_every_shard_runs_once_and_reads_its_partition_of_each_topic(
     assert all(each.tp.partition == shard for shard, each in read)
     assert sorted(each.tp for _, each in read) == sorted(tp for tp, size in sizes.items() if size)
     total = 4_000 * shards + sum(sizes.values())
+    if shards <= parallelism:
+        assert len(tasks) == shards
+        return
     assert len(tasks) <= max(parallelism, -(-total // OFFSETS_SHARED))
     for task in tasks:
         # the ends of a task's shards may lie outside of its share of the work, by half their size each
@@ -102,7 +107,8 @@ def test_every_shard_runs_once_and_reads_its_partition_of_each_topic(
     ("sizes", "parallelism", "shared"),
     [
         ([100, 200, OFFSETS_SHARED, 0], 1, [[0, 1], [2, 3]]),
-        ([100, 200, OFFSETS_SHARED, 0], 4, [[0, 1], [2], [3]]),
+        ([100, 200, OFFSETS_SHARED, 0], 3, [[0, 1], [2], [3]]),
+        ([500_000, 0, 0, 0], 4, [[0], [1], [2], [3]]),
         ([0] * 4, 1, [[0, 1, 2, 3]]),
         ([90, 120, 100, 110], 2, [[0, 1], [2, 3]]),
         ([0] * 3, 2, [[0], [1, 2]]),
@@ -123,6 +129,41 @@ def test_small_shards_share_a_task_and_large_ones_have_their_own(
 def test_a_partition_without_a_shard_is_refused() -> None:
     with pytest.raises(StateMismatchError, match="'t' has 5 partitions, but the operator has 2 shards"):
         split_by_shard([OffsetRange(TopicPartition("t", n), 7, 7) for n in (2, 4)], 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("described", "error"),
+    [
+        (["t/0", "t/1"], None),
+        ([], None),  # the topic is gone
+        (["t/0", "t/1", "t/2"], "has 3 partitions, but the operator has 2 shards"),
+    ],
+)
+def test_partitions_are_counted_again_after_the_end_of_the_batch_is_known(
+    described: list[str], error: str | None
+) -> None:
+    """A producer may have sent a key to a new partition, and other records into the range of the batch."""
+    partitions = [TopicPartition(name[0], int(name[2:])) for name in described]
+
+    class Admin:
+        def existing_topic_ids(self, topics: Any) -> dict[str, str]:
+            return dict.fromkeys(topics, "id") if described else {}
+
+        def named(self, _topics: Any) -> Topics:
+            return Topics(tuple(partitions))
+
+    class Plan:
+        def ranges(self, _start: Any, end: Any) -> list[OffsetRange]:
+            return [OffsetRange(tp, 0, until) for tp, until in end.end.items()]
+
+    end = {TopicPartition("t", n): 5 for n in range(2)}
+    planning = Planning(cast(Any, Plan()), cast(Any, Admin()))
+    start, position = SourcePosition(dict.fromkeys(end, 0)).to_dict(), SourcePosition(end).to_dict()
+    if error is None:
+        assert len(planning.shard_tasks(start, position, 2, 2)) == 2
+        return
+    with pytest.raises(StateMismatchError, match=error):
+        planning.shard_tasks(start, position, 2, 2)
 
 
 # ------------------------------------------------------------------ the option of the source

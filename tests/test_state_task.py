@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.errors import StateError
+from kafka_eos_source.errors import StateError, UnavailableError
 from kafka_eos_source.model import ShardReport, TopicPartition
+from kafka_eos_source.protocol import packet
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, ShardsBy, StateAccess
@@ -156,6 +158,56 @@ def test_a_task_that_reads_runs_a_shard_of_any_number(
     assert [each.num_rows for each in operator.in_read(1, unreadable())] == [1]
     assert opened[0].identity.shard == 1
     assert recorded_operators(StreamingTask("q", "4", "r")) == ("kafka-eos-q-s-changelog",)
+
+
+class Passing(EmptyProcessor):
+    """A processor that passes its rows, and then fails if it is told to."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.mark.parametrize("fails", ["read", "processor"])
+def test_only_errors_of_the_processor_are_reported_as_such(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The commit ignores a failure of the processor if Kafka holds the batch. Spark retries a failed read."""
+
+    @contextmanager
+    def opened(task: ShardTask) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(
+            store=None,
+            context=BatchContext(0, 1, 2, False, 5),
+            may_be_in_kafka=lambda: True,
+            failure_report=lambda reason: ShardReport(
+                TopicPartition("t", 1), "a", 2, "q", "4", 0, 0, failure=reason
+            ),
+        )
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        if fails == "read":
+            raise UnavailableError("no broker answers")
+        yield from ()
+
+    run(monkeypatch, StreamingTask("q", "4", "r"))
+    monkeypatch.setattr(operator_task, "open_shard", opened)
+    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
+    passing = replace(operator, processor=Passing(ValueError("a bad row")))
+    if fails == "read":
+        with pytest.raises(UnavailableError):
+            list(passing.in_read(1, rows()))
+        return
+    (packets,) = passing.in_read(1, rows())
+    report = packet.unpack(packets.column(CHANGELOG)[0].as_py()).report
+    assert report is not None
+    assert report.failure == "ValueError: a bad row"
 
 
 def test_a_task_records_on_its_host_that_its_operator_runs(

@@ -89,7 +89,9 @@ def _check_all_in_read(shards: Sequence[ShardReport], batch_id: int, held: Held,
     reported = {shard.tp.topic for shard in shards}
     for tp, offset in held.offsets.items():
         token = Token.decode(offset.metadata) if tp.topic not in reported else None
-        if token is not None and token.in_read and token.sequence == newest:
+        if token is None or not token.in_read or token.application_id != held.application_id:
+            continue
+        if token.sequence == newest:
             raise StateError(
                 f"the operator with the changelog {tp.topic!r} has shards='partitions', and did not run in "
                 f"batch {batch_id}. Spark ran the batch without the source, which had no new offsets, for a "

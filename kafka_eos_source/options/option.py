@@ -14,7 +14,7 @@ OPERATOR = "stateful operator"
 STATE = (OPERATOR,)
 STATE_READ = "state read"
 
-#: Options that carry a query step for the read tasks to run, and the function of this package that sets each.
+#: Options that carry a query step for the read tasks to run, and what sets each of them.
 STEPS_IN_READ = {
     "aggregate.in.read": "aggregate_with_changelog_state",
     "map.in.read": "map_in_read",
@@ -24,7 +24,7 @@ STEPS_IN_READ = {
 #: Prefix of options of a source that carry the options of the sink (``write=`` of `map_in_read`). Each is an
 #: option of its own, so that Spark masks their secrets by name, as it does for the sink.
 SINK_IN_READ = "map.in.read.write."
-#: The same for the options of a stateful operator that runs in the read (``shards="partitions"``).
+#: Prefix of options of a source that carry the options of a stateful operator (``shards="partitions"``).
 OPERATOR_IN_READ = "operator.in.read.options."
 
 

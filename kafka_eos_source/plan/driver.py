@@ -127,10 +127,15 @@ class Planning:
         before, position = SourcePosition.from_dict(start), SourcePosition.from_dict(end)
         with self._asking():
             ranges = self._plan.ranges(before, position)
+            # Described again, because producers may have found new partitions after `latest` listed them, and
+            # before it read the end offsets. A topic that is gone is not described.
+            existing = self._admin.existing_topic_ids({tp.topic for tp in position.end})
+            described = self._admin.named(sorted(existing)).partitions if existing else ()
         # not the ranges, because a partition without records may have none
-        for topic, partitions in Counter(tp.topic for tp in position.end).items():
-            if partitions != shards:
-                raise other_partitions(topic, partitions, shards)
+        for found in (position.end, described):
+            for topic, partitions in Counter(tp.topic for tp in found).items():
+                if partitions != shards:
+                    raise other_partitions(topic, partitions, shards)
         return split_by_shard(ranges, shards, parallelism)
 
     def _asking(self) -> AbstractContextManager[None]:

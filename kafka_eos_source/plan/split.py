@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kafka_eos_source.errors import StateMismatchError
-from kafka_eos_source.model import OffsetRange, ShardRanges
+from kafka_eos_source.model import OTHER_INPUT, OffsetRange, ShardRanges
 
 #: Partitions share a task up to this many offsets in total. A task with its first fetch takes 0.05 s to
 #: start. Processing 20,000 records (0.5 s of CPU time for JSON) is worth a task of its own.
@@ -50,8 +50,8 @@ def split_by_shard(
 ) -> list[tuple[ShardRanges, ...]]:
     """Returns tasks that together run every shard of an operator once (``shards="partitions"``).
 
-    There are at least as many tasks as Spark runs at the same time, and more if there is much to read. If
-    there are fewer tasks than shards, neighbours share one.
+    Each shard has a task of its own, if Spark can run all of them at the same time. Otherwise neighbours
+    share tasks, of which each has about the same share of the work.
 
     Args:
         ranges: ranges to read; partition ``p`` of each topic belongs to shard ``p``.
@@ -69,9 +69,11 @@ def split_by_shard(
     for each in sorted(ranges, key=lambda each: each.tp):
         if each.size > 0:
             of_shard[each.tp.partition].append(each)
+    if shards <= parallelism:
+        return [((shard, tuple(own)),) for shard, own in enumerate(of_shard)]
     costs = [_OFFSETS_PER_SHARD + sum(each.size for each in own) for own in of_shard]
     total = sum(costs)
-    tasks = min(shards, max(parallelism, -(-total // OFFSETS_SHARED)))
+    tasks = min(shards, max(parallelism, -(-total // OFFSETS_SHARED)))  # more tasks if there is much to read
     found: list[list[ShardRanges]] = [[] for _ in range(tasks)]
     before = 0
     for shard, (own, cost) in enumerate(zip(of_shard, costs, strict=True)):
@@ -84,12 +86,10 @@ def other_partitions(topic: str, partitions: int, shards: int) -> StateMismatchE
     """Returns the error for a topic with another number of partitions, to which producers send other keys."""
     return StateMismatchError(
         f"the input topic {topic!r} has {partitions} partitions, but the operator has {shards} shards, one "
-        "for each partition that there was (shards='partitions'). Somebody added partitions, or created the "
-        "topic again, so records of a key may now be in another partition than those before, where the key "
-        "has no state.",
-        fix="create a topic with the new number of partitions and copy the records to it by key; then start "
-        "over with that topic, a new application.id and a new checkpoint, so that the state is computed "
-        "again.",
+        "for each partition that the topic had when the query was defined (shards='partitions'). Somebody "
+        "added partitions, or created the topic again, so records of a key may now be in another partition "
+        "than those before, where the key has no state.",
+        fix=OTHER_INPUT,
     )
 
 

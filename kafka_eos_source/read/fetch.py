@@ -102,7 +102,8 @@ class RangeConsumer(Protocol):
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     """Reads every range to its end.
 
-    Each task attempt calls this once. It reads several partitions at a time. One batch and the prefetch queue
+    A task attempt calls this once, or once for each shard of an operator. It reads several partitions at a
+    time. One batch and the prefetch queue
     of librdkafka (``queued.max.messages.kbytes``) bound its memory.
 
     Yields:

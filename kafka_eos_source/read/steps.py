@@ -23,7 +23,7 @@ _MALFORMED = (ValueError, TypeError, KeyError, InvalidSchemaError)
 
 
 class StepInRead(Protocol):
-    """A step of a query that the tasks run that read.
+    """A query step that runs in the tasks that read Kafka.
 
     Attributes:
         columns: columns of the source to read.

@@ -22,7 +22,7 @@ class TaskRead:
     Attributes:
         settings: settings of the read.
         step: name and value of an option with a step (`read.steps`); None leaves the rows unchanged.
-        operator: options of the stateful operator that is the step; None if it is none.
+        operator: options of the stateful operator; None if the step is no operator.
     """
 
     settings: ReadSettings

@@ -40,9 +40,10 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
             found.setdefault(shard.tp, []).append(shard)
     if carried and not found:
         raise _state_lost(
-            "no shard of the operator sent a report (with shards='partitions', none runs in a batch without "
-            "new offsets, which Spark starts for a stateful step of its own, such as dropDuplicates)",
+            "no shard of the operator sent a report",
             batch_id,
+            "; with shards='partitions', remove stateful steps of Spark such as dropDuplicates, for which it "
+            "runs batches without the source",
         )
     silent = sorted(ran - {tp.topic for tp in found})
     if silent:
@@ -116,11 +117,11 @@ def _with_common_event_time(found: list[ShardReport]) -> Iterable[ShardReport]:
         yield replace(report, event_time_ms=largest.get(report.tp.topic))
 
 
-def _state_lost(what: str, batch_id: int) -> StateLostError:
+def _state_lost(what: str, batch_id: int, more: str = "") -> StateLostError:
     return StateLostError(
         f"state changes of batch {batch_id} are lost: {what}. A step between the operator and the sink "
         f"dropped their rows, or the column {CHANGELOG!r}.",
         fix=f"select the column {CHANGELOG!r}, do not use limit() or sample(), extend filters by "
-        f"'… OR {CHANGELOG} IS NOT NULL', and write the result of an operator to one sink only. Nothing was "
-        "sent to Kafka.",
+        f"'… OR {CHANGELOG} IS NOT NULL', and write the result of an operator to one sink only{more}. "
+        "Nothing was sent to Kafka.",
     )

@@ -96,7 +96,7 @@ def with_operator(
         packed_schema: schema of the rows in packed batches; None if the frame consists of ordinary rows.
         combines: whether the tasks of the source combine rows before they meet the state.
         has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
-            micro-batch.
+            micro-batch; with `PARTITIONS` shards, with the time at which the shard's task began.
 
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.

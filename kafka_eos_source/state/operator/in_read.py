@@ -136,8 +136,8 @@ class OperatorInRead:
                         f"{missing} of {frame.num_rows} records in partition {shard} of the input have no "
                         f"key; expected a key in each record, because the operator of store {self.store!r} "
                         f"groups by it (column {name!r}) with shards='partitions'.",
-                        fix="start over with a number of shards and another store name, so that the rows are "
-                        "shuffled by key; or send only records with a key.",
+                        fix="start over with a number of shards, so that the rows are shuffled by key, and "
+                        "with a new application.id and a new checkpoint; or send only records with a key.",
                     )
             yield _cast(frame, pa.schema([_in_zone(field, self.timezone) for field in frame.schema]))
 

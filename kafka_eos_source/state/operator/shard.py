@@ -26,7 +26,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import StateMismatchError, TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
-from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -48,11 +48,6 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)
 
-#: What to do if the partitions of the input of an operator with ``shards="partitions"`` have changed.
-OTHER_INPUT = (
-    "create a topic with the new number of partitions and copy the records to it by key; then start over "
-    "with that topic, a new application.id and a new checkpoint, so that the state is computed again."
-)
 #: Most characters of a processor's error that are reported to the driver.
 _MAX_FAILURE_CHARS = 2_000
 

@@ -1,4 +1,4 @@
-"""Runs a stateful operator in Spark: one ``mapInArrow`` task works on one shard of one micro-batch."""
+"""Runs a stateful operator in Spark's tasks: on one shard after a shuffle, or on shards that a task reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StateError, StateMismatchError
-from kafka_eos_source.model import ShardReport
+from kafka_eos_source.model import OTHER_INPUT, ShardReport
 from kafka_eos_source.protocol.packed_batches import column
 from kafka_eos_source.protocol.packet import CHANGELOG, pack
 from kafka_eos_source.runtime import failpoints
@@ -24,7 +24,7 @@ from kafka_eos_source.spark.worker import release_unused_memory, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
-from kafka_eos_source.state.operator.shard import OTHER_INPUT, ShardTask, open_shard
+from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_BATCH, SHARD, unpack
@@ -45,7 +45,10 @@ _CHECKED_AGAIN_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Operator:
-    """A stateful operator of a query. The driver creates and pickles it; each task calls it once.
+    """A stateful operator of a query.
+
+    After a shuffle, the driver creates and pickles it, and each task calls it once. In the read, the task
+    creates one for each of its shards (`operator.in_read`).
 
     Attributes:
         processor: processes the rows and the state of a shard.
@@ -73,8 +76,8 @@ class Operator:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs the shard of this Spark task, whose rows a shuffle has brought together.
 
-        Yields:
-            The output rows, then the packets of operators before this one and of this shard.
+        Returns:
+            Batches of the output rows, then the packets of operators before this one and of this shard.
 
         Raises:
             StateError: if the rows belong to another shard than the task, or there is no streaming query; or
@@ -93,7 +96,7 @@ class Operator:
         return self._run(self._shard_task(running, running.partition), rows, packets)
 
     def in_read(self, shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs a shard in the task that reads its rows; yields the output rows, then the packets.
+        """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
 
         Args:
             shard: number of the shard.
@@ -104,7 +107,11 @@ class Operator:
         """
         running = _streaming_task()
         self._record(running)
-        return self._run(self._shard_task(running, shard), _unless_skipped(rows), [])
+
+        def unless_skipped(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
+            return iter(()) if context is None else _RowsInRead(rows)
+
+        return self._run(self._shard_task(running, shard), unless_skipped, [])
 
     def _run(
         self,
@@ -131,7 +138,7 @@ class Operator:
                 for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
                     yield self._with_packet(output)
             except Exception as error:
-                if not shard.may_be_in_kafka():
+                if not shard.may_be_in_kafka() or (isinstance(rows, _RowsInRead) and error is rows.error):
                     raise
                 _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
@@ -251,11 +258,25 @@ class Operator:
         return changelog
 
 
-def _unless_skipped(
-    rows: Iterator[pa.RecordBatch],
-) -> Callable[[BatchContext | None], Iterator[pa.RecordBatch]]:
-    """Returns the rows for `Operator._run`, without reading any if Kafka already holds the batch."""
-    return lambda context: iter(()) if context is None else rows
+class _RowsInRead(Iterator[pa.RecordBatch]):
+    """Rows that the task reads from Kafka while the processor takes them.
+
+    Attributes:
+        error: error of the read, which is no failure of the processor; None if there was none.
+    """
+
+    def __init__(self, rows: Iterator[pa.RecordBatch]) -> None:
+        self.error: Exception | None = None
+        self._rows = rows
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._rows)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def _streaming_task() -> StreamingTask:
