@@ -221,7 +221,7 @@ def _no_state_log() -> None:
 def _no_state_versions() -> None:
     """Overwrites the description of a store by what the query declares, and reads its values as such."""
 
-    def overwrite(state: StateAccess, declared: Description) -> Description:
+    def overwrite(state: StateAccess, declared: Description, _context: object) -> Description:
         state.put(META_KEY, declared.to_json())
         return declared
 

@@ -75,7 +75,8 @@ class WindowedCase(Case):
         numbers = range(self._fed, self._fed + rows)
         words = [f"k{row % 10:02d}@{row // 20 * 1000}" for row in numbers]
         self._fed += rows
-        produce(self.broker, self.source, words)
+        # Spread evenly. If a partition got all early rows, the other one would make them late.
+        produce(self.broker, self.source, words, config={"sticky.partitioning.linger.ms": 0})
         self.wanted += Counter(words)
 
     def end(self) -> None:
@@ -92,7 +93,9 @@ class WindowedCase(Case):
             (str(record.key, "utf-8"), int(record.value or b""))
             for record in read_back(self.broker, self.sink)
         ]
-        assert sorted(found) == sorted(self.wanted.items())
+        counted = Counter(found)
+        wanted = Counter(self.wanted.items())
+        assert counted == wanted, f"too few: {wanted - counted}; too many: {counted - wanted}"
 
 
 def clear_process_caches() -> None:
