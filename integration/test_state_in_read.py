@@ -126,6 +126,7 @@ def test_state_of_one_kind_of_shards_is_refused_by_the_other(counted: Counted) -
     assert counted.written() == {key: str(rows) for key, rows in counted.wanted.items()}
 
 
+@pytest.mark.long
 def test_added_partitions_are_refused_before_a_key_meets_another_shard(
     counted: Counted, admin: Admin
 ) -> None:
@@ -138,6 +139,7 @@ def test_added_partitions_are_refused_before_a_key_meets_another_shard(
         counted.counts()
 
 
+@pytest.mark.long
 def test_partitions_that_are_added_during_a_run_stop_it(counted: Counted, admin: Admin) -> None:
     counted.feed(ROWS)
     query = counted.start(counted.counts(), processingTime="100 milliseconds")
@@ -186,6 +188,7 @@ def test_a_query_with_two_sources_is_refused_before_it_commits(counted: Counted,
     assert counted.written() == {}
 
 
+@pytest.mark.long
 def test_a_batch_that_spark_runs_for_its_own_state_is_refused_and_loses_nothing(counted: Counted) -> None:
     """The batch has no new records, so Spark leaves out the source, and with it the operator."""
     counted.feed(ROWS)
@@ -235,6 +238,7 @@ def _zone_and_time(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
     return output, pa.StructArray.from_arrays([pa.array([1] * len(batch.keys))], names=["n"])
 
 
+@pytest.mark.long
 def test_a_topic_that_is_created_again_with_fewer_partitions_stops_the_query(
     counted: Counted, admin: Admin
 ) -> None:
