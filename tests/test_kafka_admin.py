@@ -36,7 +36,7 @@ class Client:
         if isinstance(topic_id, KafkaError):
             answer.set_exception(KafkaException(topic_id))
         else:
-            answer.set_result(SimpleNamespace(topic_id=topic_id))
+            answer.set_result(SimpleNamespace(topic_id=topic_id, partitions=[]))
         return {"t": answer}
 
     def _next(self) -> Any:

@@ -146,10 +146,7 @@ def test_partitions_are_counted_again_after_the_end_of_the_batch_is_known(
     partitions = [TopicPartition(name[0], int(name[2:])) for name in described]
 
     class Admin:
-        def existing_topic_ids(self, topics: Any) -> dict[str, str]:
-            return dict.fromkeys(topics, "id") if described else {}
-
-        def named(self, _topics: Any) -> Topics:
+        def existing(self, _topics: Any) -> Topics:
             return Topics(tuple(partitions))
 
     class Plan:

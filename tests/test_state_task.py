@@ -100,11 +100,13 @@ def test_a_worker_checks_the_changelog_again_after_some_minutes(
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "said", "in_read"),
     [
-        (None, "outside a Spark task"),
-        (StreamingTask("", "", "r"), "outside a streaming query"),
-        (StreamingTask("q", "0", "r", 2), "there are 2 shards"),
+        (None, "outside a Spark task", False),
+        (None, "outside a Spark task", True),
+        (StreamingTask("", "", "r"), "outside a streaming query", False),
+        (StreamingTask("", "", "r"), "outside a streaming query", True),
+        (StreamingTask("q", "0", "r", 2), "there are 2 shards", False),
     ],
 )
 def test_a_task_outside_a_streaming_query_or_without_a_shard_is_refused(
@@ -113,27 +115,11 @@ def test_a_task_outside_a_streaming_query_or_without_a_shard_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     task: StreamingTask | None,
     said: str,
+    in_read: bool,
 ) -> None:
     run(monkeypatch, task)
     with pytest.raises(StateError, match=said):
-        operator(iter(()))
-    assert checked_topics == []
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [(None, "outside a Spark task"), (StreamingTask("", "", "r"), "outside a streaming query")],
-)
-def test_a_task_that_reads_outside_a_streaming_query_is_refused(
-    operator: Operator,
-    checked_topics: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    task: StreamingTask | None,
-    said: str,
-) -> None:
-    run(monkeypatch, task)
-    with pytest.raises(StateError, match=said):
-        operator.in_read(0, iter(()))
+        operator.in_read(0, iter(())) if in_read else operator(iter(()))
     assert checked_topics == []
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -154,7 +154,7 @@ class SourceAdmin:
             UnavailableError: if no broker answers.
         """
         wanted = sorted(set(topics))
-        return self._topic_ids(wanted, _MISSING_OR_HIDDEN, retry_missing=False) if wanted else {}
+        return dict(self._existing(wanted, _MISSING_OR_HIDDEN, retry_missing=False).ids) if wanted else {}
 
     def existing_topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Returns the ids (KIP-516) of the topics that exist; a topic that is left out was deleted.
@@ -166,12 +166,14 @@ class SourceAdmin:
             UnavailableError: if no broker answers.
             AuthorizationError: if the principal may not describe a topic.
         """
-        return self._topic_ids(topics, _MISSING, retry_missing=True)
+        return dict(self.existing(topics).ids)
 
-    def _topic_ids(
-        self, topics: Collection[str], left_out: Collection[int], *, retry_missing: bool
-    ) -> dict[str, str]:
-        """Returns topic ids.
+    def existing(self, topics: Collection[str]) -> Topics:
+        """Describes the topics that exist, but not the cluster; otherwise as `existing_topic_ids`."""
+        return self._existing(topics, _MISSING, retry_missing=True)
+
+    def _existing(self, topics: Collection[str], left_out: Collection[int], *, retry_missing: bool) -> Topics:
+        """Describes the topics that exist.
 
         Args:
             topics: names of the topics.
@@ -180,13 +182,13 @@ class SourceAdmin:
         """
         retries = self._retries if retry_missing else 0
 
-        def ask(client: Any) -> dict[str, str]:
+        def ask(client: Any) -> Topics:
             nonlocal retries
             found = self._describe(client, topics, left_out)
             if len(found) < len(set(topics)) and retries > 0:
                 retries -= 1
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-            return {name: str(one.topic_id) for name, one in found.items()}
+            return _topics_of(found)
 
         return self._ask(f"looking up the ids of the topics {', '.join(topics)}", ask)
 
@@ -201,9 +203,7 @@ class SourceAdmin:
         """
         described = self._describe(client, names, _MISSING if matched else ())
         found = {name: one for name, one in described.items() if not (matched and one.is_internal)}
-        partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
-        ids = {name: str(one.topic_id) for name, one in found.items()}
-        return Topics(tuple(sorted(partitions)), ids, self._cluster_id(client))
+        return replace(_topics_of(found), cluster_id=self._cluster_id(client))
 
     def _describe(self, client: Any, names: Collection[str], left_out: Collection[int]) -> dict[str, Any]:
         """Sends one DescribeTopics request; leaves out topics that fail with one of these codes."""
@@ -373,3 +373,9 @@ class SourceAdmin:
             fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs; "
             "the options fetchOffset.numRetries and fetchOffset.retryIntervalMs set how long to retry.",
         )
+
+
+def _topics_of(described: Mapping[str, Any]) -> Topics:
+    """Returns the topics that an answer to DescribeTopics describes, by name."""
+    partitions = [TopicPartition(name, each.id) for name, one in described.items() for each in one.partitions]
+    return Topics(tuple(sorted(partitions)), {name: str(one.topic_id) for name, one in described.items()})

@@ -129,8 +129,7 @@ class Planning:
             ranges = self._plan.ranges(before, position)
             # Described again, because producers may have found new partitions after `latest` listed them, and
             # before it read the end offsets. A topic that is gone is not described.
-            existing = self._admin.existing_topic_ids({tp.topic for tp in position.end})
-            described = self._admin.named(sorted(existing)).partitions if existing else ()
+            described = self._admin.existing({tp.topic for tp in position.end}).partitions
         # not the ranges, because a partition without records may have none
         for found in (position.end, described):
             for topic, partitions in Counter(tp.topic for tp in found).items():

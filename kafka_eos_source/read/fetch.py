@@ -102,9 +102,9 @@ class RangeConsumer(Protocol):
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     """Reads every range to its end.
 
-    A task attempt calls this once, or once for each shard of an operator. It reads several partitions at a
-    time. One batch and the prefetch queue
-    of librdkafka (``queued.max.messages.kbytes``) bound its memory.
+    A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
+    at a time. One batch and the prefetch queue of librdkafka (``queued.max.messages.kbytes``) bound its
+    memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.spark.pickled import from_option
+from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.model import ShardsBy
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import StateOptions
@@ -124,7 +125,7 @@ class OperatorInRead:
         schema = pa.schema([field.with_type(_in_utc(field.type)) for field in operator.output])
         rows = processor.partial(frames) if self.combines else frames
         for batch in operator.in_read(shard, rows):
-            yield _cast(batch, schema)
+            yield fit(batch, schema, "the stateful operator returned")
 
     def _frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -139,7 +140,8 @@ class OperatorInRead:
                         fix="start over with a number of shards, so that the rows are shuffled by key, and "
                         "with a new application.id and a new checkpoint; or send only records with a key.",
                     )
-            yield _cast(frame, pa.schema([_in_zone(field, self.timezone) for field in frame.schema]))
+            schema = pa.schema([_in_zone(field, self.timezone) for field in frame.schema])
+            yield fit(frame, schema, "the source returned")
 
 
 def _in_zone(field: pa.Field, timezone: str) -> pa.Field:
@@ -160,10 +162,3 @@ def _in_utc(type_: pa.DataType) -> pa.DataType:
         fields = [type_.field(index) for index in range(type_.num_fields)]
         return pa.struct([field.with_type(_in_utc(field.type)) for field in fields])
     return type_
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    if batch.schema.equals(schema):
-        return batch
-    columns = [column.cast(type_) for column, type_ in zip(batch.columns, schema.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

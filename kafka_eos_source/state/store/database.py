@@ -549,7 +549,7 @@ def _open(
 def _options_of_owners(config: StoreConfig) -> tuple[Any, dict[str, Any]]:
     """Returns the options of databases that this process owns, and of their families.
 
-    RocksDB copies options when it opens a database. Making them takes a fifth of the time of opening.
+    RocksDB copies options when it opens a database, so all databases with the same settings can share them.
     """
     return database_options(config), _options_of_families(config)
 
@@ -561,7 +561,7 @@ def _remove_options_files(path: Path) -> None:
     are passed to it. That takes a fifth of the time of opening.
     """
     for file in path.glob("OPTIONS-*"):
-        with suppress(OSError):  # then the next open is slower
+        with suppress(OSError):  # a file that stays makes only the next open slower
             file.unlink()
 
 
