@@ -53,6 +53,7 @@ from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
+from kafka_eos_source.state.store.lease import ask_to_release
 from kafka_eos_source.state.store.log_headers import check_logs
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
@@ -106,6 +107,7 @@ class Database:
         self._writes = 0
         self._read_only = read_only
         self._is_counted = False
+        self._lock_file: tuple[int, int] | None = None
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
@@ -122,6 +124,8 @@ class Database:
     def open(cls, path: Path, config: StoreConfig) -> Database:
         """Opens or creates a database; waits while another process has it open.
 
+        A process that only keeps the database open closes it (`lease`).
+
         Args:
             path: folder of the database.
             config: of the store.
@@ -137,10 +141,15 @@ class Database:
         access = rocksdict.AccessType.read_write()
 
         def open_once() -> Database:
-            return ownership.opened(str(path.resolve()), lambda: cls(path, _open(path, config, access)))
+            try:
+                return ownership.opened(str(path.resolve()), lambda: cls(path, _open(path, config, access)))
+            except StateLockedError:
+                ask_to_release(path)
+                raise
 
         database = retry(open_once, StateLockedError, pauses)
         database._is_counted = True
+        database._lock_file = _identity_of(path / "LOCK")
         return database
 
     @classmethod
@@ -349,6 +358,10 @@ class Database:
         """Returns a RocksDB iterator over the data of this moment. Later writes do not show."""
         return self._call(self._families["data"].iter)
 
+    def has_files(self) -> bool:
+        """Returns whether the folder still has the files of this database, which its owner has opened."""
+        return self._lock_file is not None and self._lock_file == _identity_of(self.path / "LOCK")
+
     def has_data(self) -> bool:
         """Returns whether the data family holds any pair."""
         return next(self.scan(), None) is not None
@@ -543,6 +556,15 @@ def _open(
     if log_folder is None:
         _remove_options_files(path)
     return db
+
+
+def _identity_of(file: Path) -> tuple[int, int] | None:
+    """Returns device and inode of a file; None if there is no such file."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 @lru_cache(maxsize=4)
