@@ -53,7 +53,8 @@ _STATE_CALLS: Mapping[str, Sequence[str]] = {
     f"{_OPERATOR}.shard": ("_open_at_token", "bring_to_batch", "OpenShard.persist_pending"),
     "kafka_eos_source.state.changelog.committed": ("CommittedShard.offsets",),
     f"{_STORE}.folder": ("open_store",),
-    f"{_STORE}.database": ("Database.open", "Database.close", "Database.write"),
+    f"{_STORE}.opening": ("open_owned",),
+    f"{_STORE}.database": ("Database.close", "Database.write"),
     f"{_STORE}.transactional": ("TransactionalStateStore.close",),
     "kafka_eos_source.stage.parts": ("stage",),
 }

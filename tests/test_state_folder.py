@@ -28,6 +28,7 @@ from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentit
 from kafka_eos_source.state.store import files, pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
+from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -53,7 +54,7 @@ def filled(path: Path, **rows: bytes) -> Path:
 
 def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[bytes, ...] = ()) -> None:
     """Changes the metadata in a closed database."""
-    database = Database.open(path / "db", StoreConfig())
+    database = open_owned(path / "db", StoreConfig())
     writes = database.new_batch()
     for name, value in (put or {}).items():
         writes.put("offsets", name, value)
@@ -66,7 +67,7 @@ def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[byt
 def foreign(path: Path, *, data: bool) -> None:
     """Creates a database that records neither an identity nor an offset."""
     path.mkdir(parents=True)
-    database = Database.open(path / "db", StoreConfig())
+    database = open_owned(path / "db", StoreConfig())
     if data:
         writes = database.new_batch()
         writes.put("data", A, b"1")

@@ -50,14 +50,13 @@ def path(tmp_path: Path) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Paths of the databases that RocksDB has opened."""
     paths: list[Path] = []
-    original = Database.open.__func__  # type: ignore[attr-defined]
+    original = folder.open_owned
 
-    def recorded(cls: type[Database], database: Path, config: StoreConfig) -> Database:
+    def recorded(database: Path, config: StoreConfig) -> Database:
         paths.append(database)
-        result: Database = original(cls, database, config)
-        return result
+        return original(database, config)
 
-    monkeypatch.setattr(Database, "open", classmethod(recorded))
+    monkeypatch.setattr(folder, "open_owned", recorded)
     return paths
 
 

@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
     StateLockedError,
     StoreClosedError,
 )
-from kafka_eos_source.state.store import database, frozen
+from kafka_eos_source.state.store import frozen, opening
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
 
@@ -253,7 +253,7 @@ def test_a_reader_sees_whole_commits_although_files_are_deleted_while_it_opens(
         rewriting_first(frozen, "_link_log", ["logs"])
         rewriting_first(frozen, "_link_tables", ["tables", "later tables"])
         rewriting_first(frozen, "current_manifest", ["manifest"])
-        rewriting_first(database, "_open", ["opening"])
+        rewriting_first(opening, "_open", ["opening"])
         if not linked:
             monkeypatch.setattr(os, "link", no_link)
         _rewrite(store)
@@ -276,17 +276,17 @@ def test_a_reader_retries_while_tables_are_missing(
     store.put(A, b"1")
     store.commit({TP: 1})
     attempts: list[tuple[str, int]] = []
-    opening = database._open
+    open_raw = opening._open
 
     def damaged(*args: Any, **more: Any) -> Any:
         attempts.append(("", len(attempts)))
         if len(attempts) < 3:
             raise StateCorruptedError("a table is missing")
-        return opening(*args, **more)
+        return open_raw(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "_open", damaged)
-        patch.setattr(database, "current_manifest", lambda path: attempts[-1])
+        patch.setattr(opening, "_open", damaged)
+        patch.setattr(opening, "current_manifest", lambda path: attempts[-1])
         with TransactionalStateStore.open_read_only(store.path) as reader:
             assert reader.get(A) == b"1"
     assert len(attempts) == 3
@@ -296,12 +296,12 @@ def test_a_reader_retries_while_tables_are_missing(
         attempts.append(("", len(attempts)))
         raise StateCorruptedError("a table is missing")
 
-    monkeypatch.setattr(database, "_open", always_damaged)
+    monkeypatch.setattr(opening, "_open", always_damaged)
     with pytest.raises(StateCorruptedError, match="a table is missing"):
         TransactionalStateStore.open_read_only(store.path)
     assert len(attempts) == 1, "the files have not changed: they are damaged"
-    monkeypatch.setattr(database, "current_manifest", lambda path: attempts[-1])
-    monkeypatch.setattr(database, "_READER_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(opening, "current_manifest", lambda path: attempts[-1])
+    monkeypatch.setattr(opening, "_READER_RETRY_SECONDS", 0.2)
     with pytest.raises(StateLockedError, match="rewrote its files while they were read"):
         TransactionalStateStore.open_read_only(store.path)
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from kafka_eos_source.errors import StateLockedError
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.snapshots.manifest import SnapshotFile
-from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import replace_text
+from kafka_eos_source.state.store.opening import open_copy
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _FOLDER = "snapshot"
@@ -175,7 +175,7 @@ class LocalCopy:
         """
         scratch = Path(tempfile.mkdtemp(prefix="open-", dir=self._folder))
         try:
-            with closing(Database.open_copy(self.path, scratch)) as database:
+            with closing(open_copy(self.path, scratch)) as database:
                 named = database.tables()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -29,13 +29,10 @@ Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,19 +41,13 @@ from weakref import WeakSet
 import pyarrow as pa
 import rocksdict
 
-from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
+from kafka_eos_source.errors import StateCorruptedError, StateError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import disk_errors_reported
-from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
-from kafka_eos_source.state.store.lease import ask_to_release
-from kafka_eos_source.state.store.log_headers import check_logs
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
-from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
+from kafka_eos_source.state.store.rocksdb import WriteBatch, family_options, translate
 from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
 
@@ -68,8 +59,6 @@ FAMILIES = ("data", "pending", "offsets")
 _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
-#: A file that rocksdict adds to each folder that it opens.
-_SETTINGS_OF_ROCKSDICT = "rocksdict-config.json"
 
 #: From this number of keys on, `get_many` chooses between lookups and a scan.
 _MANY_KEYS = 256
@@ -79,10 +68,7 @@ _PAIRS_PER_LOOKUP = 4
 _SHORT_SCAN = 32
 #: Rows that exist as Python objects at the same time while a sorted file is written.
 _ROWS_PER_SLICE = 10_000
-#: How long a reader retries while compactions delete the tables that it is about to open.
-_READER_RETRY_SECONDS = 10.0
 
-_opened_by: int | None = None
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
 _inherited: list[Database] = []
@@ -91,23 +77,30 @@ _inherited: list[Database] = []
 class Database:
     """An open database. Its methods raise errors of this package (`rocksdb.translate`).
 
+    Args:
+        path: folder of the database.
+        db: the open database of rocksdict.
+        read_only: whether nothing may be written.
+        least: the number of the write that the database must hold (`write_chain`); None = as its folder says.
+        owner: name under which `ownership` counts the database as open; "" if this process does not own it.
+
     Attributes:
         path: folder of the database.
-        key: absolute path, which identifies the database in this process.
         get: ``get(key) -> value | None`` of the data family. It is rocksdict's own method, for speed, so the
             caller translates its errors.
     """
 
     get: Callable[[bytes], bytes | None]
 
-    def __init__(self, path: Path, db: Any, *, read_only: bool = False, least: int | None = None) -> None:
+    def __init__(
+        self, path: Path, db: Any, *, read_only: bool = False, least: int | None = None, owner: str = ""
+    ) -> None:
         self.path = path
-        self.key = str(path.resolve())
         self._db: Any = db
         self._writes = 0
         self._read_only = read_only
-        self._is_counted = False
-        self._lock_file: tuple[int, int] | None = None
+        self._owner = ""
+        self._lock_file = _identity_of(path / "LOCK")
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
@@ -119,101 +112,7 @@ class Database:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def open(cls, path: Path, config: StoreConfig) -> Database:
-        """Opens or creates a database; waits while another process has it open.
-
-        A process that only keeps the database open closes it (`lease`).
-
-        Args:
-            path: folder of the database.
-            config: of the store.
-
-        Raises:
-            StateLockedError: if another process still has it open after ``config.lock_timeout_ms``.
-            StateCorruptedError: if files are damaged.
-            StateError: if this process was forked from one that had opened a database, or the disk fails.
-        """
-        _check_not_forked()
-        # RocksDB has no way to wait for its lock
-        pauses = Pauses(Deadline.after_ms(config.lock_timeout_ms), 0.01, 0.25)
-        access = rocksdict.AccessType.read_write()
-
-        def open_once() -> Database:
-            try:
-                return ownership.opened(str(path.resolve()), lambda: cls(path, _open(path, config, access)))
-            except StateLockedError:
-                ask_to_release(path)
-                raise
-
-        database = retry(open_once, StateLockedError, pauses)
-        database._is_counted = True
-        database._lock_file = _identity_of(path / "LOCK")
-        return database
-
-    @classmethod
-    def open_read_only(cls, path: Path, log_folder: Path) -> Database:
-        """Opens the database as it is on disk now, even while another process has it open.
-
-        The result holds all commits that had finished before this call, possibly a few later ones, and does
-        not follow further commits; see `freeze`.
-
-        Args:
-            path: folder of the database.
-            log_folder: an existing folder for RocksDB's own log files and, during this call, for links to the
-                database's files. Links need it on the same file system.
-
-        Raises:
-            StateCorruptedError: if files are damaged.
-            StateLockedError: if the owner rewrote its files during every try. Calling again may succeed.
-            StateError: if the files cannot be linked or copied.
-        """
-        _check_not_forked()
-        config = StoreConfig()
-        pauses = Pauses(Deadline.after_seconds(_READER_RETRY_SECONDS), 0.0)
-
-        def open_frozen() -> Database:
-            folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
-            manifest, named, least = None, named_manifest(path), least_write(path)
-            try:
-                with disk_errors_reported(path.parent):
-                    manifest = freeze(path, folder)
-                access = rocksdict.AccessType.read_only(False)
-                db = _open(folder, config, access, log_folder, known_as=path, opens_all_tables=True)
-                return cls(path, db, read_only=True, least=least)
-            except StateCorruptedError as error:
-                # If the owner rewrote files meanwhile, a missing table is no damage.
-                if manifest is not None and current_manifest(path) == manifest:
-                    raise
-                if manifest is None and named_manifest(path) == named:
-                    raise
-                raise rewritten(path) from error
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
-        return retry(open_frozen, StateLockedError, pauses)
-
-    @classmethod
-    def open_copy(cls, path: Path, log_folder: Path) -> Database:
-        """Opens files that `freeze` made, for reading. Nobody may change them until the database is closed.
-
-        Args:
-            path: folder of the files.
-            log_folder: an existing folder for RocksDB's own log files.
-
-        Raises:
-            StateCorruptedError, StateError: if files are damaged, or the manifest names a missing table.
-        """
-        _check_not_forked()
-        db = _open(path, StoreConfig(), rocksdict.AccessType.read_only(False), log_folder)
-        (path / _SETTINGS_OF_ROCKSDICT).unlink(missing_ok=True)  # opening wrote it; the copy has none
-        database = cls(path, db, read_only=True, least=least_write(path))
-        missing = {name for name in database.tables() if not (path / name).exists()}
-        if missing:
-            database.close()
-            raise StateCorruptedError(f"the copy {path} lacks the tables {', '.join(sorted(missing))}.")
-        return database
+        self._owner = owner
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """Writes the whole batch or nothing.
@@ -226,7 +125,7 @@ class Database:
             StateError, StateCorruptedError: if the disk is full or fails. Close the database then; only
                 opening it again shows what was written.
         """
-        _check_not_forked()
+        ownership.check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
         self._writes += 1
@@ -459,8 +358,8 @@ class Database:
                     raise
         finally:
             self._db = None
-            if self._is_counted:
-                ownership.closed(self.key)
+            if self._owner:
+                ownership.closed(self._owner)
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
@@ -517,90 +416,6 @@ class Database:
             raise translate(error, self.path) from error
 
 
-def _open(
-    path: Path,
-    config: StoreConfig,
-    access: Any,
-    log_folder: Path | None = None,
-    known_as: Path | None = None,
-    *,
-    opens_all_tables: bool = False,
-) -> Any:
-    """Returns an open rocksdict database.
-
-    Args:
-        path: folder of the files.
-        config: of the store.
-        access: rocksdict's access type.
-        log_folder: folder for RocksDB's own log files; None = this process owns the database.
-        known_as: folder that error messages name instead of ``path``.
-        opens_all_tables: open all tables now. They stay readable after the owner deletes them.
-    """
-    global _opened_by
-    check_logs(path)
-    if log_folder is None:
-        options, families = _options_of_owners(config)
-    else:
-        options, families = database_options(config), _options_of_families(config)
-        options.set_db_log_dir(str(log_folder))
-        if opens_all_tables:
-            options.set_max_open_files(-1)
-    _opened_by = os.getpid()
-    try:
-        db = rocksdict.Rdict(str(path), options=options, column_families=families, access_type=access)
-    except Exception as error:
-        if known_as is None:
-            raise translate(error, path) from error
-        text = str(error).replace(str(path), str(known_as))
-        raise translate(Exception(text), known_as) from error
-    if log_folder is None:
-        _remove_options_files(path)
-    return db
-
-
-def _identity_of(file: Path) -> tuple[int, int] | None:
-    """Returns device and inode of a file; None if there is no such file."""
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-@lru_cache(maxsize=4)
-def _options_of_owners(config: StoreConfig) -> tuple[Any, dict[str, Any]]:
-    """Returns the options of databases that this process owns, and of their families.
-
-    RocksDB copies options when it opens a database, so all databases with the same settings can share them.
-    """
-    return database_options(config), _options_of_families(config)
-
-
-def _remove_options_files(path: Path) -> None:
-    """Removes the options that RocksDB wrote when it opened the database.
-
-    Nothing needs them, and rocksdict would parse them when it opens the database again, although all options
-    are passed to it. That takes a fifth of the time of opening.
-    """
-    for file in path.glob("OPTIONS-*"):
-        with suppress(OSError):  # a file that stays makes only the next open slower
-            file.unlink()
-
-
-def _options_of_families(config: StoreConfig) -> dict[str, Any]:
-    return {name: family_options(config, small=name == "offsets") for name in FAMILIES}
-
-
-def _check_not_forked() -> None:
-    if _opened_by is not None and _opened_by != os.getpid():
-        raise StateError(
-            f"process {os.getpid()} was forked from process {_opened_by}, which had opened a state database. "
-            "RocksDB's threads do not survive a fork, so the first flush would hang.",
-            fix="start processes with multiprocessing's start method 'spawn', or open state databases in the "
-            "forked processes only.",
-        )
-
-
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 
@@ -610,6 +425,15 @@ def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> No
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:
     return list(map(get, keys))
+
+
+def _identity_of(file: Path) -> tuple[int, int] | None:
+    """Returns device and inode of a file; None if there is no such file."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _closed(_key: bytes) -> NoReturn:

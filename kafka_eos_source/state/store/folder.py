@@ -32,7 +32,6 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
     has_owner_file,
     owner_of,
@@ -44,6 +43,7 @@ from kafka_eos_source.state.store.files import (
 )
 from kafka_eos_source.state.store.kept import KEPT, OpenDatabase
 from kafka_eos_source.state.store.lease import ask_to_release
+from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.ownership import is_open_here
 from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
 
@@ -70,7 +70,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> Open
         raise StateCorruptedError(f"the database {db_path} has lost its file CURRENT.", fix=RESTORE_FIX)
     if not exists:
         replace_text(path / "VERSION", f"{records.FORMAT}\n", durable=True)
-    database = Database.open(db_path, config)
+    database = open_owned(db_path, config)
     is_synced = False
     try:
         if has_owner_file(db_path):

@@ -1,4 +1,4 @@
-"""Tells whether a process has a database open for writing, without opening it."""
+"""Tells whether a process has a database open for writing, without opening it, and who may open one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from kafka_eos_source.errors import StateError
+
 _Opened = TypeVar("_Opened")
 
 #: Number of objects of this process that have a database open, or are opening it, by absolute path.
 _open_here: Counter[str] = Counter()
 _lock = threading.Lock()
+#: The process that opened the first database; see `check_not_forked`.
+_opened_by: int | None = None
 
 
 def opened(key: str, open_database: Callable[[], _Opened]) -> _Opened:
@@ -71,3 +75,20 @@ def has_owner(database: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def begins_opening() -> None:
+    """Records that this process opens a database, so that its forked children must not."""
+    global _opened_by
+    _opened_by = os.getpid()
+
+
+def check_not_forked() -> None:
+    """Raises StateError if this process was forked from one that had opened a database."""
+    if _opened_by is not None and _opened_by != os.getpid():
+        raise StateError(
+            f"process {os.getpid()} was forked from process {_opened_by}, which had opened a state database. "
+            "RocksDB's threads do not survive a fork, so the first flush would hang.",
+            fix="start processes with multiprocessing's start method 'spawn', or open state databases in the "
+            "forked processes only.",
+        )

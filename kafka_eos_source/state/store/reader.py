@@ -20,10 +20,10 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import is_owned_elsewhere, owner_of
 from kafka_eos_source.state.store.folder import check_version
 from kafka_eos_source.state.store.frozen import rewritten
+from kafka_eos_source.state.store.opening import open_frozen
 from kafka_eos_source.state.store.ownership import has_owner
 from kafka_eos_source.state.store.pending import PendingHeader, read_headers, read_overlay
 from kafka_eos_source.state.store.scans import Cursor
@@ -113,7 +113,7 @@ class CommittedReader(CommittedView):
 
     def _is_still_pending(self, header: PendingHeader) -> bool:
         """Returns whether an attempt is pending now, and not only when this reader was opened."""
-        database = Database.open_read_only(self.path / "db", self._logs)
+        database = open_frozen(self.path / "db", self._logs)
         try:
             now = [(each.id, each.spill_id) for each in read_headers(database)]
             return (header.id, header.spill_id) in now
@@ -130,7 +130,7 @@ class CommittedReader(CommittedView):
     def _open(self) -> None:
         self._promoted: list[StateView] = []
         self._resources = ExitStack()
-        self._database = Database.open_read_only(self.path / "db", self._logs)
+        self._database = open_frozen(self.path / "db", self._logs)
         try:
             metadata = records.decode(self._database.scan(family="offsets"))
             self.identity = _checked_identity(self.path, metadata)
