@@ -5,6 +5,7 @@ from hypothesis import settings
 
 from kafka_eos_source.kafka import login, secrets
 from kafka_eos_source.observe import journal
+from kafka_eos_source.stage import sealing_plan
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -26,3 +27,10 @@ def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets the newest batches of queries, as a new process does."""
     monkeypatch.setattr(journal, "_remembered", {})
+
+
+@pytest.fixture
+def unknown_topic_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets tasks stage rows, as when no broker names the limits of the topic, but without waiting for one."""
+    monkeypatch.setattr(sealing_plan, "_ask", lambda kafka, topic: None)
+    monkeypatch.setattr(sealing_plan, "_known", {})
