@@ -11,6 +11,25 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+#: Files that take longest. They come first, so that no slow file is left for the end.
+_SLOW_FILES = (
+    "test_chain_limits.py",
+    "test_chain_model.py",
+    "test_mock_errors.py",
+    "test_command_line.py",
+    "test_wire_faults.py",
+    "test_mock_outcome.py",
+    "test_wire_consumer.py",
+    "test_kernel_read.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs slow files first. With ``--no-loadscope-reorder``, xdist keeps this order."""
+    place = {name: number for number, name in enumerate(_SLOW_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable
+
+
 @pytest.fixture(autouse=True)
 def forget_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets which credentials worked, as a new process does."""
