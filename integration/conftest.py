@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,17 +25,40 @@ from integration.support.session import builder, end
 from kafka_eos_source.embedded import EmbeddedKafka
 
 _PROCESSES_END_SECONDS = 15.0
-#: Files with few tests of half a minute or more each, the longest first.
+#: The files that take longest, in this order.
 _SLOW_FILES = (
-    "test_demo.py",
-    "test_sink_kills.py",
-    "test_cluster.py",
+    "test_sink_stream.py",
+    "test_continuity.py",
     "test_brokers.py",
-    "test_state_windows.py",
-    "test_quick_start.py",
-    "test_sinks_of_each_kind.py",
+    "test_read_stream.py",
+    "test_native_client.py",
+    "test_security.py",
+    "test_schema_registry.py",
+    "test_sink_kills.py",
+    "test_embedded.py",
+    "test_token_topic.py",
+    "test_cluster.py",
+    "test_sinks.py",
+    "test_replay.py",
+    "test_start.py",
+    "test_state.py",
     "test_state_operator.py",
+    "test_sink_batch.py",
+    "test_demo.py",
+    "test_pauses.py",
+    "test_state_restore.py",
+    "test_state_in_read.py",
+    "test_client_change.py",
+    "test_read_batch.py",
+    "test_in_read.py",
+    "test_read_jump.py",
+    "test_chained.py",
+    "test_due.py",
+    "test_metrics.py",
+    "test_quick_start.py",
+    "test_state_windows.py",
     "test_state_reading.py",
+    "test_changed_queries.py",
 )
 
 
@@ -60,18 +82,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs slow files first, then files with many tests, so that no slow file is left for the end.
+    """Runs the slow files first, so that all workers end at about the same time.
 
     With ``--no-loadscope-reorder``, xdist keeps this order; by itself it runs files with one test last.
     """
-    tests_in = Counter(item.path for item in items)
-
-    def place(item: pytest.Item) -> tuple[int, int]:
-        name = item.path.name
-        slow = _SLOW_FILES.index(name) if name in _SLOW_FILES else len(_SLOW_FILES)
-        return slow, -tests_in[item.path]
-
-    items.sort(key=place)  # stable, so the tests of a file keep their order
+    place = {name: number for number, name in enumerate(_SLOW_FILES)}
+    # stable, so the tests of a file keep their order
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from integration.support import processes
+from integration.support.broker import JAVA_OPTIONS
 from integration.support.driver import ROOT, Driver
 from integration.support.kafka import Admin, produce, read_back, transaction, values
 from integration.support.processes import await_condition
@@ -169,13 +170,13 @@ def test_the_broker_ends_when_the_process_of_its_context_manager_is_killed(comma
 
 
 def test_data_in_a_directory_is_kept_and_used_by_one_broker_at_a_time(tmp_path: Path) -> None:
-    with EmbeddedKafka(directory=tmp_path / "data") as kafka:
+    with EmbeddedKafka(directory=tmp_path / "data", java_options=JAVA_OPTIONS) as kafka:
         Admin(kafka.bootstrap_servers).create("kept", 2)
         produce(kafka.bootstrap_servers, "kept", ["a", "b", "c"])
         with pytest.raises(UnavailableError, match="another broker runs in the directory"):
             EmbeddedKafka(directory=tmp_path / "data").start()
         kafka.pause_node(1)  # a paused broker must still be shut down cleanly
-    with EmbeddedKafka(directory=tmp_path / "data") as kafka:
+    with EmbeddedKafka(directory=tmp_path / "data", java_options=JAVA_OPTIONS) as kafka:
         assert values(read_back(kafka.bootstrap_servers, "kept")) == ["a", "b", "c"]
 
 
@@ -233,7 +234,7 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     os.truncate(next(folder.glob("kafka-server-*.jar")), 1000)
     monkeypatch.setenv("KAFKA_EOS_CACHE", str(tmp_path))
     monkeypatch.setattr(jars, "_ivy", copy)
-    with EmbeddedKafka() as kafka:
+    with EmbeddedKafka(java_options=JAVA_OPTIONS) as kafka:
         Admin(kafka.bootstrap_servers).create("works")
     assert jars.is_complete(folder)
 

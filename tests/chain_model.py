@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 import chain_product as product
 from chain_cluster import RETENTION_MS, Interruption, Killed, ModelKafka, Process, Record
@@ -33,6 +34,8 @@ class World(Oracle):
         self._stack = ExitStack()
         root = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
+        # the product's own temporary files too: its folders hold the files of all other queries of this host
+        self._stack.enter_context(patch.object(tempfile, "tempdir", str(self.root)))
         #: Whether schedules leave out adoptions that run into a known open hole.
         self.worker = 0
         self._numbers = count()

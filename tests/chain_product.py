@@ -21,6 +21,7 @@ from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.stage import sealing_plan
 from kafka_eos_source.state.operator import shard as shard_module
 from kafka_eos_source.state.operator import shard_store
 from kafka_eos_source.state.options import parse_state
@@ -116,6 +117,8 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
             stack.enter_context(patch.object(owner, name, value))
 
         replace(session, "KafkaClients", lambda _kafka, _client: clients())
+        # tasks stage rows, as when no broker answers this question, but without waiting for it
+        replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink, _naming: sink)

@@ -5,9 +5,29 @@ from hypothesis import settings
 
 from kafka_eos_source.kafka import login, secrets
 from kafka_eos_source.observe import journal
+from kafka_eos_source.stage import sealing_plan
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+#: Files that take longest. They come first, so that no slow file is left for the end.
+_SLOW_FILES = (
+    "test_chain_limits.py",
+    "test_chain_model.py",
+    "test_mock_errors.py",
+    "test_command_line.py",
+    "test_wire_faults.py",
+    "test_mock_outcome.py",
+    "test_wire_consumer.py",
+    "test_kernel_read.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs slow files first. With ``--no-loadscope-reorder``, xdist keeps this order."""
+    place = {name: number for number, name in enumerate(_SLOW_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +46,10 @@ def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets the newest batches of queries, as a new process does."""
     monkeypatch.setattr(journal, "_remembered", {})
+
+
+@pytest.fixture
+def unknown_topic_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets tasks stage rows, as when no broker names the limits of the topic, but without waiting for one."""
+    monkeypatch.setattr(sealing_plan, "_ask", lambda kafka, topic: None)
+    monkeypatch.setattr(sealing_plan, "_known", {})

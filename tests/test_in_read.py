@@ -35,6 +35,8 @@ from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import arrow_schema, read_arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
 
+pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
+
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
 ROWS = StructType(
     [

@@ -47,6 +47,8 @@ from kafka_eos_source.stage.row_rules import RecordLimits
 
 TP = TopicPartition("t", 0)
 ROWS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
+
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
 START, END = SourcePosition({TP: 0}, {TP: 0}), SourcePosition({TP: 30}, {TP: 0})
 RANGES = [(OffsetRange(TP, 0, 10),), (OffsetRange(TP, 10, 30),)]

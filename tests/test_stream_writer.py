@@ -31,6 +31,8 @@ from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 
+pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
+
 FRAME = StructType([StructField("value", BinaryType())])
 Sink = Callable[[str], StagedSink]
 
