@@ -52,7 +52,7 @@ _STATE_CALLS: Mapping[str, Sequence[str]] = {
     f"{_OPERATOR}.task": ("Operator._shard_task",),
     f"{_OPERATOR}.shard": ("_open_at_token", "bring_to_batch", "OpenShard.persist_pending"),
     "kafka_eos_source.state.changelog.committed": ("CommittedShard.offsets",),
-    f"{_STORE}.folder": ("open_store",),
+    f"{_STORE}.folder": ("open_store", "mark_closed"),
     f"{_STORE}.opening": ("open_owned",),
     f"{_STORE}.database": ("Database.close", "Database.write"),
     f"{_STORE}.transactional": ("TransactionalStateStore.close",),

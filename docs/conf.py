@@ -67,7 +67,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!kafka_eos_source\.).*"),
     # internal: base classes, and arguments that users do not make
-    ("py:.*", r".*\.(Cursor|Database|Description|OpenDatabase|Scan|StoreMetadata)"),
+    ("py:.*", r".*\.(Cursor|Database|Description|Scan|StoreMetadata)"),
     (
         "py:.*",
         r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView|display\.Frame|state_table\.StateTable)",

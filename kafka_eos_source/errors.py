@@ -7,7 +7,6 @@
     │   ├── StateLockedError        another process has the state open
     │   ├── SinkRetryableError      a sink outside Kafka cannot do what was asked now
     │   ├── RegistryUnavailableError  the schema registry does not answer, which says nothing about records
-    │   ├── ResidentWorkerEndedError  the process that ran a shard for a task ended before the shard was done
     │   ├── NotUpToBoundError       the state has not reached the position that the reader asked for
     │   └── ChangelogCompactedError compaction removed records of a changelog before a read reached them
     ├── AbortableError              abort the transaction and begin it again with a new producer
@@ -239,15 +238,6 @@ class RegistryUnavailableError(RetriableError):
     """The schema registry does not answer. This says nothing about records: none of them is bad."""
 
     condition = "KAFKA_EOS.REGISTRY_UNAVAILABLE"
-
-
-class ResidentWorkerEndedError(RetriableError):
-    """The resident worker that ran a shard for a task ended before the shard was done.
-
-    Spark's next attempt of the task runs the shard again.
-    """
-
-    condition = "KAFKA_EOS.RETRIABLE.RESIDENT_WORKER_ENDED"
 
 
 class NotUpToBoundError(RetriableError):

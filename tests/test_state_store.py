@@ -22,12 +22,9 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StateAccess
-from kafka_eos_source.state.store import transactional
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import in_key_order
 from kafka_eos_source.state.store.handle import StateHandle
-from kafka_eos_source.state.store.kept import KeptDatabases
-from kafka_eos_source.state.store.ownership import is_open_here
 from kafka_eos_source.state.store.rocksdb import WriteBatch
 from kafka_eos_source.state.store.sorted_keys import SortedKeys
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -149,14 +146,7 @@ def test_put_all_stages_all_rows_or_none(store: TransactionalStateStore) -> None
         assert list(view.all()) == [(A, b"1"), (B, b"2")]
 
 
-@pytest.mark.parametrize("database_stays_open", [False, True])
-def test_every_method_of_a_closed_store_raises(
-    store: TransactionalStateStore, monkeypatch: pytest.MonkeyPatch, database_stays_open: bool
-) -> None:
-    kept = KeptDatabases()
-    monkeypatch.setattr(transactional, "KEPT", kept)
-    if database_stays_open:
-        kept.begin(store.path.parent)
+def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -> None:
     fill(store, *(key(n) for n in range(100)))
     store.put(A, b"1")
     manager = store.view()
@@ -165,11 +155,9 @@ def test_every_method_of_a_closed_store_raises(
     for scan in scans:
         next(scan)
     empty = pa.array([], pa.binary())
-    store.keep()
-    assert not store.is_open
-    store.keep()
     store.close()
-    assert is_open_here(store.path / "db") == database_stays_open
+    assert not store.is_open
+    store.close()
     calls: list[Callable[[], object]] = [
         lambda: store.get(A),
         lambda: store.get(B),
@@ -205,8 +193,7 @@ def test_every_method_of_a_closed_store_raises(
     for call in calls:
         with pytest.raises(StoreClosedError):
             call()
-    kept.close()
-    harmless = {"close", "keep", "view"}
+    harmless = {"close", "view"}
     named = {name for call in calls for name in call.__code__.co_names} if calls else set()
     public = {
         name

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.demo.flights import Names, enriched
-from kafka_eos_source.runtime.processes import on_end_of_parent
+from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.retry import Pauses
 
 if TYPE_CHECKING:

@@ -86,15 +86,6 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         "restore a few batches from the changelog after a power failure.",
     ),
     Option(
-        "state.keep.open",
-        STATE,
-        values.boolean,
-        True,
-        "boolean",
-        'Whether the shards of an operator with `shards="partitions"` run in processes of their own beside '
-        "Spark's Python workers, which keep their databases open between micro-batches.",
-    ),
-    Option(
         "state.event.time.max.ahead",
         STATE,
         values.duration_ms,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -45,19 +44,16 @@ class TaskRead:
         Each batch begins with another shard: a process uploads one snapshot at a time, so that a later shard
         may find it busy.
         """
-        from kafka_eos_source.resident.client import run
+        from kafka_eos_source.read.steps import operator_step
         from kafka_eos_source.spark.task import running_task
 
         assert self.step is not None
         assert self.operator is not None
+        step = operator_step(self.step[1])
         task = running_task()
         first = int(task.batch_id or 0) % len(shards) if task is not None else 0
         for shard, ranges in (*shards[first:], *shards[:first]):
-            work = ShardWork(self.settings, self.step[1], self.operator, shard, ranges)
-            if self.operator.keep_open:
-                yield from run(replace(work, keeps_database=True), shard, otherwise=work)
-            else:
-                yield from work()
+            yield from step.run(shard, read_ranges(self.settings, ranges), self.operator)
 
     def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function of `map_in_read`, for a task that stages them itself.
@@ -71,35 +67,3 @@ class TaskRead:
 
         assert self.step is not None
         return map_step(self.step[1]).mapped(read_ranges(self.settings, ranges))
-
-
-@dataclass(frozen=True)
-class ShardWork:
-    """Reads the records of one shard and runs the stateful operator on them.
-
-    Attributes:
-        settings: settings of the read.
-        step: the operator, as the option ``operator.in.read`` carries it.
-        operator: options of the operator.
-        shard: number of the shard.
-        ranges: offset ranges of its records.
-        keeps_database: keep the shard's database open in this process, which is a resident worker.
-    """
-
-    settings: ReadSettings
-    step: str
-    operator: StateOptions
-    shard: int
-    ranges: Sequence[OffsetRange]
-    keeps_database: bool = False
-
-    def __call__(self) -> Iterator[pa.RecordBatch]:
-        """Returns the batches of `OperatorInRead.run`."""
-        from kafka_eos_source.read.steps import operator_step
-
-        if self.keeps_database:
-            from kafka_eos_source.state.store.kept import KEPT
-
-            KEPT.begin(Path(self.operator.root()))
-        rows = read_ranges(self.settings, self.ranges)
-        return operator_step(self.step).run(self.shard, rows, self.operator)

@@ -31,15 +31,6 @@ ENVIRONMENT_VARIABLE = "KAFKA_EOS_FAILPOINTS"
 
 _log = logging.getLogger(__name__)
 
-#: Process that counts as the parent of this one; None = the parent.
-_parent: int | None = None
-
-
-def set_parent(pid: int) -> None:
-    """Makes another process count as the parent of this one, because its own may end before it."""
-    global _parent
-    _parent = pid
-
 
 @dataclass
 class _Armed:
@@ -104,7 +95,7 @@ def _driver_processes() -> list[int]:
     import psutil  # imported late: needed only when a failpoint fires
 
     found: list[int] = []
-    process = psutil.Process().parent() if _parent is None else psutil.Process(_parent)
+    process = psutil.Process().parent()
     seen_jvm = False
     while process is not None:
         is_jvm = process.name() == "java"
@@ -125,10 +116,7 @@ def _driver_processes() -> list[int]:
 def _kill_executor(_name: str) -> None:
     import psutil
 
-    parents = psutil.Process().parents()
-    if _parent is not None:
-        parents = [psutil.Process(_parent), *psutil.Process(_parent).parents()]
-    for parent in parents:
+    for parent in psutil.Process().parents():
         os.kill(parent.pid, signal.SIGKILL)
         if parent.name() == "java":
             break

@@ -1,10 +1,9 @@
-"""Passes Python objects to other processes: in an option, in a row of a frame, or in a message.
+"""Passes Python objects to Spark's other processes: pickled in an option, or in a row of a frame.
 
 No other module of the package unpickles anything. Unpickling an option adds no risk: a person who can set the
 options of a query can also name a class as a sink, and so run any code. Rows are another matter, because
 data of strangers may get into a column by accident. So a row is unpickled only if it was signed with the key
 of its batch and sink (`read_reports`), which no record contains. The key is no secret of the query's authors.
-A message comes through a socket in a folder that only the current user may enter (`resident`).
 """
 
 from __future__ import annotations
@@ -40,21 +39,6 @@ def to_option(value: object, what: str, *, fix: str) -> str:
 def from_option(text: str) -> Any:
     """Returns the object that `to_option` wrote."""
     return pickle.loads(base64.b64decode(text))
-
-
-def to_message(value: object) -> bytes:
-    """Returns an object as a message for a process of the same user on this machine.
-
-    Raises:
-        Exception: if the object cannot be pickled; which one is up to its class.
-    """
-    pickled: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
-    return pickled
-
-
-def from_message(message: bytes | memoryview) -> Any:
-    """Returns the object that `to_message` wrote."""
-    return pickle.loads(message)
 
 
 _MAC_BYTES = 32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark import TaskContext
@@ -26,25 +24,8 @@ class StreamingTask:
     partition: int = 0
 
 
-#: The task for which a resident worker works at present.
-_on_behalf_of: StreamingTask | None = None
-
-
-@contextmanager
-def working_for(task: StreamingTask | None) -> Iterator[None]:
-    """Makes `running_task` return ``task`` during the block, in a process that is no worker of Spark."""
-    global _on_behalf_of
-    _on_behalf_of = task
-    try:
-        yield
-    finally:
-        _on_behalf_of = None
-
-
 def running_task() -> StreamingTask | None:
     """Returns the task that this process runs; None if it runs no task, as on the driver."""
-    if _on_behalf_of is not None:
-        return _on_behalf_of
     context = TaskContext.get()
     if context is None:
         return None

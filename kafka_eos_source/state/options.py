@@ -35,7 +35,6 @@ class StateOptions:
     min_insync_replicas: int | None
     delete_retention_ms: int | None
     wal_sync: bool
-    keep_open: bool
     event_time_max_ahead_ms: int
     lock_timeout_ms: int
     timeout_ms: int
@@ -93,7 +92,6 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         min_insync_replicas=values["state.changelog.min.insync.replicas"],
         delete_retention_ms=values["state.changelog.delete.retention.ms"],
         wal_sync=values["state.wal.sync"],
-        keep_open=values["state.keep.open"],
         event_time_max_ahead_ms=values["state.event.time.max.ahead"],
         lock_timeout_ms=values["state.lock.timeout.ms"],
         timeout_ms=values["state.timeout.ms"],

@@ -197,8 +197,6 @@ class OpenShard:
 def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
     """Opens the shard at the state that its batch starts from, and closes it at the end.
 
-    A resident worker keeps the database open after a batch without an error (`TransactionalStateStore.keep`).
-
     Yields:
         The open shard; or a report, if there is no token and the changelog already holds the batch.
 
@@ -252,11 +250,8 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
             # Now the store holds committed state only; later it also holds this batch's pending changes.
             take_if_due(store, task.tp, committed.offset, record_of(token), options.snapshots)
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored)
-    except BaseException:
-        store.close()
-        raise
     finally:
-        store.keep()
+        store.close()
 
 
 def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, deadline: Deadline) -> None:

@@ -100,7 +100,6 @@ class Database:
         self._writes = 0
         self._read_only = read_only
         self._owner = ""
-        self._lock_file = _identity_of(path / "LOCK")
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
@@ -256,10 +255,6 @@ class Database:
     def cursor(self) -> Any:
         """Returns a RocksDB iterator over the data of this moment. Later writes do not show."""
         return self._call(self._families["data"].iter)
-
-    def has_files(self) -> bool:
-        """Returns whether the folder still has the files of this database, which its owner has opened."""
-        return self._lock_file is not None and self._lock_file == _identity_of(self.path / "LOCK")
 
     def has_data(self) -> bool:
         """Returns whether the data family holds any pair."""
@@ -425,15 +420,6 @@ def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> No
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:
     return list(map(get, keys))
-
-
-def _identity_of(file: Path) -> tuple[int, int] | None:
-    """Returns device and inode of a file; None if there is no such file."""
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _closed(_key: bytes) -> NoReturn:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.errors import KafkaEosError, StoreClosedError
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord
@@ -21,7 +20,6 @@ from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.commit_rules import next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.kept import OpenDatabase
 from kafka_eos_source.state.store.overlay import Ranges, StagedPair, slices
 from kafka_eos_source.state.store.records import Applying, StoreMetadata
 from kafka_eos_source.state.store.rocksdb import WriteBatch
@@ -70,13 +68,6 @@ class DurableState:
     def close(self) -> None:
         self.recent = {}
         self.database.close()
-
-    def hand_over(self) -> OpenDatabase:
-        """Gives the open database to the caller; later uses of this object raise `StoreClosedError`."""
-        opened = OpenDatabase(self._path, self.database, self.metadata, self._config)
-        self.recent = {}
-        self.database = cast("Database", _HandedOver(self._path))
-        return opened
 
     def apply(
         self,
@@ -203,16 +194,6 @@ class DurableState:
         except KafkaEosError:
             self._on_failed_write()
             raise
-
-
-class _HandedOver:
-    """Stands where a database was that now belongs to somebody else."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise StoreClosedError(f"the store {self._path} is closed.")
 
 
 def in_key_order(keys: pa.BinaryArray, values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:

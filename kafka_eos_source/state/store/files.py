@@ -2,8 +2,8 @@
 
 ::
 
-    owner          JSON: process id and host of the process that has the database open, for error messages,
-                   and the socket where it can be asked to close it (`lease`). The lock itself is RocksDB's.
+    owner          JSON: process id and host of the process that has the database open. It names the owner in
+                   error messages; the lock itself is RocksDB's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
@@ -65,23 +64,13 @@ def remove_trash(path: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def write_owner(database: Path, lease_socket: Path | None = None) -> None:
+def write_owner(database: Path) -> None:
     """Records that this process has the database open.
-
-    Args:
-        database: folder of the database.
-        lease_socket: where other processes can ask for the database; None = nowhere.
 
     Raises:
         StateError: if the disk is full or fails.
     """
-    owner: dict[str, Any] = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since_ms": int(time.time() * 1000),
-    }
-    if lease_socket is not None:
-        owner["lease"] = str(lease_socket)
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
     with disk_errors_reported(database.parent):
         replace_text(database.parent / "owner", json.dumps(owner))
 
@@ -99,26 +88,18 @@ def remove_owner(database: Path) -> None:
 def owner_of(database: Path) -> str:
     """Returns process and host of the owner of a database, for an error message."""
     owner = _owner(database)
-    return "another process" if owner is None else f"process {owner['pid']} on {owner['host']}"
+    return "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
 
 
 def is_owned_elsewhere(database: Path) -> bool:
     """Returns whether a process of another host opened the database last, and did not close it."""
     owner = _owner(database)
-    return owner is not None and owner["host"] != socket.gethostname()
+    return owner is not None and owner[1] != socket.gethostname()
 
 
-def lease_socket_of(database: Path) -> Path | None:
-    """Returns the socket where the owner of a database can be asked to close it; None if there is none."""
-    owner = _owner(database)
-    path = None if owner is None else owner.get("lease")
-    return Path(path) if isinstance(path, str) else None
-
-
-def _owner(database: Path) -> dict[str, Any] | None:
-    """Returns what the owner wrote, with at least ``pid`` and ``host``; None if that cannot be read."""
+def _owner(database: Path) -> tuple[int, str] | None:
     try:
         owner = json.loads((database.parent / "owner").read_text())
-    except (OSError, ValueError):
+        return int(owner["pid"]), str(owner["host"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return owner if isinstance(owner, dict) and {"pid", "host"} <= owner.keys() else None

@@ -32,6 +32,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
     has_owner_file,
     owner_of,
@@ -41,8 +42,6 @@ from kafka_eos_source.state.store.files import (
     replace_text,
     write_owner,
 )
-from kafka_eos_source.state.store.kept import KEPT, OpenDatabase
-from kafka_eos_source.state.store.lease import ask_to_release
 from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.ownership import is_open_here
 from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
@@ -53,14 +52,12 @@ _REPEATED_DAMAGE_MS = 600_000
 _log = logging.getLogger(__name__)
 
 
-def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> OpenDatabase:
+def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tuple[Database, StoreMetadata]:
     """Opens or creates a store; raises what `TransactionalStateStore.open` raises.
 
-    A database that this process has kept open is returned as it is.
+    Returns:
+        The open database and its metadata.
     """
-    kept = KEPT.take(path, identity, config)
-    if kept is not None:
-        return kept
     path.mkdir(parents=True, exist_ok=True)
     remove_trash(path)
     (path / ".checkpoint").unlink(missing_ok=True)  # an older release wrote it, and it would go stale
@@ -77,7 +74,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> Open
             _log.info("the last owner of the store %s did not close it", path)
             database.sync_logs()
         is_synced = True
-        write_owner(db_path, KEPT.lease_socket(path))
+        write_owner(db_path)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
         if metadata != stored:
@@ -87,9 +84,14 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> Open
     except BaseException:
         database.close()
         if is_synced:  # else the next owner does it
-            remove_owner(db_path)
+            mark_closed(path)
         raise
-    return OpenDatabase(path, database, metadata, config)
+    return database, metadata
+
+
+def mark_closed(path: Path) -> None:
+    """Records that the owner closed the database."""
+    remove_owner(path / "db")
 
 
 def check_version(path: Path) -> bool:
@@ -220,13 +222,10 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
 def _locked(path: Path) -> Iterator[None]:
     """Locks a closed database inside the block, so that no other process opens it.
 
-    A process that only keeps the database open is asked to close it.
-
     Raises:
         StateLockedError: if any process has the database open.
     """
     db_path = path / "db"
-    KEPT.release(db_path.resolve())
     if is_open_here(db_path):
         raise StateLockedError(
             f"the database {db_path} is open in this process.", fix="close the store first."
@@ -237,21 +236,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield  # the database was never opened, or is removed already
         return
     try:
-        if not _try_lock(lock):
-            ask_to_release(db_path)
-            if not _try_lock(lock):
-                raise StateLockedError(
-                    f"the database {db_path} is open in {owner_of(db_path)}.", fix="stop that process first."
-                )
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StateLockedError(
+            f"the database {db_path} is open in {owner_of(db_path)}.", fix="stop that process first."
+        ) from error
+    try:
         yield
     finally:
         os.close(lock)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Returns whether this process has the lock of a file now."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -19,7 +19,6 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
-from kafka_eos_source.state.store.lease import ask_to_release
 from kafka_eos_source.state.store.log_headers import check_logs
 from kafka_eos_source.state.store.rocksdb import database_options, family_options, translate
 from kafka_eos_source.state.store.write_chain import least_write
@@ -32,8 +31,6 @@ _READER_RETRY_SECONDS = 10.0
 
 def open_owned(path: Path, config: StoreConfig) -> Database:
     """Opens or creates a database; waits while another process has it open.
-
-    A process that only keeps the database open closes it (`lease`).
 
     Args:
         path: folder of the database.
@@ -51,11 +48,7 @@ def open_owned(path: Path, config: StoreConfig) -> Database:
     key = str(path.resolve())
 
     def open_once() -> Database:
-        try:
-            return ownership.opened(key, lambda: Database(path, _open(path, config, access), owner=key))
-        except StateLockedError:
-            ask_to_release(path)
-            raise
+        return ownership.opened(key, lambda: Database(path, _open(path, config, access), owner=key))
 
     return retry(open_once, StateLockedError, pauses)
 

@@ -64,7 +64,6 @@ def database_options(config: StoreConfig) -> Any:
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1 * _MIB)  # RocksDB's messages; a database may stay open for months
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options

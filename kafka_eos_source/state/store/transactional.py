@@ -38,10 +38,9 @@ from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentit
 from kafka_eos_source.state.store import folder
 from kafka_eos_source.state.store.commit_rules import find_promotable, next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.files import remove_owner
 from kafka_eos_source.state.store.frozen import freeze
-from kafka_eos_source.state.store.kept import KEPT, OpenDatabase
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.pending import (
     PendingHeader,
@@ -71,15 +70,15 @@ class TransactionalStateStore(ViewedMap):
         config: settings of the store.
     """
 
-    def __init__(self, opened: OpenDatabase) -> None:
-        path, config, identity = opened.path, opened.config, opened.metadata.identity
+    def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
+        identity = metadata.identity
         assert identity is not None
         super().__init__(
             path,
             identity,
             config,
             UncommittedWrites(identity.store, path, config),
-            DurableState(path, opened.database, opened.metadata, config, on_failed_write=self._shut_down),
+            DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
         )
 
     # ------------------------------------------------------------------ lifecycle
@@ -105,11 +104,11 @@ class TransactionalStateStore(ViewedMap):
         """
         config = config or StoreConfig()
         where = Path(path)
-        opened = folder.open_store(where, identity, config)
-        store = cls(opened)
-        if opened.metadata.applying is not None:
+        database, metadata = folder.open_store(where, identity, config)
+        store = cls(where, database, metadata, config)
+        if metadata.applying is not None:
             try:
-                store._finish_applying(opened.metadata.applying)
+                store._finish_applying(metadata.applying)
             except BaseException:
                 store._shut_down()
                 raise
@@ -166,15 +165,7 @@ class TransactionalStateStore(ViewedMap):
             if not self._open:
                 return
             self._shut_down()
-            remove_owner(self.path / "db")
-
-    def keep(self) -> None:
-        """Closes the store, but a resident worker keeps its database open for the next task."""
-        with self._lock:
-            if not self._open:
-                return
-            self._end_use()
-            KEPT.put_back(self._durable.hand_over())
+            folder.mark_closed(self.path)
 
     def __enter__(self) -> TransactionalStateStore:
         return self
@@ -185,14 +176,11 @@ class TransactionalStateStore(ViewedMap):
         self.close()
 
     def _shut_down(self) -> None:
-        self._end_use()
-        self._durable.close()
-
-    def _end_use(self) -> None:
         self._open = False
         self._close_views()
         self._scans.close()
         self._uncommitted.clear()
+        self._durable.close()
 
     # ------------------------------------------------------------------ commit
 

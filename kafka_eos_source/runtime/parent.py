@@ -1,9 +1,8 @@
-"""Notices when another process ends, for example the parent process."""
+"""Notices when the parent process ends."""
 
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 
@@ -30,32 +29,3 @@ def on_end_of_parent(act: Callable[[], object], over: threading.Event | None = N
         act()
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def is_alive(pid: int) -> bool:
-    """Returns whether a process exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it belongs to another user
-        return True
-    return True
-
-
-def wait_for_end(pid: int) -> None:
-    """Waits until a process of this user has ended, whether or not it is a child of this one."""
-    open_pid = getattr(os, "pidfd_open", None)  # Linux
-    if open_pid is None:
-        pauses = Pauses(None, _POLL_SECONDS)
-        while is_alive(pid):
-            pauses.wait()
-        return
-    try:
-        descriptor = open_pid(pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([descriptor], [], [])
-    finally:
-        os.close(descriptor)
