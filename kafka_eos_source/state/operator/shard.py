@@ -118,7 +118,6 @@ class OpenShard:
             read from disk.
         """
         size_bytes, spilled_bytes = self.store.staged_bytes()
-        changes = () if spilled_bytes else list(self.store.staged_changes())
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
@@ -129,7 +128,7 @@ class OpenShard:
             counts=self._counts(),
         )
         failpoints.reach("state.before_pending")
-        self.store.persist_pending(record)
+        changes = self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
         measured = self._measured(size_bytes, spilled_bytes)
@@ -140,7 +139,7 @@ class OpenShard:
             counts=record.counts,
             measured=measured,
         )
-        return self._with_base(report), self.store.pending_changes(record) if spilled_bytes else changes
+        return self._with_base(report), self.store.pending_changes(record) if changes is None else changes
 
     def may_be_in_kafka(self) -> bool:
         """Whether Kafka may already hold the batch, so that the state may already contain it."""

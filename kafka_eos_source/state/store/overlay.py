@@ -149,13 +149,24 @@ class Overlay:
         else:
             self.bytes += size - (2 * len(old) if old else 0)
 
-    def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Stages many writes; the last value of a repeated key counts."""
+    def put_many(
+        self, keys: list[bytes], values: list[bytes | None], payload_bytes: int | None = None
+    ) -> None:
+        """Stages many writes; the last value of a repeated key counts.
+
+        Args:
+            keys: may repeat.
+            values: None deletes.
+            payload_bytes: size of all keys and values; None = not known.
+        """
         rows = self.rows
         new = dict(zip(keys, values, strict=True))
         again = rows.keys() & new.keys() if rows else ()
         added = len(new) - len(again)
-        payload = sum(map(len, new)) + sum(map(len, filter(None, new.values())))
+        if payload_bytes is not None and len(new) == len(keys):
+            payload = payload_bytes
+        else:
+            payload = sum(map(len, new)) + sum(map(len, filter(None, new.values())))
         payload -= sum(map(len, again)) + sum(len(rows[key] or b"") for key in again)
         self.bytes += ENTRY_BYTES * added + 2 * payload
         self._sorted.add_many(new.keys() - again if again else new)

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StoreClosedError
 from kafka_eos_source.state.model import StoreIdentity
@@ -146,7 +147,7 @@ class StagedMap(Reads):
         self._claim()
         for at in range(0, len(keys), _KEYS_PER_SLICE):
             part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
-            self._put_lists(part[0].to_pylist(), part[1].to_pylist())
+            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), sum(map(_payload_bytes, part)))
 
     def delete(self, key: bytes) -> None:
         """Stages the delete of a key."""
@@ -195,18 +196,24 @@ class StagedMap(Reads):
 
     def _changes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
         """Yields staged or pending writes as `staged_changes` does."""
-        for low, high in overlay.ranges.spans:
-            first, rest = self._durable.database.begin_scan(low, high)
-            base = self._scans.track(chain(first, rest or ()), rest)
-            yield from delete_batches(unstaged_keys(base, overlay.scan(low, high, reverse=False)))
+        yield from self._range_deletes(overlay)
         if overlay.spilled is None:
             yield from change_batches(overlay.rows)
         else:
             yield from changes_of_pairs(overlay.scan(None, None, reverse=False))
 
-    def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
+    def _range_deletes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields a delete of each key of the database in the deleted ranges for which nothing is staged."""
+        for low, high in overlay.ranges.spans:
+            first, rest = self._durable.database.begin_scan(low, high)
+            base = self._scans.track(chain(first, rest or ()), rest)
+            yield from delete_batches(unstaged_keys(base, overlay.scan(low, high, reverse=False)))
+
+    def _put_lists(
+        self, keys: list[bytes], values: list[bytes | None], payload_bytes: int | None = None
+    ) -> None:
         self._claim()
-        self._uncommitted.overlay.put_many(keys, values)
+        self._uncommitted.overlay.put_many(keys, values, payload_bytes)
         if self._uncommitted.exceeds_share():
             self._spill()
 
@@ -228,3 +235,8 @@ class StagedMap(Reads):
     def _check_open(self) -> None:
         if not self._open:
             raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
+
+
+def _payload_bytes(values: pa.BinaryArray) -> int:
+    """Returns the number of bytes of all values."""
+    return pc.sum(pc.binary_length(values)).as_py() or 0

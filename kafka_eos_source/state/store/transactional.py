@@ -251,13 +251,17 @@ class TransactionalStateStore(ViewedMap):
 
     # ------------------------------------------------------------------ pending batches
 
-    def persist_pending(self, record: BatchRecord) -> None:
+    def persist_pending(self, record: BatchRecord) -> list[pa.RecordBatch] | None:
         """Moves the staged writes to disk as pending changes of a task attempt.
 
         The data does not change. Pending changes of the same attempt are replaced.
 
         Args:
             record: the batch and attempt.
+
+        Returns:
+            The changes, as from `staged_changes`; None if they exceed the memory, so that only
+            `pending_changes` has them.
 
         Raises:
             StateError, StateCorruptedError: as `commit`.
@@ -278,13 +282,16 @@ class TransactionalStateStore(ViewedMap):
                     remove_attempt(writes, old)
                 else:
                     others.append(old)
-            add_attempt(writes, header, () if header.spill_id else change_batches(overlay.rows))
+            changes = [] if header.spill_id else list(change_batches(overlay.rows))
+            add_attempt(writes, header, changes)
             self._durable.write(writes)
             if header.spill_id:
                 self._uncommitted.hand_over()
             else:
+                changes = [*self._range_deletes(overlay), *changes]
                 self._uncommitted.clear()
             self._remove_spills([*others, header])
+        return None if header.spill_id else changes
 
     def pending_changes(self, record: BatchRecord) -> Iterator[pa.RecordBatch]:
         """Yields the changes of a pending attempt as `staged_changes` did, from disk.

@@ -154,18 +154,18 @@ def delete_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
 
 def change_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[pa.RecordBatch]:
     """Yields rows as batches of `CHANGES` of a few MB each; a value of None deletes the key."""
-    return _split(list(rows), list(rows.values()))
+    keys, values = list(rows), list(rows.values())
+    for at in range(0, len(keys), _CHANGE_ROWS):
+        yield from _divided(keys[at : at + _CHANGE_ROWS], values[at : at + _CHANGE_ROWS])
 
 
-def _split(keys: list[bytes], values: list[bytes | None]) -> Iterator[pa.RecordBatch]:
+def _divided(keys: list[bytes], values: list[bytes | None]) -> Iterator[pa.RecordBatch]:
     """Halves the rows until each part is small enough for one batch."""
-    if not keys:
-        return
     size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
-    if len(keys) > 1 and (len(keys) > _CHANGE_ROWS or size > _CHANGE_BYTES):
+    if len(keys) > 1 and size > _CHANGE_BYTES:
         half = len(keys) // 2
-        yield from _split(keys[:half], values[:half])
-        yield from _split(keys[half:], values[half:])
+        yield from _divided(keys[:half], values[:half])
+        yield from _divided(keys[half:], values[half:])
     else:
         columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         yield pa.record_batch(columns, schema=CHANGES)
