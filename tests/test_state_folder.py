@@ -25,7 +25,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import files, pending, records
+from kafka_eos_source.state.store import files, folder, pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
 from kafka_eos_source.state.store.opening import open_owned
@@ -432,3 +432,23 @@ def test_logs_that_could_not_be_synced_are_synced_by_the_next_owner(
     assert len(synced) == 1
     open_store(path).close()
     assert len(synced) == 1
+
+
+def test_an_owner_that_closes_the_database_leaves_the_file_of_the_next_owner(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free a moment before the file of the owner is removed. Without the file of the next owner,
+    nobody would sync the logs that it leaves if it is killed."""
+    next_owners: list[TransactionalStateStore] = []
+    mark_closed = folder.mark_closed
+
+    def mark_late(database: Database) -> None:
+        if not next_owners:
+            next_owners.append(open_store(path))
+        mark_closed(database)
+
+    monkeypatch.setattr(folder, "mark_closed", mark_late)
+    open_store(path).close()
+    assert files.has_owner_file(path / "db")
+    next_owners[0].close()
+    assert not files.has_owner_file(path / "db")

@@ -329,8 +329,8 @@ def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(
         def copy_then_reach(name: str) -> None:
             if name == "state.apply_began":
                 copy_of_open_store(tmp_path / "s", tmp_path / "copy")
-                owner = json.loads((tmp_path / "copy" / "owner").read_text())
-                (tmp_path / "copy" / "owner").write_text(json.dumps({**owner, "host": "worker-7"}))
+                (file,) = (tmp_path / "copy").glob("owner-*")
+                file.write_text(json.dumps({**json.loads(file.read_text()), "host": "worker-7"}))
             reach(name)
 
         monkeypatch.setattr(failpoints, "reach", copy_then_reach)

@@ -346,11 +346,13 @@ def test_a_commit_without_changes_advances_the_offset(path: Path) -> None:
 def test_a_leftover_owner_file_does_not_prevent_opening(path: Path) -> None:
     for number in range(3):
         with TransactionalStateStore.open(path, IDENTITY) as store:
-            assert (path / "owner").exists()
+            assert len(list(path.glob("owner*"))) == 1
             fill(store, key(number), offset=number)
-        assert not (path / "owner").exists()
-    (path / "owner").write_text('{"pid": 1}')  # as a killed process leaves it
+        assert not list(path.glob("owner*"))
+    (path / "owner-dead").write_text('{"pid": 1}')  # as a killed process leaves it
+    (path / "owner").write_text('{"pid": 1}')  # … of an older release
     with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert len(list(path.glob("owner*"))) == 1
         assert len(list(store.all())) == 3
 
 

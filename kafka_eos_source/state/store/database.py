@@ -86,6 +86,7 @@ class Database:
 
     Attributes:
         path: folder of the database.
+        owner_file: file that says that this process has the database open; None = there is none.
         get: ``get(key) -> value | None`` of the data family. It is rocksdict's own method, for speed, so the
             caller translates its errors.
     """
@@ -100,6 +101,7 @@ class Database:
         self._writes = 0
         self._read_only = read_only
         self._owner = ""
+        self.owner_file: Path | None = None
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get

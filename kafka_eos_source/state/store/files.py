@@ -2,7 +2,7 @@
 
 ::
 
-    owner          JSON: process id and host of the process that has the database open. It names the owner in
+    owner-…        JSON: process id and host of the process that has the database open. It names the owner in
                    error messages; the lock itself is RocksDB's.
 """
 
@@ -64,25 +64,31 @@ def remove_trash(path: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def write_owner(database: Path) -> None:
-    """Records that this process has the database open.
+def write_owner(database: Path) -> Path:
+    """Records that this process has the database open, in place of owners that did not close it.
+
+    Each owner has a file of its own. One that has just closed the database removes its file a moment later,
+    when the next owner may have written another one.
+
+    Returns:
+        The file. Remove it after the database was closed.
 
     Raises:
         StateError: if the disk is full or fails.
     """
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
     with disk_errors_reported(database.parent):
-        replace_text(database.parent / "owner", json.dumps(owner))
+        earlier = _owner_files(database)
+        file = database.parent / f"owner-{os.urandom(4).hex()}"
+        replace_text(file, json.dumps(owner))
+        for each in earlier:
+            each.unlink(missing_ok=True)
+    return file
 
 
 def has_owner_file(database: Path) -> bool:
-    """Returns whether there is an owner file. Its writer has the store open, or did not close it."""
-    return (database.parent / "owner").exists()
-
-
-def remove_owner(database: Path) -> None:
-    """Removes the owner file, if there is one."""
-    (database.parent / "owner").unlink(missing_ok=True)
+    """Returns whether there is the file of an owner. It has the store open, or did not close it."""
+    return bool(_owner_files(database))
 
 
 def owner_of(database: Path) -> str:
@@ -98,8 +104,17 @@ def is_owned_elsewhere(database: Path) -> bool:
 
 
 def _owner(database: Path) -> tuple[int, str] | None:
-    try:
-        owner = json.loads((database.parent / "owner").read_text())
-        return int(owner["pid"]), str(owner["host"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Returns process and host of the newest owner."""
+    found = []
+    for file in _owner_files(database):
+        try:
+            owner = json.loads(file.read_text())
+            found.append((int(owner["since_ms"]), int(owner["pid"]), str(owner["host"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it closed the database meanwhile, or the machine lost power while it wrote
+    return max(found)[1:] if found else None
+
+
+def _owner_files(database: Path) -> list[Path]:
+    """Returns the files of owners; an older release wrote ``owner``, without a suffix."""
+    return list(database.parent.glob("owner*"))

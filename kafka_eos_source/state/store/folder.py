@@ -4,7 +4,7 @@
 
     <path>/VERSION                 format of the store, read before RocksDB may touch the folder
     <path>/db/                     RocksDB
-    <path>/owner                   who has it open; a file that is left over means it was not closed
+    <path>/owner-…                 who has it open; a file that is left over means it was not closed
     <path>.corrupt-<ms>/           a damaged store that was set aside; the newest is kept
     <path>.trash-…/                a store that is being removed
 """
@@ -36,7 +36,6 @@ from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
     has_owner_file,
     owner_of,
-    remove_owner,
     remove_trash,
     remove_tree,
     replace_text,
@@ -74,7 +73,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
             _log.info("the last owner of the store %s did not close it", path)
             database.sync_logs()
         is_synced = True
-        write_owner(db_path)
+        database.owner_file = write_owner(db_path)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
         if metadata != stored:
@@ -84,14 +83,15 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     except BaseException:
         database.close()
         if is_synced:  # else the next owner does it
-            mark_closed(path)
+            mark_closed(database)
         raise
     return database, metadata
 
 
-def mark_closed(path: Path) -> None:
-    """Records that the owner closed the database."""
-    remove_owner(path / "db")
+def mark_closed(database: Database) -> None:
+    """Records that this process, the owner, has closed the database."""
+    if database.owner_file is not None:
+        database.owner_file.unlink(missing_ok=True)
 
 
 def check_version(path: Path) -> bool:

@@ -165,7 +165,7 @@ class TransactionalStateStore(ViewedMap):
             if not self._open:
                 return
             self._shut_down()
-            folder.mark_closed(self.path)
+            folder.mark_closed(self._durable.database)
 
     def __enter__(self) -> TransactionalStateStore:
         return self
