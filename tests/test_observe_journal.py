@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,7 +95,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
     monkeypatch.setattr(private_folders, "_warned", set())
-    monkeypatch.setattr(journal, "_tidied_at", None)
+    monkeypatch.setattr(private_folders, "_tidied", {})
     return shared
 
 
@@ -161,7 +162,8 @@ def test_the_longest_line_of_a_batch_is_found_as_the_newest(shared: Path) -> Non
 def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that makes batch writes may run for months."""
     now = 0.0
-    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now))
+    clocks = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(private_folders, "time", clocks)
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
@@ -364,7 +366,7 @@ def test_files_of_former_queries_are_deleted_by_age(shared: Path) -> None:
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
-    journal._tidied_at = None
+    private_folders._tidied.clear()
     Journal("another").finished(replace(BATCH, application_id="another"))
     assert [each.application_id for each in query_journals()] == ["another"]
 

@@ -12,7 +12,6 @@ Losing a file costs figures and nothing else. Every error of these files is logg
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -42,7 +41,6 @@ _SHOWN_BYTES = 256 << 10
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _KEPT_SOURCE_SECONDS = 24 * 3600.0
 RENEWAL_SECONDS = 3600.0
-_TIDY_SECONDS = 24 * 3600.0
 _LONGEST_NAME = 200
 #: Prefix of the name of files whose query has a longer ``application.id``.
 _HASHED = "sha256 "
@@ -361,17 +359,10 @@ def attempt(call: Callable[[], T], what: str) -> T | None:
 
 
 def _tidy() -> None:
-    """Deletes the files of queries that no longer run, once per day: a process may run for months."""
-    global _tidied_at
-    now = time.monotonic()
-    if _tidied_at is None or now - _tidied_at >= _TIDY_SECONDS:
-        _tidied_at = now
-        attempt(lambda: _journals().remove_older(_KEPT_SECONDS), "delete")
-        attempt(lambda: _waiting().remove_older(_KEPT_SECONDS), "delete")
-        attempt(lambda: _sources().remove_older(_KEPT_SOURCE_SECONDS), "delete")
-
-
-_tidied_at: float | None = None
+    """Deletes the files of queries that no longer run."""
+    attempt(lambda: _journals().tidy(_KEPT_SECONDS), "delete")
+    attempt(lambda: _waiting().tidy(_KEPT_SECONDS), "delete")
+    attempt(lambda: _sources().tidy(_KEPT_SOURCE_SECONDS), "delete")
 
 
 def _remember(name: str, newest: _Remembered) -> None:

@@ -279,7 +279,7 @@ def write(application_id: str, run_id: str, token: Token) -> None:
             text = before.text  # the file says already that nothing is due
         else:
             _folder().write(name, text)
-            _folder().remove_older(_KEPT_SECONDS)
+            _folder().tidy(_KEPT_SECONDS)
         _nothing_due[application_id] = _NothingDue(run_id, token.sequence, text)
     except (OSError, UnicodeDecodeError) as error:
         warn_once(

@@ -45,6 +45,10 @@ _FORMER = "%1"
 #: Most bytes that are read of a file, unless the caller expects a larger one.
 _LARGEST_FILE_BYTES = 64 << 10
 
+#: When this process last tidied a folder, on the monotonic clock, by path; and how often it does.
+_tidied: dict[str, float] = {}
+_TIDIED_AGAIN_SECONDS = 24 * 3600.0
+
 
 class ForeignFolderError(PermissionError):
     """A folder or file belongs to another user, who could read or change its contents."""
@@ -199,14 +203,23 @@ class PrivateFolder:
                         found[unquote(each)] = changed
         return found
 
-    def remove_older(self, seconds: float) -> None:
-        """Deletes files that have not changed for this long, complete or not.
+    def tidy(self, kept_seconds: float) -> None:
+        """Deletes files that have not changed for this long, complete or not; at most once a day per process.
+
+        It looks at all files of the folder, and a process may run for months.
+
+        Args:
+            kept_seconds: the age of the oldest file that stays.
 
         Raises:
             ForeignFolderError: if another user owns the folder.
             OSError: if a file cannot be deleted.
         """
-        oldest = time.time() - seconds
+        now = time.monotonic()
+        if now - _tidied.get(self.path, -_TIDIED_AGAIN_SECONDS) < _TIDIED_AGAIN_SECONDS:
+            return
+        _tidied[self.path] = now
+        oldest = time.time() - kept_seconds
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             for each in os.listdir(folder):
                 with contextlib.suppress(FileNotFoundError):  # another process deleted it
