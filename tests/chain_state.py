@@ -76,14 +76,13 @@ class ModelStore:
     def drop_pending(self) -> None:
         self.disk.pending = []
 
-    def staged_changes(self) -> Iterator[pa.RecordBatch]:
-        if self.staged:
-            columns = [pa.array(list(self.staged), pa.binary()), pa.array(self.staged.values(), pa.binary())]
-            yield pa.RecordBatch.from_arrays(columns, ["key", "value"])
-
-    def persist_pending(self, record: BatchRecord) -> None:
-        self.disk.pending.append((PendingBatch(record, self.disk.batch, 0), self.staged))
-        self.staged = {}
+    def persist_pending(self, record: BatchRecord) -> list[pa.RecordBatch]:
+        staged, self.staged = self.staged, {}
+        self.disk.pending.append((PendingBatch(record, self.disk.batch, 0), staged))
+        if not staged:
+            return []
+        columns = [pa.array(list(staged), pa.binary()), pa.array(staged.values(), pa.binary())]
+        return [pa.RecordBatch.from_arrays(columns, ["key", "value"])]
 
     def staged_bytes(self) -> tuple[int, int]:
         return 0, 0

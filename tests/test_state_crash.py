@@ -148,7 +148,7 @@ def test_a_log_that_ends_between_two_records_loses_no_commit_in_the_middle(tmp_p
 def _with_two_logs(folder: Path) -> Path:
     """Returns a copy of a store whose first log has several records, and whose second log has some too."""
     for attempt in range(40):  # a fast flush may leave no second log
-        live, work = folder / f"live{attempt}", Workload(SEED + attempt)
+        live, work = folder / f"live{attempt}", Workload(SEED)
         with TransactionalStateStore.open(live, IDENTITY, TINY) as store:
             for _ in range(500):
                 work.step(store)

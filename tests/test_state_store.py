@@ -596,3 +596,25 @@ def test_the_rows_of_a_chunk_are_sorted_by_key_and_only_the_last_of_each_is_kept
     last = dict(rows)
     assert keys.to_pylist() == sorted(last)
     assert values.to_pylist() == [last[key] for key in sorted(last)]
+
+
+def test_persisting_changes_returns_what_the_changelog_gets(store: TransactionalStateStore) -> None:
+    fill(store, *(key(n) for n in range(400)))
+    store.delete_range(key(0), key(300))
+    store.put_many(binary([key(7), key(350), key(999)]), binary([b"new", None, b"x" * 1000]))
+    expected = list(store.staged_changes())
+    assert sum(batch.num_rows for batch in expected) == 299 + 3
+    assert store.persist_pending(record(5)) == expected
+    assert list(store.pending_changes(record(5))) == expected
+    assert store.persist_pending(record(6)) == []
+
+
+def test_the_size_of_staged_writes_is_that_of_their_keys_and_values(store: TransactionalStateStore) -> None:
+    def staged(keys: list[bytes], values: list[bytes | None]) -> int:
+        store.put_many(binary([b"cut off", *keys])[1:], binary([b"cut off", *values])[1:])
+        return store.approximate_num_uncommitted_bytes()
+
+    one = staged([A], [b"1"])
+    assert staged([B], [None]) == 2 * one - 2
+    assert staged([A, B], [b"", b"1"]) == 2 * one - 2
+    assert staged([A, A], [b"12", b"1"]) == 2 * one, "the last value counts"
