@@ -49,6 +49,7 @@ tokens = st.builds(
 def records(draw: st.DrawFn) -> TokenRecord:
     ends = draw(st.dictionaries(partitions, whole, max_size=30))
     sharded = draw(st.sets(st.sampled_from(sorted(ends)))) if ends else set()
+    stores = sorted({tp.topic for tp in sharded})
     return TokenRecord(
         draw(tokens),
         ends,
@@ -58,6 +59,7 @@ def records(draw: st.DrawFn) -> TokenRecord:
         draw(st.integers(0, 100)),
         draw(st.integers(-(2**62), 2**62)),
         {tp: draw(progress) for tp in sorted(sharded)},
+        draw(st.frozensets(st.sampled_from(stores))) if stores else frozenset(),
     )
 
 
@@ -92,7 +94,8 @@ def test_a_record_restores_the_groups_offsets_with_tokens_and_marks(record: Toke
         full = Token.decode(each.metadata)
         if tp in record.shards:
             siblings = sum(each.topic == tp.topic for each in record.shards)
-            assert full == replace(record.token, shard=record.shards[tp], shards=siblings)
+            of_shard = replace(record.token, shard=record.shards[tp], shards=siblings)
+            assert full == replace(of_shard, in_read=tp.topic in record.in_read)
         else:
             assert full == (record.token if tp == record.anchor else None)
 
@@ -111,6 +114,9 @@ def test_the_size_stays_far_below_the_largest_message(sources: int, size_bytes: 
     assert len(record.encode()) <= size_bytes
 
 
+SHARDS = {"in": [[0, "attempt", 1, None, {}]]}
+
+
 def changed(**fields: Any) -> bytes:
     return json.dumps({**json.loads(RECORD.encode()), **fields}).encode()
 
@@ -118,6 +124,12 @@ def changed(**fields: Any) -> bytes:
 def test_a_newer_format_is_refused() -> None:
     with pytest.raises(OperatorError, match=f"format {FORMAT + 1}.*newer version"):
         TokenRecord.decode(RECORD.key, changed(**{"kafka-eos-record": FORMAT + 1, "something": "new"}))
+
+
+def test_only_a_record_with_an_operator_in_the_read_has_the_newer_format() -> None:
+    assert json.loads(RECORD.encode())["kafka-eos-record"] == 1, "older releases read it"
+    value = changed(**{"kafka-eos-record": 2, "shards": SHARDS, "in-read": ["in"]})
+    assert TokenRecord.decode(RECORD.key, value).in_read == {"in"}
 
 
 def test_a_newer_token_in_the_record_is_refused() -> None:
@@ -154,6 +166,10 @@ def test_a_newer_token_in_the_record_is_refused() -> None:
         changed(shards={"in": [[0, "attempt", 1, None]]}),
         changed(shards={"in": [[0, "attempt", 1, None, {}], [0, "attempt", 1, None, {}]]}),
         changed(shards={"elsewhere": [[0, "attempt", 1, None, {}]]}),
+        changed(**{"in-read": ["in"]}),
+        changed(**{"kafka-eos-record": 2, "shards": SHARDS}),
+        changed(**{"kafka-eos-record": 2, "shards": SHARDS, "in-read": ["out"]}),
+        changed(**{"kafka-eos-record": 2, "shards": SHARDS, "in-read": [1]}),
     ],
 )
 def test_a_damaged_record_is_refused(value: bytes) -> None:

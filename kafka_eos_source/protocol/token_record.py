@@ -6,10 +6,11 @@ makes it exactly as new as the token in the group.
 
 The key of the record is the ``application.id``. Its value is compact JSON::
 
-    {"kafka-eos-record":1, "token":"<text of the token>", "group":"orders", "anchor":["out",0],
+    {"kafka-eos-record":2, "token":"<text of the token>", "group":"orders", "anchor":["out",0],
      "topic-id":"<id of the token topic>", "partition":0, "time":1760000000123,
      "ends":{"in":[[0,120,98,131],[7,55]]},
-     "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]}}
+     "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]},
+     "in-read":["orders-counts-changelog"]}
 
 ``ends`` holds runs of partitions: ``[7,55]`` is partition 7 at offset 55, and ``[0,120,98,131]`` are the
 partitions 0, 1 and 2. Figures for one topic, with offsets of ten digits (``len(record.encode())``):
@@ -39,15 +40,20 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.protocol.writer_version import newer_version
 
-#: Format of the records that this version writes.
-FORMAT = 1
+#: Newest format of the records that this version writes. A record without ``in-read`` has format 1, so that
+#: older releases read it.
+FORMAT = 2
 #: Formats of records that this version reads. A record must have exactly the keys of its format, so whoever
 #: adds a key raises the format. The token inside has a format of its own.
-READABLE = (1,)
+READABLE = (1, 2)
 
 _FORMAT_KEY = "kafka-eos-record"
 _REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
-_KNOWN = _REQUIRED | {"shards"}
+#: Keys that a record of a format must have, and those that it may have.
+_KEYS = {
+    1: (_REQUIRED, _REQUIRED | {"shards"}),
+    2: (_REQUIRED | {"shards", "in-read"}, _REQUIRED | {"shards", "in-read"}),
+}
 _LONG_MAX = 2**63 - 1
 
 
@@ -67,6 +73,7 @@ class TokenRecord:
         time_ms: when the record was written, by the clock of the committing process, in ms since the epoch.
             It is for people; no decision depends on it.
         shards: progress of the shards of stateful operators, by changelog partition.
+        in_read: changelog topics of the operators that run in the tasks that read Kafka.
     """
 
     token: Token
@@ -77,6 +84,7 @@ class TokenRecord:
     partition: int
     time_ms: int
     shards: Mapping[TopicPartition, ShardProgress] = field(default_factory=dict, hash=False)
+    in_read: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -101,14 +109,17 @@ class TokenRecord:
         """
         ends: dict[TopicPartition, int] = {}
         shards: dict[TopicPartition, ShardProgress] = {}
+        in_read: set[str] = set()
         for each in offsets:
             ends[each.tp] = each.offset
             own = Token.decode(each.metadata)
             if own is not None and own.shard is not None:
                 shards[each.tp] = own.shard
+                if own.in_read:
+                    in_read.add(each.tp.topic)
             elif own is not None and each.tp == anchor:
                 token = own  # as the group holds it
-        return cls(token, ends, anchor, group_id, topic_id, partition, time_ms, shards)
+        return cls(token, ends, anchor, group_id, topic_id, partition, time_ms, shards, frozenset(in_read))
 
     @property
     def key(self) -> bytes:
@@ -118,7 +129,7 @@ class TokenRecord:
     def encode(self) -> bytes:
         """Returns the value of the record."""
         fields: dict[str, Any] = {
-            _FORMAT_KEY: FORMAT,
+            _FORMAT_KEY: 2 if self.in_read else 1,
             "token": self.token.encode(),
             "group": self.group_id,
             "anchor": list(self.anchor),
@@ -132,6 +143,8 @@ class TokenRecord:
                 topic: [[tp.partition, *astuple(self.shards[tp])] for tp in partitions]
                 for topic, partitions in _by_topic(self.shards)
             }
+        if self.in_read:
+            fields["in-read"] = sorted(self.in_read)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -165,7 +178,7 @@ class TokenRecord:
             if tp in self.shards:
                 # only tokens on source partitions store the number of partitions
                 of_shard = replace(self.token, shard=self.shards[tp], shards=numbers[tp.topic])
-                return replace(of_shard, partitions=-1).encode()
+                return replace(of_shard, partitions=-1, in_read=tp.topic in self.in_read).encode()
             return full if tp == self.anchor else mark
 
         return {tp: GroupOffset(tp, end, metadata(tp)) for tp, end in self.ends.items()}
@@ -196,7 +209,8 @@ def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
 
 def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
     """Builds the record from its JSON. Any exception means that the record is damaged."""
-    if found[_FORMAT_KEY] not in READABLE or not _REQUIRED <= found.keys() <= _KNOWN:
+    required, known = _KEYS[found[_FORMAT_KEY]]
+    if not required <= found.keys() <= known:
         raise ValueError(f"format {found[_FORMAT_KEY]} with the keys {sorted(found)}")
     token = Token.decode(_text(found["token"]))
     if token is None:
@@ -213,7 +227,10 @@ def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
         partition=_whole(found["partition"]),
         time_ms=_integer(found["time"]),
         shards=_shards(found.get("shards", {})),
+        in_read=frozenset(map(_text, found.get("in-read", ()))),
     )
+    if not record.in_read <= {tp.topic for tp in record.shards}:
+        raise ValueError("an operator in the read has no shard")
     if not record.shards.keys() <= record.ends.keys():
         raise ValueError("a shard has no offset")
     return record
