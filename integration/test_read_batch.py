@@ -31,7 +31,7 @@ def reader(spark: SparkSession, broker: str, tmp_path: Path) -> Reader:
 
 @pytest.mark.core
 def test_a_batch_read_has_sparks_columns_and_types(reader: Reader, topics: Topics) -> None:
-    topic = topics.new(retention_ms="-1")
+    topic = topics.new()
     before = time.time()
     topics.send(topic, [None])
     topics.send(topic, ["v"], keys=[b"k"], headers=[("a", b"1"), ("a", None)], timestamp_ms=1_700_000_000_123)
@@ -86,7 +86,7 @@ def test_starting_and_ending_offsets_limit_the_read(reader: Reader, topics: Topi
 
 
 def test_timestamps_limit_the_read(reader: Reader, topics: Topics) -> None:
-    topic = topics.new(2, retention_ms="-1")
+    topic = topics.new(2)
     for number in range(6):
         topics.send(topic, [number], timestamp_ms=1_700_000_000_000 + number * 1000)
     topics.send(topic, ["b"], partition=1, timestamp_ms=1_700_000_002_500)
@@ -211,7 +211,7 @@ def test_an_ending_offset_after_the_log_fails_the_read_or_is_cut(reader: Reader,
 
 @SINCE_4_1
 def test_filters_are_pushed_down(reader: Reader, topics: Topics, spark: SparkSession) -> None:
-    topic = topics.new(3, retention_ms="-1")
+    topic = topics.new(3)
     for partition in range(3):
         for number in range(4):
             at_ms = 1_700_000_000_000 + number * 1000

@@ -75,7 +75,7 @@ def test_a_running_query_reads_from_earliest(reader: Reader, topics: Topics) -> 
 
 
 def test_a_query_starts_at_offsets_or_timestamps(reader: Reader, topics: Topics) -> None:
-    topic = topics.new(2, retention_ms="-1")
+    topic = topics.new(2)
     for number in range(5):
         topics.send(topic, [number], timestamp_ms=BASE_MS + number)
         topics.send(topic, [10 + number], partition=1, timestamp_ms=BASE_MS + number)

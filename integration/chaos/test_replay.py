@@ -221,8 +221,10 @@ def test_a_record_comes_back_as_it_was(letters: Letters) -> None:
     assert (record.partition, record.timestamp_ms) == (2, letters.time_ms)
 
 
-def test_a_record_that_its_topic_would_delete_at_once_is_refused(letters: Letters) -> None:
+def test_a_record_that_its_topic_would_delete_at_once_is_refused(letters: Letters, admin: Admin) -> None:
+    admin.configure(letters.origin, {"retention.ms": "604800000"})
     letters.write(["old"], ORIGIN_TIMESTAMP="1400000000000")
+    await_condition(lambda: letters.replayed("--dry-run")["refused"] != {}, 60, "the retention is known")
     refused = letters.run()
     assert refused.exit_code == 1
     assert "past_retention: 1" in refused.output

@@ -56,6 +56,8 @@ class Admin:
         self.client = AdminClient(self._config)
 
     def create(self, name: str, partitions: int = 1, **config: str) -> str:
+        """Creates a topic. The broker keeps its records, whatever their timestamps are."""
+        config = {"retention_ms": "-1", **config}
         topic = NewTopic(name, partitions, -1, config={k.replace("_", "."): v for k, v in config.items()})
         self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
         return name
