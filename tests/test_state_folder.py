@@ -449,6 +449,6 @@ def test_an_owner_that_closes_the_database_leaves_the_file_of_the_next_owner(
 
     monkeypatch.setattr(folder, "mark_closed", mark_late)
     open_store(path).close()
-    assert files.has_owner_file(path / "db")
+    assert files.owner_files(path / "db")
     next_owners[0].close()
-    assert not files.has_owner_file(path / "db")
+    assert not files.owner_files(path / "db")

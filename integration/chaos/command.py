@@ -9,15 +9,12 @@ import json
 import sys
 from pathlib import Path
 
+from integration.chaos.switches import switch_off
 from integration.support.driver import end_with_parent
 from kafka_eos_source.cli import main as command
 
 if __name__ == "__main__":
     end_with_parent()
     spec = json.loads(Path(sys.argv[1]).read_text())
-    if spec.get("mutations"):
-        from integration.chaos import mutations  # imports half of the product
-
-        for name in spec["mutations"]:
-            mutations.switch_off(name)
+    switch_off(spec.get("mutations", ()))
     command(spec["arguments"])

@@ -41,6 +41,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from integration.chaos.switches import switch_off
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
@@ -280,11 +281,7 @@ def main(path: str) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     spec = json.loads(Path(path).read_text())
-    if spec.get("mutations"):
-        from integration.chaos import mutations  # imports half of the product
-
-        for name in spec["mutations"]:
-            mutations.switch_off(name)
+    switch_off(spec.get("mutations", ()))
     run: type[Any] = Run
     if "state" in spec:
         from integration.chaos.stateful import StatefulRun

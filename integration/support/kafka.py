@@ -48,6 +48,9 @@ class Record:
     timestamp_ms: int
 
 
+_KEPT_FOR_EVER = {"retention.ms": "-1"}
+
+
 class Admin:
     """Creates, changes and inspects topics and groups of one cluster."""
 
@@ -57,14 +60,15 @@ class Admin:
 
     def create(self, name: str, partitions: int = 1, **config: str) -> str:
         """Creates a topic. The broker keeps its records, whatever their timestamps are."""
-        config = {"retention_ms": "-1", **config}
-        topic = NewTopic(name, partitions, -1, config={k.replace("_", "."): v for k, v in config.items()})
+        named = {key.replace("_", "."): value for key, value in config.items()}
+        topic = NewTopic(name, partitions, -1, config={**_KEPT_FOR_EVER, **named})
         self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
         return name
 
     def create_on(self, name: str, brokers: Sequence[int]) -> str:
         """Creates a topic with one replica of each partition, on these brokers."""
-        topic = NewTopic(name, len(brokers), replica_assignment=[[broker] for broker in brokers])
+        assignment = [[broker] for broker in brokers]
+        topic = NewTopic(name, len(brokers), replica_assignment=assignment, config=_KEPT_FOR_EVER)
         self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
         return name
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 #: Forks a process for each step at which to be killed, so that the imports run only once.
 _KILLED = """
 import json, os, sys
+from integration.chaos.switches import switch_off
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.cli import main
 import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
@@ -19,10 +20,7 @@ from kafka_eos_source.state.changelog import restore
 steps, words, slice_records, mutations = json.loads(sys.argv[1])
 if slice_records:
     restore.CHUNK_RECORDS = rescale_records.SLICE_RECORDS = slice_records
-if mutations:
-    from integration.chaos import mutations as rules
-    for name in mutations:
-        rules.switch_off(name)
+switch_off(mutations)
 for step in steps:
     pid = os.fork()
     if pid == 0:

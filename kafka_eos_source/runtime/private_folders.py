@@ -45,8 +45,9 @@ _FORMER = "%1"
 #: Most bytes that are read of a file, unless the caller expects a larger one.
 _LARGEST_FILE_BYTES = 64 << 10
 
-#: When this process last tidied a folder, on the monotonic clock, by path; and how often it does.
+#: When this process last tidied a folder, on the monotonic clock, by path of the folder.
 _tidied: dict[str, float] = {}
+#: `PrivateFolder.tidy` does nothing if this process tidied the folder less than this long ago.
 _TIDIED_AGAIN_SECONDS = 24 * 3600.0
 
 

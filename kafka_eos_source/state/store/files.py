@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -64,31 +64,29 @@ def remove_trash(path: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def write_owner(database: Path) -> Path:
-    """Records that this process has the database open, in place of owners that did not close it.
+def write_owner(database: Path, earlier: Iterable[Path] = ()) -> Path:
+    """Writes a file that says that this process has the database open.
 
-    Each owner has a file of its own. One that has just closed the database removes its file a moment later,
-    when the next owner may have written another one.
+    Each owner has a file of its own: an owner releases RocksDB's lock a moment before it removes its file,
+    and the next owner may have written another file by then.
+
+    Args:
+        database: folder of the database.
+        earlier: files of owners that did not close the database; they are removed.
 
     Returns:
-        The file. Remove it after the database was closed.
+        The file. The caller removes it after it has closed the database.
 
     Raises:
         StateError: if the disk is full or fails.
     """
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
     with disk_errors_reported(database.parent):
-        earlier = _owner_files(database)
         file = database.parent / f"owner-{os.urandom(4).hex()}"
         replace_text(file, json.dumps(owner))
         for each in earlier:
             each.unlink(missing_ok=True)
     return file
-
-
-def has_owner_file(database: Path) -> bool:
-    """Returns whether there is the file of an owner. It has the store open, or did not close it."""
-    return bool(_owner_files(database))
 
 
 def owner_of(database: Path) -> str:
@@ -106,7 +104,7 @@ def is_owned_elsewhere(database: Path) -> bool:
 def _owner(database: Path) -> tuple[int, str] | None:
     """Returns process and host of the newest owner."""
     found = []
-    for file in _owner_files(database):
+    for file in owner_files(database):
         try:
             owner = json.loads(file.read_text())
             found.append((int(owner["since_ms"]), int(owner["pid"]), str(owner["host"])))
@@ -115,6 +113,9 @@ def _owner(database: Path) -> tuple[int, str] | None:
     return max(found)[1:] if found else None
 
 
-def _owner_files(database: Path) -> list[Path]:
-    """Returns the files of owners; an older release wrote ``owner``, without a suffix."""
+def owner_files(database: Path) -> list[Path]:
+    """Returns the files of owners that have the database open, or did not close it.
+
+    An older release wrote one file, ``owner``, without a suffix.
+    """
     return list(database.parent.glob("owner*"))

@@ -34,7 +34,7 @@ from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
-    has_owner_file,
+    owner_files,
     owner_of,
     remove_trash,
     remove_tree,
@@ -69,11 +69,12 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     database = open_owned(db_path, config)
     is_synced = False
     try:
-        if has_owner_file(db_path):
+        earlier = owner_files(db_path)
+        if earlier:
             _log.info("the last owner of the store %s did not close it", path)
             database.sync_logs()
         is_synced = True
-        database.owner_file = write_owner(db_path)
+        database.owner_file = write_owner(db_path, earlier)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
         if metadata != stored:

@@ -119,7 +119,7 @@ def open_copy(path: Path, log_folder: Path) -> Database:
 def _open(
     path: Path,
     config: StoreConfig,
-    access: Any,
+    access: rocksdict.AccessType,
     log_folder: Path | None = None,
     known_as: Path | None = None,
     *,
@@ -143,7 +143,7 @@ def _open(
         options.set_db_log_dir(str(log_folder))
         if opens_all_tables:
             options.set_max_open_files(-1)
-    ownership.begins_opening()
+    ownership.record_opening()
     try:
         db = rocksdict.Rdict(str(path), options=options, column_families=families, access_type=access)
     except Exception as error:

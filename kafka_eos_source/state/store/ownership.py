@@ -1,4 +1,4 @@
-"""Tells whether a process has a database open for writing, without opening it, and who may open one."""
+"""Tells whether a process has a database open for writing, and refuses processes that must not open one."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def has_owner(database: Path) -> bool:
     return False
 
 
-def begins_opening() -> None:
-    """Records that this process opens a database, so that its forked children must not."""
+def record_opening() -> None:
+    """Records that this process opens a database; `check_not_forked` then refuses its forked children."""
     global _opened_by
     _opened_by = os.getpid()
 
