@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Stage, StageContext, Staged
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
+from kafka_eos_source.testing.kills import count_lines
 from kafka_eos_source.testing.sinks import SinkConformance, System
 
 
@@ -162,3 +165,24 @@ def test_a_sink_that_violates_the_contract_fails_the_conformance_test(
 
     with pytest.raises(AssertionError):
         test(SinkConformance(), System(sink=lambda: sink(name), visible=visible, in_process=True))
+
+
+class NotOfThisProcess:
+    """Garbage of the parent, which ends a process that destroys it as a Kafka consumer would."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.cycle = self  # only the garbage collector can destroy it
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os.abort()
+
+
+def test_a_killed_process_does_not_destroy_objects_of_the_test_process() -> None:
+    gc.disable()
+    try:
+        NotOfThisProcess(os.getpid())
+        assert count_lines(gc.collect, [__file__]) == 0
+    finally:
+        gc.enable()

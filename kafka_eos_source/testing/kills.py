@@ -7,6 +7,7 @@ itself, the line raises `Killed` instead, which no ``except Exception`` catches.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -118,6 +119,9 @@ def _child(action: Callable[[], object]) -> int:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
+        # The child's collector must not destroy what is garbage of the parent: librdkafka, for example, ends
+        # the process when it closes a consumer whose threads the fork did not copy.
+        gc.freeze()
         try:
             action()
         except BaseException:  # noqa: BLE001 - a forked child must not return into the test runner
