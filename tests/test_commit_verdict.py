@@ -19,7 +19,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import ONCE
-from kafka_eos_source.protocol.token import Mark, Token
+from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 
 TP, OTHER, OUT = TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("out", 0)
 #: Batch 5 read offsets 50 to 60 of each partition.
@@ -250,6 +250,23 @@ def test_adoption_continues_only_where_the_other_query_stopped() -> None:
     assert verdict_on(there, foreign_query="adopt") is Verdict.WRITE
     with pytest.raises(CheckpointRolledBackError, match="startingOffsets=group"):
         verdict_on(replanned(0, 0, 10, query_id="another"), foreign_query="adopt")
+
+
+@pytest.mark.parametrize("first", ["changelog", "source"])
+def test_adoption_refuses_a_group_without_offsets_that_the_token_counts(first: str) -> None:
+    """Somebody deleted the offset of a source partition. Brokers list a group's offsets in any order."""
+    full, changelog = replace(TOKEN, partitions=3), TopicPartition("changelog", 0)
+    of_shard = replace(TOKEN, partitions=-1, shard=ShardProgress("attempt", 1, None), shards=1)
+    left = [
+        GroupOffset(TP, 60, Mark.of(full).encode()),
+        GroupOffset(OUT, 0, full.encode()),
+        GroupOffset(changelog, 5, of_shard.encode()),
+    ]
+    ordered = reversed(left) if first == "changelog" else left
+    held = Held.of("app", {each.tp: each for each in ordered})
+    adopting = replace(replanned(0, 60, 70, query_id="another"), starts={TP: 60, OTHER: 0})
+    with pytest.raises(CheckpointRolledBackError, match="lost offsets"):
+        verdict_on(adopting, held, foreign_query="adopt")
 
 
 def test_adoption_with_an_unknown_start_is_refused() -> None:

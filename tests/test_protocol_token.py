@@ -117,6 +117,9 @@ def test_the_newest_token_wins() -> None:
     older = Token("app", "query", "run", 6, 6, "aa", "bb", 100)
     assert newest([at(0, older.encode()), at(1, TOKEN.encode()), at(2, "")]) == TOKEN
     assert newest([at(0, "")]) is None
+    of_shard = replace(TOKEN, shard=ShardProgress("a", 1, None), shards=1, partitions=-1)
+    both = [at(0, of_shard.encode()), at(1, TOKEN.encode())]
+    assert newest(both) == newest(reversed(both)) == TOKEN, "the token on a changelog partition says less"
 
 
 def test_the_newest_token_of_a_changelog_names_the_number_of_shards() -> None:

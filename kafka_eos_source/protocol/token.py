@@ -255,6 +255,9 @@ def application_hash(application_id: str) -> str:
 def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) -> Token | None:
     """Returns the newest token. Partitions that the last transaction did not touch carry older tokens.
 
+    Of the tokens of one transaction, it is the one that is not on a changelog partition, because only that
+    one has `Token.partitions`.
+
     Args:
         offsets: the committed offsets of a consumer group.
         application_id: only tokens of this application count; None means any application.
@@ -265,7 +268,7 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
     tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
     own = [token for token in tokens if application_id in (None, token.application_id)]
     # a query upgraded from format 1 continues above its last batch id
-    return max(own, key=lambda token: (token.sequence, token.format), default=None)
+    return max(own, key=lambda token: (token.sequence, token.format, token.shard is None), default=None)
 
 
 def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
