@@ -6,7 +6,7 @@ makes it exactly as new as the token in the group.
 
 The key of the record is the ``application.id``. Its value is compact JSON::
 
-    {"kafka-eos-record":2, "token":"<text of the token>", "group":"orders", "anchor":["out",0],
+    {"kafka-eos-record":2, "by":"1.2.0", "token":"<text of the token>", "group":"orders", "anchor":["out",0],
      "topic-id":"<id of the token topic>", "partition":0, "time":1760000000123,
      "ends":{"in":[[0,120,98,131],[7,55]]},
      "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]},
@@ -38,22 +38,19 @@ import pyarrow as pa
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
-from kafka_eos_source.protocol.writer_version import newer_version
+from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
 
 #: Newest format of the records that this version writes. A record without ``in-read`` has format 1, so that
 #: older releases read it.
 FORMAT = 2
-#: Formats of records that this version reads. A record must have exactly the keys of its format, so whoever
-#: adds a key raises the format. The token inside has a format of its own.
-READABLE = (1, 2)
-
 _FORMAT_KEY = "kafka-eos-record"
 _REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
-#: Keys that a record of a format must have, and those that it may have.
-_KEYS = {
-    1: (_REQUIRED, _REQUIRED | {"shards"}),
-    2: (_REQUIRED | {"shards", "in-read"}, _REQUIRED | {"shards", "in-read"}),
-}
+_REQUIRED_2 = _REQUIRED | {BY, "shards", "in-read"}
+#: Keys that a record of a format must have, and those that it may have. A record has no other key, so whoever
+#: adds a key raises the format. The token inside has a format of its own.
+_KEYS = {1: (_REQUIRED, _REQUIRED | {"shards"}), 2: (_REQUIRED_2, _REQUIRED_2)}
+#: Formats of records that this version reads.
+READABLE = tuple(_KEYS)
 _LONG_MAX = 2**63 - 1
 
 
@@ -144,7 +141,7 @@ class TokenRecord:
                 for topic, partitions in _by_topic(self.shards)
             }
         if self.in_read:
-            fields["in-read"] = sorted(self.in_read)
+            fields |= {BY: package_version(), "in-read": sorted(self.in_read)}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -227,7 +224,7 @@ def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
         partition=_whole(found["partition"]),
         time_ms=_integer(found["time"]),
         shards=_shards(found.get("shards", {})),
-        in_read=frozenset(map(_text, found.get("in-read", ()))),
+        in_read=_in_read(found["in-read"]) if "in-read" in found else frozenset(),
     )
     if not record.in_read <= {tp.topic for tp in record.shards}:
         raise ValueError("an operator in the read has no shard")
@@ -280,6 +277,13 @@ def _shards(found: Mapping[str, list[list[Any]]]) -> dict[TopicPartition, ShardP
                 {name: _integer(count) for name, count in counts.items()},
             )
     return shards
+
+
+def _in_read(found: list[str]) -> frozenset[str]:
+    topics = frozenset(map(_text, found))
+    if not topics or found != sorted(topics):
+        raise ValueError(f"operators in the read are {found!r}")
+    return topics
 
 
 def _integer(found: object) -> int:

@@ -1,7 +1,8 @@
 """Which version of this package wrote something that outlives it, so that a refusal can name that version.
 
-Tokens carry the version under the key ``by``. Every later format of tokens, token records and first-batch
-files keeps this key, so that an older version can read it although it can read nothing else.
+Tokens, and token records since format 2, carry the version under the key ``by``. Every later format of
+tokens, token records and first-batch files has this key, so that an older version can read it although it can
+read nothing else.
 """
 
 from __future__ import annotations
