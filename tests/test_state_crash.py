@@ -342,27 +342,31 @@ def forked(act):
     said = os.read(reading, 10000).decode()
     os.waitpid(pid, 0); os.close(reading)
     return said
+from kafka_eos_source.state.store.files import owner_files
 path = {str(path)!r}
-store = TransactionalStateStore.open(path + '1', IDENTITY)
-store.put(b'\\1a', b'1'); store.commit({{TP: 1}}); store.put(b'\\1b', b'2')
+store = TransactionalStateStore.open(path + '1', IDENTITY, SPILLING)
+store.put(b'\\1a', b'1'); store.commit({{TP: 1}}); store.put(b'\\1b', b'2' * 6_000)
 result = [
     forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)),
     forked(lambda: store.commit({{TP: 2}})),
+    forked(lambda: store.rollback()),
     forked(lambda: store.close()),
 ]
+result.append(len(owner_files(store.path / 'db')))
 store.commit({{TP: 3}})
 store.close()
 result.append(forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)))
 """
-    opened, committed, closed, opened_later = other.run(code)
+    opened, committed, rolled_back, closed, owners, opened_later = other.run(code)
     assert opened.startswith("StateError[KAFKA_EOS.STATE] process")
     assert committed.startswith("StateError[KAFKA_EOS.STATE] process")
     assert "was forked from" in opened
-    assert closed == "nothing"
+    assert rolled_back == closed == "nothing"
+    assert owners == 1, "the owner's file and the owner's writes on disk stay"
     assert opened_later.startswith("StateError")
     with TransactionalStateStore.open(tmp_path / "s1", IDENTITY) as store:
         assert store.next_offset(TP) == 3
-        assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2"}
+        assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2" * 6_000}
 
 
 def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> None:

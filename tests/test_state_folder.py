@@ -25,7 +25,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import files, folder, pending, records
+from kafka_eos_source.state.store import database, files, folder, pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
 from kafka_eos_source.state.store.opening import open_owned
@@ -397,7 +397,7 @@ def full(*_args: Any, **_named: Any) -> None:
 
 def test_a_full_disk_is_named_when_a_store_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(path)
-    monkeypatch.setattr(files, "replace_text", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(StateError, match=r"the disk of the state store .* failed: .*No space left"):
         open_store(path)
     monkeypatch.undo()
@@ -421,17 +421,30 @@ def test_two_processes_may_remove_a_store(path: Path, monkeypatch: pytest.Monkey
 def test_logs_that_could_not_be_synced_are_synced_by_the_next_owner(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Until then, no table may be written, because the write chain would require what may still be lost."""
     filled(path)
     files.write_owner(path / "db")  # as a killed process leaves it
-    monkeypatch.setattr(Database, "sync_logs", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(database, "_KEPT_LOG_BYTES", 0)  # so that `close` would write tables
+    monkeypatch.setattr(database, "fsync", full)
+    with pytest.raises(StateError, match="No space left"):
         open_store(path)
+    assert not (path / "db" / "least-write").exists()
+    monkeypatch.undo()
     synced: list[Database] = []
     monkeypatch.setattr(Database, "sync_logs", lambda database: synced.append(database))
     open_store(path).close()
     assert len(synced) == 1
     open_store(path).close()
     assert len(synced) == 1
+
+
+def test_only_files_of_owners_are_taken_for_them(path: Path) -> None:
+    filled(path)
+    (path / "owners.csv").write_text("of somebody else")
+    (path / "owner.d").mkdir()
+    open_store(path).close()
+    assert not files.owner_files(path / "db")
+    assert (path / "owners.csv").exists()
 
 
 def test_an_owner_that_closes_the_database_leaves_the_file_of_the_next_owner(

@@ -349,7 +349,7 @@ def test_a_leftover_owner_file_does_not_prevent_opening(path: Path) -> None:
             assert len(list(path.glob("owner*"))) == 1
             fill(store, key(number), offset=number)
         assert not list(path.glob("owner*"))
-    (path / "owner-dead").write_text('{"pid": 1}')  # as a killed process leaves it
+    (path / "owner-0123dead").write_text('{"pid": 1}')  # as a killed process leaves it
     (path / "owner").write_text('{"pid": 1}')  # … of an older release
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert len(list(path.glob("owner*"))) == 1
@@ -596,6 +596,12 @@ def test_the_rows_of_a_chunk_are_sorted_by_key_and_only_the_last_of_each_is_kept
     last = dict(rows)
     assert keys.to_pylist() == sorted(last)
     assert values.to_pylist() == [last[key] for key in sorted(last)]
+
+
+def test_many_writes_may_have_other_arrow_types_of_bytes(store: TransactionalStateStore) -> None:
+    store.put_many(pa.array([A, B], pa.binary_view()), pa.array([b"1", b"2"], pa.large_binary()))
+    store.put_many(pa.array([A]), pa.nulls(1))
+    assert dict(store.all()) == {B: b"2"}
 
 
 def test_persisting_changes_returns_what_the_changelog_gets(store: TransactionalStateStore) -> None:

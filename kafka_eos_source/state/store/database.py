@@ -87,6 +87,7 @@ class Database:
     Attributes:
         path: folder of the database.
         owner_file: file that says that this process has the database open; None = there is none.
+        has_unsynced_logs: whether earlier processes may have left logs that are not on disk (`sync_logs`).
         get: ``get(key) -> value | None`` of the data family. It is rocksdict's own method, for speed, so the
             caller translates its errors.
     """
@@ -102,6 +103,7 @@ class Database:
         self._read_only = read_only
         self._owner = ""
         self.owner_file: Path | None = None
+        self.has_unsynced_logs = False
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
@@ -158,13 +160,13 @@ class Database:
         Raises:
             StateError: if the disk fails.
         """
-        for log in self.path.glob("*.log"):
-            try:
-                fsync(str(log))
-            except FileNotFoundError:
-                continue  # a flush deleted it
-            except OSError as error:
-                raise translate(error, self.path) from error
+        try:
+            for name in os.listdir(self.path):
+                if name.endswith(".log"):
+                    with suppress(FileNotFoundError):  # a flush deleted it
+                        fsync(str(self.path / name))
+        except OSError as error:
+            raise translate(error, self.path) from error
 
     def new_batch(self) -> WriteBatch:
         """Returns an empty batch for `write`."""
@@ -360,7 +362,7 @@ class Database:
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
-        if self._chain is None or self._log_is_short():
+        if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
         try:
             self.require_writes()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
+
+_OWNER_FILE = re.compile(r"owner(-[0-9a-f]{8})?")
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def write_owner(database: Path, earlier: Iterable[Path] = ()) -> Path:
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
     with disk_errors_reported(database.parent):
         file = database.parent / f"owner-{os.urandom(4).hex()}"
-        replace_text(file, json.dumps(owner))
+        file.write_text(json.dumps(owner))
         for each in earlier:
             each.unlink(missing_ok=True)
     return file
@@ -104,12 +107,16 @@ def is_owned_elsewhere(database: Path) -> bool:
 def _owner(database: Path) -> tuple[int, str] | None:
     """Returns process and host of the newest owner."""
     found = []
-    for file in owner_files(database):
+    try:
+        files = owner_files(database)
+    except OSError:
+        return None  # the name is for a message about something else
+    for file in files:
         try:
             owner = json.loads(file.read_text())
             found.append((int(owner["since_ms"]), int(owner["pid"]), str(owner["host"])))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it closed the database meanwhile, or the machine lost power while it wrote
+            continue  # it closed the database meanwhile, or did not write the whole file
     return max(found)[1:] if found else None
 
 
@@ -117,5 +124,9 @@ def owner_files(database: Path) -> list[Path]:
     """Returns the files of owners that have the database open, or did not close it.
 
     An older release wrote one file, ``owner``, without a suffix.
+
+    Raises:
+        OSError: if the folder cannot be listed.
     """
-    return list(database.parent.glob("owner*"))
+    # not glob, which takes a folder that cannot be listed for an empty one since Python 3.13
+    return [database.parent / name for name in os.listdir(database.parent) if _OWNER_FILE.fullmatch(name)]

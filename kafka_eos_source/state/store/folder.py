@@ -34,6 +34,7 @@ from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
+    disk_errors_reported,
     owner_files,
     owner_of,
     remove_trash,
@@ -42,7 +43,7 @@ from kafka_eos_source.state.store.files import (
     write_owner,
 )
 from kafka_eos_source.state.store.opening import open_owned
-from kafka_eos_source.state.store.ownership import is_open_here
+from kafka_eos_source.state.store.ownership import is_open_here, was_forked
 from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
 
 #: Damage twice within this time is an error: restoring again and again would hide a failing disk.
@@ -67,13 +68,14 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     if not exists:
         replace_text(path / "VERSION", f"{records.FORMAT}\n", durable=True)
     database = open_owned(db_path, config)
-    is_synced = False
+    database.has_unsynced_logs = True  # until it is known how the last owner ended
     try:
-        earlier = owner_files(db_path)
+        with disk_errors_reported(path):
+            earlier = owner_files(db_path)
         if earlier:
             _log.info("the last owner of the store %s did not close it", path)
             database.sync_logs()
-        is_synced = True
+        database.has_unsynced_logs = False
         database.owner_file = write_owner(db_path, earlier)
         stored = records.decode(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
@@ -83,15 +85,15 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
             database.write(writes, sync=config.wal_sync)
     except BaseException:
         database.close()
-        if is_synced:  # else the next owner does it
+        if not database.has_unsynced_logs:  # else the next owner must sync them
             mark_closed(database)
         raise
     return database, metadata
 
 
 def mark_closed(database: Database) -> None:
-    """Records that this process, the owner, has closed the database."""
-    if database.owner_file is not None:
+    """Records that this process has closed the database, unless it was forked from the owner."""
+    if database.owner_file is not None and not was_forked():
         database.owner_file.unlink(missing_ok=True)
 
 

@@ -83,9 +83,14 @@ def record_opening() -> None:
     _opened_by = os.getpid()
 
 
+def was_forked() -> bool:
+    """Returns whether this process was forked from one that had opened a database."""
+    return _opened_by is not None and _opened_by != os.getpid()
+
+
 def check_not_forked() -> None:
     """Raises StateError if this process was forked from one that had opened a database."""
-    if _opened_by is not None and _opened_by != os.getpid():
+    if was_forked():
         raise StateError(
             f"process {os.getpid()} was forked from process {_opened_by}, which had opened a state database. "
             "RocksDB's threads do not survive a fork, so the first flush would hang.",

@@ -147,7 +147,7 @@ class StagedMap(Reads):
         self._claim()
         for at in range(0, len(keys), _KEYS_PER_SLICE):
             part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
-            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), sum(map(_payload_bytes, part)))
+            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), _payload_bytes(*part))
 
     def delete(self, key: bytes) -> None:
         """Stages the delete of a key."""
@@ -237,6 +237,8 @@ class StagedMap(Reads):
             raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
 
 
-def _payload_bytes(values: pa.BinaryArray) -> int:
-    """Returns the number of bytes of all values."""
-    return pc.sum(pc.binary_length(values)).as_py() or 0
+def _payload_bytes(*columns: pa.Array) -> int | None:
+    """Returns the number of bytes of all keys and values; None if Arrow cannot tell for one of the types."""
+    if not all(pa.types.is_binary(column.type) for column in columns):
+        return None
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)

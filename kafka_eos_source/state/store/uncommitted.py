@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import Overlay, StagedPair, slices
 from kafka_eos_source.state.store.spill import SpilledRows
@@ -131,12 +132,15 @@ class UncommittedWrites:
         self.clear()
 
     def clear(self) -> None:
-        """Ends the transaction, whose writes were committed or are discarded."""
+        """Ends the transaction, whose writes were committed or are discarded.
+
+        The files of a transaction belong to the process that began it, and not to processes forked from it.
+        """
         self.overlay = Overlay()
         self._thread = 0
         _sharing.leave(self)
         spilled, self._spilled = self._spilled, None
-        if spilled is not None:
+        if spilled is not None and not ownership.was_forked():
             spilled.remove()
 
 
