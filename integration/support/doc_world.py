@@ -27,7 +27,7 @@ from kafka_eos_source.demo import flights as data
 FLIGHTS = 300
 TOPICS = (
     *("clicks", "counts", "delays", "hourly", "invoices", "late", "moved", "orders-out"),
-    *("pageview-windowed-counts", "very-late"),
+    *("pageview-histogram", "pageview-windowed-counts", "very-late"),
 )
 BASH_SECONDS = 120
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
