@@ -17,7 +17,7 @@ committed half.
 Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
 to the data in steps that end after a crash before anybody reads.
 
-The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner``; see `folder`.
+The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner-…``; see `folder`.
 """
 
 from __future__ import annotations
