@@ -1,10 +1,10 @@
 """Declarations of event-time windows, and the windows that an event time belongs to.
 
 A window covers ``[start, end)``. It closes at the end of the first micro-batch in which ``end + grace`` is at
-or before the watermark: the largest event time of all shards in the previous batches and of the shard's own
-rows in this batch. Rows of a closed window are late: the processor drops and counts them. Kafka Streams has
-the same rule (``KStreamWindowAggregate``: a window expires when its end is at or before stream time minus
-grace), but its stream time is that of one partition.
+or before the watermark, or the largest event time of the shard's rows in this batch. Rows of a closed window
+are late: the processor drops and counts them. Kafka Streams has the same rule (``KStreamWindowAggregate``: a
+window expires when its end is at or before stream time minus grace), but its stream time is that of one
+partition.
 
 Event times have millisecond precision, as Kafka timestamps do. Windows are aligned to the epoch.
 """
