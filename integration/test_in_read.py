@@ -17,7 +17,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from integration.support.driver import Driver
+from integration.support.driver import run_until_killed
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from kafka_eos_source import map_in_read
 from kafka_eos_source.observe.journal import query_journal
@@ -289,12 +289,7 @@ def test_staged_rows_are_written_once_although_driver_and_task_workers_are_kille
         "restarts": 1,
     }
     armed = {"stage.after_close": "kill-worker", "commit.after_commit": "kill"}
-    points = ",".join(f"{step}={kill}@{tmp_path}/once-{step}" for step, kill in armed.items())
-    killed: Driver = driver(query, points)
-    assert killed.wait() != 0
-    assert {path.name for path in tmp_path.glob("once-*")} == {f"once-{step}" for step in armed}, (
-        killed.tail()
-    )
+    killed = run_until_killed(driver, query, tmp_path, armed)
     assert "QUERY FAILED" in killed.log.read_text(), "the killed worker ended the first run of the query"
     driver(query).finish()
     assert values(read_back(broker, target)) == wanted

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
+from integration.support.driver import run_until_killed
 from integration.support.kafka import produce, read_back
 from integration.support.processes import await_condition
 from integration.support.query import Query
@@ -34,7 +35,6 @@ from integration.support.registered import (
 )
 from integration.support.registry import PATH, Registry
 from integration.support.tls_registry import PASSWORD, USER, TlsRegistry, tls_registry
-from integration.test_sink_kills import killed_at
 from integration.test_sink_stream import spec
 from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry
 from kafka_eos_source.errors import AuthorizationError, RegistryUnavailableError
@@ -301,7 +301,7 @@ def test_by_default_a_bad_record_fails_the_query_and_is_named(world: World) -> N
 
 @needs_arrow_udfs
 @pytest.mark.fault(
-    "T127", "the driver is killed while undecodable records become dead letters", "produce, commit"
+    "T127", "committing process and driver are killed while records become dead letters", "produce, commit"
 )
 @pytest.mark.timeout(600)
 def test_avro_becomes_protobuf_once_although_the_driver_is_killed(
@@ -327,7 +327,10 @@ def test_avro_becomes_protobuf_once_although_the_driver_is_killed(
         "write": {"topic": sink, "message": "test.Delay"},
     }
     query["sink"]["options"].update({"onInvalidRecord": "dead-letter", "deadLetter.topic": dead})
-    killed_at(driver, query, tmp_path, ["commit.within_produce", "commit.after_commit"], [{}])
+    # first the committing process is killed, then the driver with everything it started
+    armed = {"commit.within_produce": "kill-worker", "commit.after_commit": "kill"}
+    run_until_killed(driver, {**query, "restarts": 1}, tmp_path, armed)
+    driver(query).finish()
     wanted = [delay_proto(delay, f"c{n}", n % 100) for n in range(270)]
     assert sorted(each.value or b"" for each in read_back(broker, sink)) == sorted(wanted)
     assert sorted(each.value or b"" for each in read_back(broker, dead)) == sorted(bad)

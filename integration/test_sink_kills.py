@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration.support.driver import Driver
+from integration.support.driver import Driver, run_until_killed
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.tools import console_consumer, transactions
 from kafka_eos_source import local_checkpoints
@@ -182,10 +182,7 @@ def test_foreach_batch_in_update_mode_is_exactly_once_although_processes_are_kil
         query["sink"]["options"].pop(name)
     # first the committing process is killed, then the driver with everything it started
     armed = {"commit.after_commit": "kill-worker", "test.after_foreach_batch": "kill"}
-    points = ",".join(f"{step}={kill}@{tmp_path}/once-{step}" for step, kill in armed.items())
-    killed = driver({**query, "restarts": 1}, points)
-    assert killed.wait() != 0
-    assert {path.name for path in tmp_path.glob("once-*")} == {f"once-{step}" for step in armed}
+    run_until_killed(driver, {**query, "restarts": 1}, tmp_path, armed)
     driver(query).finish()
     records = read_back(broker, sink)
     assert len(records) == 3 * 7, "each of three batches updates each of seven words once"

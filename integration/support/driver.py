@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,27 @@ class Driver:
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def run_until_killed(
+    start: Callable[..., Driver], spec: Mapping[str, Any], folder: Path, armed: Mapping[str, str]
+) -> Driver:
+    """Runs a driver that is killed at failpoints, once at each, and returns it after its end.
+
+    Args:
+        start: the fixture ``driver``.
+        spec: what the driver does.
+        folder: for files that show which failpoints were reached.
+        armed: what dies at each failpoint: ``kill-worker`` = the Python process, after which the query needs
+            one of the ``restarts`` of the spec; ``kill`` = the driver with everything it started, at the last
+            failpoint.
+    """
+    points = ",".join(f"{step}={dies}@{folder}/once-{step}" for step, dies in armed.items())
+    killed = start(spec, points)
+    assert killed.wait() != 0, f"the driver was not killed:\n{killed.tail()}"
+    reached = {path.name.removeprefix("once-") for path in folder.glob("once-*")}
+    assert reached == set(armed), killed.tail()
+    return killed
 
 
 def _result_path(spec: Path) -> Path:
