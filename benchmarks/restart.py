@@ -83,6 +83,9 @@ class _Restart:
         if problem:
             return RestartRun(problem)
         ends = self._ends()
+        self._reader.read()
+        if counted(self._reader.output) >= records:
+            return RestartRun("everything was done when it was killed; more records are needed")
         others, began = others_cpu_seconds(), time.time()
         with Processes(self._contender.commands(self._job), self._job.folder) as processes:
             came = self._first_behind(ends, processes)

@@ -137,9 +137,9 @@ def target_tasks(size: float) -> list[Task]:
             "restart",
             "Cold start, and killed and started again",
             Judge.RESTART_COPIES,
-            Workload(records=records(300_000)),
+            Workload(records=records(1_000_000)),
             ours_and_spark,
-            batch=batch(25_000),
+            batch=batch(50_000),
         ),
     ]
 
