@@ -168,7 +168,7 @@ def test_a_sink_that_violates_the_contract_fails_the_conformance_test(
 
 
 class NotOfThisProcess:
-    """Garbage of the parent, which ends a process that destroys it as a Kafka consumer would."""
+    """Aborts every process but its owner that destroys it, as a Kafka consumer does."""
 
     def __init__(self, owner: int) -> None:
         self.owner = owner

@@ -119,8 +119,8 @@ def _child(action: Callable[[], object]) -> int:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        # The child's collector must not destroy what is garbage of the parent: librdkafka, for example, ends
-        # the process when it closes a consumer whose threads the fork did not copy.
+        # The garbage collector of the child must not destroy objects of the parent. The fork did not copy the
+        # threads of a Kafka consumer, for example, and librdkafka aborts the child that closes it.
         gc.freeze()
         try:
             action()

@@ -116,7 +116,7 @@ def _owner(database: Path) -> tuple[int, str] | None:
             owner = json.loads(file.read_text())
             found.append((int(owner["since_ms"]), int(owner["pid"]), str(owner["host"])))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it closed the database meanwhile, or did not write the whole file
+            continue  # the owner closed the database meanwhile, or died while it wrote the file
     return max(found)[1:] if found else None
 
 
@@ -128,5 +128,5 @@ def owner_files(database: Path) -> list[Path]:
     Raises:
         OSError: if the folder cannot be listed.
     """
-    # not glob, which takes a folder that cannot be listed for an empty one since Python 3.13
+    # Since Python 3.13, Path.glob returns nothing for a folder that it cannot list.
     return [database.parent / name for name in os.listdir(database.parent) if _OWNER_FILE.fullmatch(name)]

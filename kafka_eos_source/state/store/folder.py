@@ -85,14 +85,17 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
             database.write(writes, sync=config.wal_sync)
     except BaseException:
         database.close()
-        if not database.has_unsynced_logs:  # else the next owner must sync them
+        if not database.has_unsynced_logs:  # otherwise the files of owners tell the next one to sync
             mark_closed(database)
         raise
     return database, metadata
 
 
 def mark_closed(database: Database) -> None:
-    """Records that this process has closed the database, unless it was forked from the owner."""
+    """Removes the owner's file after the owner has closed the database.
+
+    In a process that was forked from the owner, the function does nothing: the owner still has it open.
+    """
     if database.owner_file is not None and not was_forked():
         database.owner_file.unlink(missing_ok=True)
 

@@ -134,7 +134,7 @@ class UncommittedWrites:
     def clear(self) -> None:
         """Ends the transaction, whose writes were committed or are discarded.
 
-        The files of a transaction belong to the process that began it, and not to processes forked from it.
+        A process that was forked from the store's owner leaves the files of the transaction to the owner.
         """
         self.overlay = Overlay()
         self._thread = 0
