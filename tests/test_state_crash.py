@@ -349,24 +349,29 @@ store.put(b'\\1a', b'1'); store.commit({{TP: 1}}); store.put(b'\\1b', b'2' * 6_0
 result = [
     forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)),
     forked(lambda: store.commit({{TP: 2}})),
+    forked(lambda: store.put(b'\\1c', b'3' * 6_000)),
+    forked(lambda: (store.rollback(), store.drop_pending())),
     forked(lambda: store.rollback()),
     forked(lambda: store.close()),
 ]
 result.append(len(owner_files(store.path / 'db')))
+store.put(b'\\1d', b'4' * 6_000)
 store.commit({{TP: 3}})
 store.close()
 result.append(forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)))
 """
-    opened, committed, rolled_back, closed, owners, opened_later = other.run(code)
+    opened, committed, put, dropped, rolled_back, closed, owners, opened_later = other.run(code)
     assert opened.startswith("StateError[KAFKA_EOS.STATE] process")
     assert committed.startswith("StateError[KAFKA_EOS.STATE] process")
     assert "was forked from" in opened
+    assert "was forked from" in put, "the child would write into the owner's spilled rows"
+    assert "was forked from" in dropped, "the child would remove the owner's spilled rows"
     assert rolled_back == closed == "nothing"
     assert owners == 1, "the owner's file and the owner's writes on disk stay"
     assert opened_later.startswith("StateError")
     with TransactionalStateStore.open(tmp_path / "s1", IDENTITY) as store:
         assert store.next_offset(TP) == 3
-        assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2" * 6_000}
+        assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2" * 6_000, b"\1d": b"4" * 6_000}
 
 
 def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> None:

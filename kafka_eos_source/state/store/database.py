@@ -146,6 +146,7 @@ class Database:
         Raises:
             StateError: if the disk is full or fails.
         """
+        ownership.check_not_forked()
         assert self._chain is not None
         if self._chain.has_unrequired_writes:
             self._call(self._db.flush_wal, True)
@@ -311,6 +312,7 @@ class Database:
         config: StoreConfig,
     ) -> None:
         """Writes keys and values to a sorted file, and moves the file into the data family."""
+        ownership.check_not_forked()
         # it may be another name of a table of the database, whose contents must not change
         scratch.unlink(missing_ok=True)
         self._writes += 1

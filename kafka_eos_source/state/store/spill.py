@@ -25,6 +25,7 @@ from typing import Any, cast
 import rocksdict
 
 from kafka_eos_source.errors import KafkaEosError, StateCorruptedError
+from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
@@ -117,8 +118,10 @@ class SpilledRows:
             size_bytes: what `overlay` counts for them.
 
         Raises:
-            StateError: if the disk is full or fails. Nothing was added.
+            StateError: if the disk is full or fails, or this process was forked from the owner. Nothing was
+                added.
         """
+        ownership.check_not_forked()
         keys = sorted(rows)
         values = [_DELETED if value is None else _PRESENT + value for value in map(rows.__getitem__, keys)]
         file = self.path / "run.sst"
@@ -143,7 +146,12 @@ class SpilledRows:
             self._call(self._db.delete_range, low, high)
 
     def seal(self) -> None:
-        """Makes all rows durable, also against a power failure, and closes the database."""
+        """Makes all rows durable, also against a power failure, and closes the database.
+
+        Raises:
+            StateError: if the disk is full or fails, or this process was forked from the owner.
+        """
+        ownership.check_not_forked()
         self._call(self._db.flush)
         self.close()
 
@@ -230,7 +238,12 @@ def is_removed(store: Path, spill_id: str) -> bool:
 
 
 def remove_spills(store: Path, *, keep: Collection[str]) -> None:
-    """Removes the spilled rows of all transactions of a store except those with these ids."""
+    """Removes the spilled rows of all transactions of a store except those with these ids.
+
+    Raises:
+        StateError: if this process was forked from the owner, whose transactions it may not know.
+    """
+    ownership.check_not_forked()
     with suppress(FileNotFoundError):
         for each in (store / FOLDER).iterdir():
             if each.name not in keep:
