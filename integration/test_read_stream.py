@@ -97,7 +97,7 @@ def test_a_query_starts_at_the_offsets_of_a_group(reader: Reader, topics: Topics
     topic = topics.new(2)
     topics.send(topic, range(5))
     topics.send(topic, range(10, 12), partition=1)
-    topics.commit_group(f"g-{topic}", topic, {0: 4})
+    topics.admin.reset_offsets(f"g-{topic}", topic, {0: 4})
     group = {"subscribe": topic, "startingOffsets": "group", "kafka.group.id": f"g-{topic}"}
     assert values(reader.run(**group)) == ["4", "10", "11"]
 
@@ -203,7 +203,7 @@ def test_a_pattern_finds_new_topics(reader: Reader, topics: Topics) -> None:
 
 
 def test_internal_topics_match_no_pattern(reader: Reader, topics: Topics, broker: str) -> None:
-    topics.commit_group("some-group", topics.new(), {0: 0})  # creates the topic __consumer_offsets
+    topics.admin.reset_offsets("some-group", topics.new(), {0: 0})  # creates the topic __consumer_offsets
     assert reader.batch(subscribePattern="consumer_offsets|transaction_state").collect() == []
 
 

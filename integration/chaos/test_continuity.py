@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS
@@ -31,14 +30,6 @@ def backed_up(scenario: Scenario) -> Path:
     scenario.feed(200)
     scenario.run()
     return copy
-
-
-def move_offsets(scenario: Scenario, to: int) -> None:
-    """Commits offsets without metadata, as ``kafka-consumer-groups --reset-offsets`` does."""
-    partitions = [TopicPartition(scenario.source, number, to) for number in range(2)]
-    asked = [ConsumerGroupTopicPartitions(scenario.application_id, partitions)]
-    for future in scenario.admin.client.alter_consumer_group_offsets(asked).values():
-        future.result(TIMEOUT_SECONDS)
 
 
 def delete_group(scenario: Scenario) -> None:
@@ -91,7 +82,7 @@ def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: in
 def test_t62_offsets_that_another_program_reset_are_named(scenario: Scenario, to: int) -> None:
     scenario.feed(100)
     scenario.run()
-    move_offsets(scenario, to)
+    scenario.admin.reset_offsets(scenario.application_id, scenario.source, {0: to, 1: to})
     scenario.feed(50)
     driver = scenario.start()
     assert driver.wait() == 1

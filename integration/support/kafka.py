@@ -112,9 +112,30 @@ class Admin:
         # the admin client's alter_consumer_group_offsets drops the metadata
         consumer = Consumer({**self._config, "group.id": group_id})
         try:
-            consumer.commit(offsets=partitions, asynchronous=False)
+            for each in consumer.commit(offsets=partitions, asynchronous=False):
+                assert each.error is None, each
         finally:
             consumer.close()
+
+    def reset_offsets(self, group_id: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commits offsets without metadata, as ``kafka-consumer-groups --reset-offsets`` does.
+
+        The future succeeds although the broker refused each partition, for example because a new broker still
+        loads the group's coordinator. The method asks again then.
+        """
+        wanted = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
+
+        def is_done() -> bool:
+            asked = [ConsumerGroupTopicPartitions(group_id, wanted)]
+            (future,) = self.client.alter_consumer_group_offsets(asked).values()
+            answered = future.result(TIMEOUT_SECONDS).topic_partitions
+            refused = [KafkaException(each.error) for each in answered if each.error is not None]
+            for error in refused:
+                if not is_transient(error):
+                    raise error
+            return not refused
+
+        await_condition(is_done, TIMEOUT_SECONDS, f"offsets of group {group_id!r}")
 
     def stable_offsets(self, name: str) -> dict[int, int]:
         """Returns last stable offsets, which equal the end offsets if no transaction is open."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -53,14 +53,6 @@ class Topics:
         for value in values:
             producer.produce(topic, _text(value), partition=partition)
         producer.commit_transaction(TIMEOUT_SECONDS)
-
-    def commit_group(self, group_id: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Commits offsets for a group without members."""
-        wanted = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
-        futures = self.admin.client.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group_id, wanted)]
-        )
-        futures[group_id].result(TIMEOUT_SECONDS)
 
 
 def _text(value: Any) -> bytes | None:
