@@ -62,24 +62,44 @@ class Admin:
         """Creates a topic. The broker keeps its records, whatever their timestamps are."""
         named = {key.replace("_", "."): value for key, value in config.items()}
         topic = NewTopic(name, partitions, -1, config={**_KEPT_FOR_EVER, **named})
-        self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
-        return name
+        return self._created(topic, partitions)
 
     def create_on(self, name: str, brokers: Sequence[int]) -> str:
         """Creates a topic with one replica of each partition, on these brokers."""
         assignment = [[broker] for broker in brokers]
         topic = NewTopic(name, len(brokers), replica_assignment=assignment, config=_KEPT_FOR_EVER)
+        return self._created(topic, len(brokers))
+
+    def _created(self, topic: NewTopic, partitions: int) -> str:
+        name = str(topic.topic)
         self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
+        self._await_partitions(name, partitions)
         return name
 
     def delete(self, name: str) -> None:
+        """Deletes a topic; returns when a broker no longer names it."""
         self.client.delete_topics([name])[name].result(TIMEOUT_SECONDS)
+        self._await_partitions(name, 0)
 
     def grow(self, name: str, partitions: int) -> None:
+        """Adds partitions, so that the topic has this number of them."""
         self.client.create_partitions([NewPartitions(name, partitions)])[name].result(TIMEOUT_SECONDS)
+        self._await_partitions(name, partitions)
+
+    def partitions(self, name: str) -> int:
+        """Returns how many partitions of a topic a broker names; 0 = it does not know the topic."""
+        # asked for all topics, because a broker that creates topics creates one that it is asked for
+        found = self.client.list_topics(timeout=TIMEOUT_SECONDS).topics.get(name)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def _await_partitions(self, name: str, number: int) -> None:
+        """Waits for what the controller has accepted: it answers before the brokers know of a change."""
+        await_condition(
+            lambda: self.partitions(name) == number, TIMEOUT_SECONDS, f"{name!r} has {number} partitions"
+        )
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
-        """Changes the configuration of a topic."""
+        """Changes the configuration of a topic; returns when a broker shows the new values."""
         entries = [
             ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
             for key, value in config.items()
@@ -87,6 +107,14 @@ class Admin:
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
         for future in self.client.incremental_alter_configs([resource]).values():
             future.result(TIMEOUT_SECONDS)
+
+        def is_shown() -> bool:
+            asked = ConfigResource(ResourceType.TOPIC, name)
+            shown = self.client.describe_configs([asked])[asked].result(TIMEOUT_SECONDS)
+            return all(shown[key].value == value for key, value in config.items())
+
+        # the controller answers before the brokers know of a change
+        await_condition(is_shown, TIMEOUT_SECONDS, f"the configuration of {name!r}")
 
     def delete_records(self, name: str, partition: int, before: int) -> None:
         futures = self.client.delete_records([TopicPartition(name, partition, before)])
@@ -176,8 +204,20 @@ class Admin:
         self.client.delete_consumer_groups([group_id])[group_id].result(TIMEOUT_SECONDS)
 
     def groups(self) -> list[str]:
-        listed = self.client.list_consumer_groups().result(TIMEOUT_SECONDS)
-        return [each.group_id for each in listed.valid]
+        """Returns the ids of all groups, once every coordinator can list its own."""
+        found: list[str] = []
+
+        def is_complete() -> bool:
+            listed = self.client.list_consumer_groups().result(TIMEOUT_SECONDS)
+            for error in listed.errors:
+                if not is_transient(error):
+                    raise error
+            found[:] = [each.group_id for each in listed.valid]
+            # of a coordinator that still loads, there is only an error, in a result that has succeeded
+            return not listed.errors
+
+        await_condition(is_complete, TIMEOUT_SECONDS, "all groups are listed")
+        return found
 
 
 def produce(
