@@ -232,19 +232,38 @@ def produce(
     timestamps_ms: Sequence[int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Sends records without a transaction and waits until the broker has them."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **(config or {})})
+    """Sends records without a transaction and waits until the broker has them.
+
+    The few records that a test sends to a partition appear there at once, because the producer collects them
+    until it is flushed, which does not wait for ``linger.ms``. So a running query reads them in one batch.
+    """
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 60_000, **(config or {})})
+    refused: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            refused.append(error)
+
     for index, value in enumerate(values):
         key = keys[index] if keys is not None else None
         while True:
             try:
                 at = timestamp_ms if timestamps_ms is None else timestamps_ms[index]
-                producer.produce(topic, value, key, partition=partition, headers=headers, timestamp=at)
+                producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition=partition,
+                    headers=headers,
+                    timestamp=at,
+                    on_delivery=delivered,
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
     assert producer.flush(TIMEOUT_SECONDS) == 0
     producer.close()
+    assert not refused, refused[0]  # a record that the broker refused is flushed too
 
 
 def transaction(bootstrap: str, transactional_id: str, config: Mapping[str, Any] | None = None) -> Producer:
