@@ -28,7 +28,7 @@ reported.
 Helpers
 =======
 
-- `kafka`: topics, groups, records and transactions, using only confluent-kafka: ``Admin``, ``produce``,
+- `kafka`: topics, groups, records and transactions, without the product: ``Admin``, ``produce``,
   ``transaction``, ``read_back(bootstrap, *topics, committed=True)``, ``values``, ``end_offsets``.
 - `checkpoint`: ``SparkCheckpoint`` writes a checkpoint's files as Spark does, without Spark.
 - `reading`: ``Topics`` and ``Reader``, for tests of the source.

@@ -1,8 +1,9 @@
-"""Produces and reads back records with confluent-kafka alone, so that the product does not check itself."""
+"""Produces and reads back records without the product, so that it does not check itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,25 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError as KafkaPythonError
 
 from integration.support.processes import await_condition
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.runtime.deadline import Deadline
 
 TIMEOUT_SECONDS = 60.0
-#: How long `read_back` waits for the control records of transactions that Kafka may have committed.
+#: How long `read_back` waits for the control records of transactions before it asks for the transactions.
 _CONTROL_RECORD_SECONDS = 5.0
+#: States of a transaction that is over, while its control records are written.
+_ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+#: Names of kafka-python for properties of a login.
+_KAFKA_PYTHON = {
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+}
 
 
 @dataclass(frozen=True)
@@ -167,8 +179,7 @@ class Admin:
 
     def stable_offsets(self, name: str) -> dict[int, int]:
         """Returns last stable offsets, which equal the end offsets if no transaction is open."""
-        listed = self.client.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name]
-        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in listed.partitions}
+        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in range(self.partitions(name))}
         found = self.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
         return {tp.partition: future.result(TIMEOUT_SECONDS).offset for tp, future in found.items()}
 
@@ -267,9 +278,17 @@ def produce(
 
 
 def transaction(bootstrap: str, transactional_id: str, config: Mapping[str, Any] | None = None) -> Producer:
-    """Returns a producer with an open transaction; the caller commits, aborts or closes it."""
+    """Returns a producer with an open transaction; the caller commits, aborts or closes it.
+
+    Brokers leave it open for ten minutes, because a test may read several times meanwhile.
+    """
     producer = Producer(
-        {**(config or {}), "bootstrap.servers": bootstrap, "transactional.id": transactional_id}
+        {
+            "transaction.timeout.ms": 600_000,
+            **(config or {}),
+            "bootstrap.servers": bootstrap,
+            "transactional.id": transactional_id,
+        }
     )
     producer.init_transactions(TIMEOUT_SECONDS)
     producer.begin_transaction()
@@ -282,7 +301,8 @@ def read_back(
     """Returns every record that is in the topics now, by partition and offset.
 
     Kafka answers a commit before the partitions have its control record. So if open transactions hide
-    records, the function waits for them a moment.
+    records, the function waits for them a moment, and then as long as a coordinator says that it still has to
+    write control records.
     """
     consumer = Consumer(
         {
@@ -298,19 +318,26 @@ def read_back(
     )
     found: list[Record] = []
     try:
-        listed = consumer.list_topics(timeout=TIMEOUT_SECONDS).topics
-        open_partitions = {(topic, number) for topic in topics for number in listed[topic].partitions}
+        open_partitions = {(topic, number) for topic in topics for number in _numbers(consumer, topic)}
         consumer.assign([TopicPartition(topic, number, 0) for topic, number in open_partitions])
-        hidden: set[tuple[str, int]] = set()
+        hidden: dict[tuple[str, int], int] = {}
         patience = Deadline.after_seconds(_CONTROL_RECORD_SECONDS)
-        while open_partitions - (hidden if patience.expired else set()):
+        limit = Deadline.after_seconds(TIMEOUT_SECONDS)
+        while open_partitions:
+            left = {tp: hidden[tp] for tp in open_partitions if tp in hidden}
+            if (
+                len(left) == len(open_partitions)
+                and patience.expired
+                and (limit.expired or _stay_hidden(consumer, left, bootstrap, config))
+            ):
+                break
             for message in consumer.consume(10_000, 0.1):
                 tp = message.topic(), message.partition()
                 if message.error() is not None:
                     assert message.error().name() == "_PARTITION_EOF", message.error()
                     _, end = consumer.get_watermark_offsets(TopicPartition(*tp), cached=True)
                     if message.offset() < end:
-                        hidden.add(tp)
+                        hidden[tp] = message.offset()
                     else:
                         open_partitions.discard(tp)
                 else:
@@ -330,6 +357,45 @@ def read_back(
     return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
 
 
+def _numbers(client: Consumer, topic: str) -> list[int]:
+    """Returns the partitions of a topic; waits for a broker that does not know the topic yet."""
+    found: list[int] = []
+
+    def is_known() -> bool:
+        metadata = client.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
+        found[:] = () if metadata.error is not None else metadata.partitions
+        return bool(found)
+
+    await_condition(is_known, TIMEOUT_SECONDS, f"a broker knows topic {topic!r}")
+    return found
+
+
+def _stay_hidden(
+    consumer: Consumer,
+    positions: Mapping[tuple[str, int], int],
+    bootstrap: str,
+    config: Mapping[str, Any] | None,
+) -> bool:
+    """Whether the records after these positions stay hidden, because their transactions are not over."""
+    if _is_ending_transactions(bootstrap, config or {}):
+        return False
+    # a transaction may have been over just before the coordinator was asked
+    return all(
+        consumer.get_watermark_offsets(TopicPartition(*tp), timeout=TIMEOUT_SECONDS)[1] <= position
+        for tp, position in positions.items()
+    )
+
+
+def _is_ending_transactions(bootstrap: str, config: Mapping[str, Any]) -> bool:
+    """Whether control records of transactions that were committed or aborted still have to be written."""
+    login = {_KAFKA_PYTHON[name]: value for name, value in config.items() if name in _KAFKA_PYTHON}
+    try:
+        with closing(KafkaAdminClient(bootstrap_servers=bootstrap.split(","), **login)) as admin:
+            return any(admin.list_transactions(state_filters=list(_ENDING)).values())
+    except KafkaPythonError:  # a coordinator moves or loads
+        return True
+
+
 def values(records: Iterable[Record]) -> list[str]:
     """Returns the records' values as text, sorted."""
     return sorted("" if record.value is None else record.value.decode() for record in records)
@@ -341,10 +407,9 @@ def end_offsets(bootstrap: str, topic: str, isolation_level: str = "read_uncommi
         {"bootstrap.servers": bootstrap, "group.id": "read-back", "isolation.level": isolation_level}
     )
     try:
-        numbers = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
         return {
             number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_SECONDS)[1]
-            for number in numbers
+            for number in _numbers(consumer, topic)
         }
     finally:
         consumer.close()
@@ -353,7 +418,18 @@ def end_offsets(bootstrap: str, topic: str, isolation_level: str = "read_uncommi
 def final_end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
     """Returns end offsets that stay as they are until somebody writes again.
 
-    Kafka answers a commit before the partitions have its control record, so the function waits for that.
+    Raises:
+        AssertionError: if a transaction stays open.
+    """
+    await_stable(bootstrap, topic)
+    return end_offsets(bootstrap, topic)
+
+
+def await_stable(bootstrap: str, topic: str) -> None:
+    """Waits until no transaction is open in a topic.
+
+    Kafka answers a commit before the partitions have its control record. Until then nobody can read the
+    records of the transaction, and the end offsets still grow.
 
     Raises:
         AssertionError: if a transaction stays open.
@@ -361,7 +437,6 @@ def final_end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
     await_condition(
         lambda: is_stable(bootstrap, topic), TIMEOUT_SECONDS, f"no transaction is open in {topic}"
     )
-    return end_offsets(bootstrap, topic)
 
 
 def is_stable(bootstrap: str, topic: str) -> bool:
