@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from integration.support.driver import ROOT
-from integration.support.kafka import TIMEOUT_SECONDS, produce, read_back, transaction, values
+from integration.support.kafka import TIMEOUT_SECONDS, await_stable, produce, read_back, transaction, values
 from integration.test_sink_stream import rows, spec
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
@@ -54,6 +54,7 @@ def test_all_consumers_read_the_same_rows_of_a_log(
                 timestamp=1_700_000_000_000 + number,
             )
         write_transactions(producer, round_number)
+    await_stable(broker, name)  # else the log may end later for the next consumer
     conf = consumer_config({"bootstrap.servers": broker}, "g", isolation)
     tps = [TopicPartition(name, partition) for partition in range(PARTITIONS)]
     found: dict[type[Any], pa.Table] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from integration.support.kafka import TIMEOUT_SECONDS, end_offsets, transaction
+from integration.support.kafka import TIMEOUT_SECONDS, await_stable, end_offsets, transaction
 from integration.support.tools import run
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
@@ -51,12 +51,12 @@ def test_the_native_reader_and_librdkafka_read_the_same(
                     headers=[("a", b"%d" % number), ("a", None), ("é", b"")] if number % 5 == 0 else None,
                 )
             if number % 100 == 99:
-                plain.flush(TIMEOUT_SECONDS)
-                writing.flush(TIMEOUT_SECONDS)
+                assert plain.flush(TIMEOUT_SECONDS) == 0
+                assert writing.flush(TIMEOUT_SECONDS) == 0
         (writing.abort_transaction if codec in ("gzip", "lz4") else writing.commit_transaction)(
             TIMEOUT_SECONDS
         )
-        plain.flush(TIMEOUT_SECONDS)
+        assert plain.flush(TIMEOUT_SECONDS) == 0
         if not append_time:
             run(
                 "org.apache.kafka.tools.ProducerPerformance",
@@ -64,6 +64,7 @@ def test_the_native_reader_and_librdkafka_read_the_same(
                 *("--throughput", "-1", "--producer-props"),
                 *(f"bootstrap.servers={broker}", f"compression.type={codec}"),
             )
+    await_stable(broker, name)
     for isolation in ("read_committed", "read_uncommitted"):
         found = rows(broker, name, isolation, NATIVE)
         written = 2 if append_time else 3

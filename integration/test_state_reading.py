@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from integration.support.kafka import Admin, read_back, transaction
+from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, read_back, transaction
 from integration.support.rescaling import killed_at
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.session import KafkaClients
@@ -144,8 +144,9 @@ class Pages:
         producer = transaction(self.broker, f"feed-{self.source}")
         for page in pages:
             producer.produce(self.source, page)
-        producer.commit_transaction()
+        producer.commit_transaction(TIMEOUT_SECONDS)
         producer.close()
+        await_stable(self.broker, self.source)  # else a query may end before it can read the rows
         self.wanted.update(pages)
 
     def start(self, shards: int = SHARDS, **trigger: Any) -> StreamingQuery:

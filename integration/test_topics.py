@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from integration.support.kafka import produce, transaction
+from integration.support.kafka import await_stable, produce, transaction
 from integration.test_operate import Query
 from kafka_eos_source.cli import main
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
@@ -75,6 +75,8 @@ def test_tail_shows_committed_records_and_marks_the_others(
             producer.commit_transaction(30)
         elif outcome == "aborted":
             producer.abort_transaction(30)
+        if outcome != "open":
+            await_stable(broker, name)
     assert [each["value"] for each in _json_lines(run("tail", name, "--json"))] == ["committed"]
     every = _json_lines(run("tail", name, "--json", "--uncommitted"))
     assert [(each["value"], each["state"]) for each in every] == [
@@ -84,6 +86,7 @@ def test_tail_shows_committed_records_and_marks_the_others(
     assert described["stable"] < described["end"]
     assert "open transaction" in run("topics", "describe", name).output
     producer.abort_transaction(30)
+    await_stable(broker, name)
     assert [each["state"] for each in _json_lines(run("tail", name, "--json", "--uncommitted"))][
         -1
     ] == "aborted"

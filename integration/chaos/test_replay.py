@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, end_offsets, read_back, transaction, values
+from integration.support.kafka import Admin, await_stable, end_offsets, read_back, transaction, values
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
 from kafka_eos_source.operate import json_shape, json_shapes
@@ -55,6 +55,7 @@ class Letters:
         for value in values:
             producer.produce(self.dead, value, f"k{value}", partition=partition, headers=listed)
         producer.commit_transaction(30)
+        await_stable(self.broker, self.dead)
 
     def arguments(self, *more: str) -> list[str]:
         return ["dead-letters", "replay", self.dead, "--bootstrap-servers", self.broker, *more]
@@ -150,7 +151,6 @@ def replaced_within(
     await_condition(once.exists, 120, "the replay has an open transaction")
     paused.await_stopped()
     admin.delete(name)
-    await_condition(lambda: name not in admin.client.list_topics(timeout=30).topics, 60, f"{name} is gone")
     admin.create(name, partitions)
     paused.resume()
     return paused
@@ -284,9 +284,10 @@ def test_open_and_aborted_letters_are_neither_listed_nor_sent(letters: Letters) 
     aborted = transaction(letters.broker, f"x-{uuid.uuid4().hex[:8]}")
     aborted.produce(letters.dead, "aborted", partition=0)
     aborted.abort_transaction(30)
+    await_stable(letters.broker, letters.dead)
     running = transaction(letters.broker, f"x-{uuid.uuid4().hex[:8]}")
     running.produce(letters.dead, "open", partition=0)
-    running.flush()
+    assert running.flush(30) == 0
     listed = CliRunner().invoke(
         main, ["dead-letters", "list", letters.dead, "--bootstrap-servers", letters.broker, "--json"]
     )
@@ -312,9 +313,13 @@ def test_the_table_counts_all_letters_and_shows_the_newest(letters: Letters) -> 
 def test_letters_of_a_topic_that_was_created_again_are_sent(letters: Letters, admin: Admin) -> None:
     """Kafka deletes the group's offsets of a deleted topic."""
     letters.write(["a"])
-    letters.replayed()
+    group = letters.replayed()["group_id"]
     admin.delete(letters.dead)
-    await_condition(lambda: letters.dead not in admin.client.list_topics(timeout=30).topics, 60, "it is gone")
+
+    def is_forgotten() -> bool:
+        return all(topic != letters.dead for topic, _ in admin.group(group, may_be_empty=True))
+
+    await_condition(is_forgotten, 60, "the coordinator has deleted the offsets of the topic")
     admin.create(letters.dead, 2)
     letters.write(["b"])
     assert letters.replayed()["records"] == 1

@@ -12,13 +12,16 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from integration.support.kafka import TIMEOUT_SECONDS, Admin, produce, transaction
+from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, produce, transaction
 
 FORMAT = "kafka-eos"
 
 
 class Topics:
-    """Creates and fills topics, plainly or in transactions that commit, abort or stay open."""
+    """Creates and fills topics, plainly or in transactions that commit, abort or stay open.
+
+    When a method has ended a transaction, the topic has its control records.
+    """
 
     def __init__(self, bootstrap_servers: str, admin: Admin) -> None:
         self._servers = bootstrap_servers
@@ -43,6 +46,7 @@ class Topics:
             yield producer
         finally:
             producer.abort_transaction(TIMEOUT_SECONDS)
+            await_stable(self._servers, topic)
 
     def aborted(self, topic: str, values: Iterable[Any], *, partition: int = 0) -> None:
         with self.open_transaction(topic, values, partition=partition):
@@ -53,6 +57,7 @@ class Topics:
         for value in values:
             producer.produce(topic, _text(value), partition=partition)
         producer.commit_transaction(TIMEOUT_SECONDS)
+        await_stable(self._servers, topic)
 
 
 def _text(value: Any) -> bytes | None:
