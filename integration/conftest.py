@@ -22,9 +22,9 @@ from integration.support.faults import FAULTS, Table
 from integration.support.kafka import Admin
 from integration.support.security import PASSWORDS, SecuredCluster
 from integration.support.session import builder, end
-from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.embedded import EmbeddedKafka, cluster
 
-_PROCESSES_END_SECONDS = 15.0
+_PROCESSES_END_SECONDS = 60.0
 #: The files that take longest, in this order.
 _SLOW_FILES = (
     "test_sink_stream.py",
@@ -61,6 +61,11 @@ _SLOW_FILES = (
     "test_changed_queries.py",
 )
 
+
+# some seconds pass between the choice of a port and its use: workers that run at the same time share no ports
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+cluster._FREE_PORTS = cluster._FREE_PORTS[_worker::_workers]
 
 # every process that the tests start inherits this mark; a nested test run sets its own
 os.environ[processes.RUN] = uuid.uuid4().hex

@@ -217,10 +217,11 @@ class HttpService:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[HttpService]:
+    from kafka_eos_source.embedded.cluster import free_ports  # the service itself starts without it
+
     for each in ("prepared", "committed", "aborted"):
         (folder / each).mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    (port,) = free_ports([0])
     service = HttpService(folder, port)
     service.start()
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,13 +12,6 @@ from pathlib import Path
 
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import java, supervisor
-
-
-def free_port() -> int:
-    """Returns a port that nobody uses at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 class Jvm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from integration.support.processes import await_condition
+from kafka_eos_source.embedded.cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docker" / "prometheus" / "kafka-eos-alerts.yml"
@@ -39,12 +39,6 @@ def fast(rules: str) -> str:
     rules = re.sub(r"> \d{2,}\b", "> 2", rules)
     rules = rules.replace("< 0.3 *", f"< {1 - 2 / 604800:.9f} *").replace("< 172800", "< 604798")
     return rules.replace("[20s]) > 3", "[20s]) > 1")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Prometheus:
@@ -70,7 +64,8 @@ class Prometheus:
         every = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "500ms"}
         config = {"global": every, "rule_files": ["alerts.yml"], "scrape_configs": jobs}
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        self._folder, self._port = folder, free_port()
+        self._folder = folder
+        (self._port,) = free_ports([0])
 
     def __enter__(self) -> Prometheus:
         self._log = (self._folder / "log").open("w")

@@ -22,8 +22,9 @@ from typing import Any
 import pyspark
 import pytest
 
-from integration.support.jvm import Jvm, free_port
+from integration.support.jvm import Jvm
 from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 
 _ORGANISATION, _MODULE, _VERSION = "io.apicurio", "apicurio-registry-app", "2.6.13.Final"
@@ -130,7 +131,8 @@ def running(folder: Path) -> Iterator[Registry]:
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs Apicurio: {error}")
-    registry = Registry(folder, free_port(), found)
+    (port,) = free_ports([0])
+    registry = Registry(folder, port, found)
     try:
         registry.start()
         yield registry

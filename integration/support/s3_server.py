@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.support.jvm import Jvm, free_port
+from integration.support.jvm import Jvm
 from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import KafkaEosError
 
 #: boto3 finds these in the environment. Without them it would spend seconds looking for an instance role.
@@ -140,7 +141,8 @@ def running(folder: Path) -> Iterator[S3Server]:
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs S3Proxy: {error}")
-    server = S3Server(folder, free_port(), found)
+    (port,) = free_ports([0])
+    server = S3Server(folder, port, found)
     before = {name: os.environ.get(name) for name in CREDENTIALS}
     os.environ.update(CREDENTIALS)
     try:

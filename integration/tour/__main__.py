@@ -28,9 +28,10 @@ from integration.support.broker import JAVA_OPTIONS
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back, transaction
 from integration.support.processes import await_condition, descendants
-from integration.support.prometheus import Prometheus, free_port
+from integration.support.prometheus import Prometheus
 from integration.tour import orders, query
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.testing.verdict import judge
 
 SECONDS = 180.0
@@ -53,7 +54,7 @@ class Tour:
         self._folder = folder
         self._broker = broker
         self._registry = registry
-        self._port = free_port()
+        (self._port,) = free_ports([0])
         self._sent = 0
         self._driver: Driver | None = None
         self._spec = {
@@ -168,7 +169,7 @@ class Tour:
         other = transaction(self._broker, "somebody-else")
         (value,) = orders.encoded(self._registry, ORDERS, [self._sent])
         other.produce(ORDERS, value)
-        other.flush()
+        assert other.flush(60) == 0
         self._fires(prometheus, "KafkaEosHiddenByTransaction")
         other.commit_transaction()
         self._sent += 1
