@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from integration.support.kafka import TIMEOUT_SECONDS, Record, end_offsets, read_back
 from kafka_eos_source.protocol.token import Token
@@ -94,6 +94,9 @@ def _group(
         found = consumer.committed(
             [TopicPartition(topic, number) for topic, number in partitions], timeout=TIMEOUT_SECONDS
         )
+        for each in found:
+            if each.error is not None:  # it would look like a partition without an offset
+                raise KafkaException(each.error)
         return {
             (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0"))
             for each in found

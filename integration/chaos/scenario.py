@@ -9,7 +9,7 @@ from typing import Any
 
 from integration.chaos.oracle import Outcome, outcome
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, end_offsets, produce
+from integration.support.kafka import Admin, final_end_offsets, produce
 from integration.support.processes import await_condition
 
 _KEYS = 10
@@ -156,7 +156,8 @@ class Scenario:
         The query waits for the sink until its timeout, then fails with SINK_UNFINISHED.
         """
         self.feed(100)
-        stopped = self.stopped_at("commit.after_commit", sink={**sink, "commitTimeoutMs": "4000"})
+        # the time includes the transaction of a new broker, and that in which the driver is stopped
+        stopped = self.stopped_at("commit.after_commit", sink={**sink, "commitTimeoutMs": "10000"})
         fault()
         stopped.resume()
         assert stopped.wait() == 1
@@ -164,8 +165,11 @@ class Scenario:
         return stopped
 
     def written(self) -> int:
-        """Returns the sum of the output's end offsets: all records and control records, committed or not."""
-        return sum(end_offsets(self.bootstrap, self.sink).values())
+        """Returns the sum of the output's end offsets: all records and control records, committed or not.
+
+        Waits until the partitions have the control records of a driver's last transaction.
+        """
+        return sum(final_end_offsets(self.bootstrap, self.sink).values())
 
     def outcome(self) -> Outcome:
         """Compares output with input; call it when no process is running any more."""

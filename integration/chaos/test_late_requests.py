@@ -10,6 +10,7 @@ from integration.chaos.conftest import Proxied
 from integration.chaos.oracle import Outcome
 from integration.chaos.proxy import END_TXN, PRODUCE, Action
 from integration.chaos.scenario import Scenario
+from integration.support.kafka import end_offsets
 from integration.support.processes import await_condition
 from kafka_eos_source.kafka.native_support import LIBRDKAFKA
 from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
@@ -66,7 +67,11 @@ def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[
     written = scenario.written()
     proxied.proxy.catch(PRODUCE, Action.HOLD, skip=1, times=1000)
     driver.resume()
-    await_condition(lambda: scenario.written() > written, 60, "one partition is written")
+    await_condition(
+        lambda: sum(end_offsets(scenario.bootstrap, scenario.sink).values()) > written,
+        60,
+        "one partition is written",
+    )
     answer = late.deliver()
     driver.kill()
     proxied.proxy.catch_nothing()

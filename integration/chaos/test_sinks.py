@@ -109,7 +109,7 @@ def test_t49_a_full_disk_of_a_sink_fails_the_batch_everywhere(
     scenario.run(sink=everywhere.sink)
     _fill(filler)
     scenario.feed(100)
-    full = scenario.start(sink={**everywhere.sink, "commitTimeoutMs": "2000"})
+    full = scenario.start(sink={**everywhere.sink, "commitTimeoutMs": "10000"})
     assert full.wait() == 1
     assert "No space left" in full.log.read_text(), full.tail()
     filler.unlink()
