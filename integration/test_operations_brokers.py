@@ -56,7 +56,12 @@ def set_transaction_version(scenario: Scenario, level: int) -> None:
     now = int(features.levels(scenario.bootstrap)[TRANSACTION_VERSION].finalized)
     change = features.upgrade if level > now else features.downgrade
     change(scenario.bootstrap, "--feature", f"{TRANSACTION_VERSION}={level}")
-    assert features.levels(scenario.bootstrap)[TRANSACTION_VERSION].finalized == str(level)
+    # the controller answers before the broker that is asked knows of it
+    await_condition(
+        lambda: features.levels(scenario.bootstrap)[TRANSACTION_VERSION].finalized == str(level),
+        60,
+        f"{TRANSACTION_VERSION} is {level}",
+    )
 
 
 T138 = pytest.mark.fault(
@@ -266,7 +271,7 @@ def test_t139_the_brokers_are_upgraded_one_by_one_while_a_query_runs(
         levels = features.levels(scenario.bootstrap)
         assert levels["metadata.version"].finalized == levels["metadata.version"].highest
         assert levels[TRANSACTION_VERSION].finalized == "2"
-        read = console_consumer(scenario.bootstrap, scenario.sink, len(scenario.sent) + 1, idle_ms=5000)
+        read = console_consumer(scenario.bootstrap, scenario.sink, len(scenario.sent) + 1)
         assert sorted(read) == sorted(value for _, value in scenario.sent), "Kafka's own consumer agrees"
         report_measures(request.node, scenario)
 

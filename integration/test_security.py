@@ -33,7 +33,7 @@ from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluste
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
-from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -427,7 +427,10 @@ def test_credentials_that_are_rotated_interrupt_no_query(
             REQUESTS[name](kafka, Deadline.after_seconds(3))
         except AuthorizationError as found:
             error = found
-        assert not patience.expired
+        except UnavailableError:
+            continue  # a broker of a busy machine has not answered in time
+        finally:
+            assert not patience.expired
     assert "Authentication failed" in error.message, "at the deadline, the reason is the error"
 
     refused = threading.Event()

@@ -8,7 +8,7 @@ import sys
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-_JVM_ENDS_SECONDS = 30
+_JVM_ENDS_SECONDS = 60
 
 
 def builder() -> SparkSession.Builder:

@@ -7,6 +7,8 @@ import subprocess
 from kafka_eos_source.embedded import jars, java
 
 TIMEOUT_SECONDS = 120
+#: Brokers of a busy machine may stand still for some seconds, which must not look like the end of a topic.
+_IDLE_MS = 15_000
 
 
 def run(main: str, *arguments: str) -> str:
@@ -31,13 +33,13 @@ def run(main: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def console_consumer(bootstrap: str, topic: str, at_most: int, idle_ms: int = 15_000) -> list[str]:
-    """Returns the values that a read_committed console consumer reads until it is idle for ``idle_ms``."""
+def console_consumer(bootstrap: str, topic: str, at_most: int) -> list[str]:
+    """Returns the values that a read_committed console consumer reads until it is idle for a while."""
     said = run(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
         *("--isolation-level", "read_committed"),
-        *("--timeout-ms", str(idle_ms), "--max-messages", str(at_most)),
+        *("--timeout-ms", str(_IDLE_MS), "--max-messages", str(at_most)),
     )
     return said.splitlines()
 
