@@ -207,7 +207,7 @@ NOON = dt.datetime.combine(
 
 
 def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -> None:
-    """Sends views in one transaction."""
+    """Sends views in one transaction; returns when queries can read them."""
     table = pa.table(
         {
             "key": [f"user-{view.second}" for view in views],
@@ -224,6 +224,8 @@ def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -
         .option("includeTimestamp", "true")
         .save()
     )
+    # Kafka answers a commit a moment before the records can be read, for which this waits
+    list(read_back(servers, {topic: PARTITIONS}))
 
 
 def new_results(servers: str, topics: Sequence[str], seen: Counter[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from integration.support.kafka import produce, transaction
+from kafka_eos_source.kafka import playground
+
+
+def test_what_the_demo_reads_back_includes_the_records_of_a_transaction_that_is_open_at_first(
+    broker: str, topic: Callable[..., str]
+) -> None:
+    """Kafka answers a commit before the records of the transaction can be read: they would look lost."""
+    name = topic()
+    produce(broker, name, ["before"])
+    late = transaction(broker, f"late-{name}")
+    late.produce(name, "late")
+    assert late.flush(60) == 0
+    found = playground.read_back(broker, {name: 1})
+    assert next(found) == (name, b"before")
+    late.commit_transaction(60)
+    assert list(found) == [(name, b"late")]
 
 
 @pytest.mark.timeout(400)

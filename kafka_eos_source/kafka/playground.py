@@ -117,13 +117,17 @@ def read_back(
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the topic and value of every record that the topics contain now.
 
+    Kafka answers a commit before the records of the transaction can be read. So with read_committed, the
+    function waits for the end of transactions that are open.
+
     Args:
         bootstrap_servers: of the cluster.
         topics: name → partition count.
         isolation_level: of the consumer.
 
     Raises:
-        KafkaEosError: if a partition cannot be read, or nothing arrives for a minute.
+        KafkaEosError: if a partition cannot be read, nothing arrives for a minute, or a transaction stays
+            open so long.
     """
     client = _consumer(bootstrap_servers, isolation_level, "kafka-eos-demo-reader")
     left = {(each.topic, each.partition) for each in _partitions(topics)}
@@ -137,14 +141,18 @@ def read_back(
             elif silence.expired:
                 raise UnavailableError(
                     f"no records arrived for {_SECONDS:.0f} s from the partitions {sorted(left)}.",
-                    fix="check that the brokers run and every partition has a leader.",
+                    fix="check that the brokers run, that every partition has a leader, and that no "
+                    "transaction is open.",
                 )
             for message in messages:
                 error = message.error()
                 if error is None:
                     yield message.topic(), message.value()
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard((message.topic(), message.partition()))
+                    tp = TopicPartition(message.topic(), message.partition())
+                    # open transactions end the readable part of a log before the end that the broker told
+                    if message.offset() >= client.get_watermark_offsets(tp, cached=True)[1]:
+                        left.discard((tp.topic, tp.partition))
                 elif not is_transient(error):
                     raise classify(error, f"reading {message.topic()!r}")
     finally:
