@@ -322,10 +322,10 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
     try:
         seen: list[int] = []
         fed = 1
-        deadline = datetime.datetime.now() + datetime.timedelta(seconds=120)
+        deadline = Deadline.after_seconds(200)
         states: dict[str | None, StateQuery] = {}
         for state_dir in cycle([pages.state_dir, None]):
-            if fed == 8 or datetime.datetime.now() > deadline:
+            if fed == 8 or deadline.expired:
                 break
             assert query.isActive, query.exception()
             try:

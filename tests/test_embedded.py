@@ -133,7 +133,7 @@ def test_one_process_at_a_time_downloads(tmp_path: Path, capfd: pytest.CaptureFi
             repository(jar_set, into, ivy_cache)
 
         folder = jars(BROKER, tmp_path, slow)
-        assert [other.result(10) for other in others] == [folder]
+        assert [other.result(60) for other in others] == [folder]
     assert repository.fetched == 1
 
 
