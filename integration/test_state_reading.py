@@ -258,7 +258,7 @@ def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
         kafka=kafka, at_least={source: 7}
     ).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
-        pages.query_state(kafka=kafka, at_least={source: 99}, timeout_ms=500)
+        pages.query_state(kafka=kafka, at_least={source: 99}, timeout_ms=3_000)
 
 
 class Notebook:

@@ -282,20 +282,20 @@ def test_state_that_must_include_a_record_is_never_older_although_the_driver_was
     kafka = {"kafka.bootstrap.servers": case.broker}
     forms: list[dict[str, Any]] = [{"kafka": kafka}, {"kafka": kafka, "state_dir": case.state}]
 
-    def ask(form: dict[str, Any], at_least: Any) -> Counter[str]:
-        with StateQuery(case.application, STORE, **form, at_least=at_least, timeout_ms=3_000) as state:
+    def ask(form: dict[str, Any], at_least: Any, timeout_ms: int = 60_000) -> Counter[str]:
+        with StateQuery(case.application, STORE, **form, at_least=at_least, timeout_ms=timeout_ms) as state:
             assert state.batch_id == last_batch
             return counts_of(state)
 
     if step == "commit.before_commit":
         for form in forms:
             with pytest.raises((NotUpToBoundError, UnavailableError)):
-                ask(form, newest)
+                ask(form, newest, 3_000)
         return
     for form in forms:
         assert ask(form, newest) == case.wanted
         assert ask(form, last_batch) == case.wanted
     with pytest.raises(NotUpToBoundError, match=f"reflects batch {last_batch - 1}; expected"):
-        ask({"state_dir": case.state}, last_batch)
+        ask({"state_dir": case.state}, last_batch, 3_000)
     monkeypatch.setattr(snapshot, "_view_at_cut", lambda reader, *_: reader)
     assert ask(forms[1], newest) != case.wanted, "without the pending changes, the state is older"
