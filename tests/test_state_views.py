@@ -206,9 +206,11 @@ def _rewrite(store: TransactionalStateStore) -> None:
 
 def _await_rest(store: TransactionalStateStore) -> None:
     """Waits until RocksDB neither flushes nor compacts, so that it deletes no more files by itself."""
-    busy = ("num-running-flushes", "num-running-compactions", "compaction-pending", "mem-table-flush-pending")
-    deadline = time.monotonic() + 60
-    while any(store._durable.database.property(name) for name in busy):
+    database, deadline = store._durable.database, time.monotonic() + 60
+    running = ("num-running-flushes", "num-running-compactions", "mem-table-flush-pending")
+    while any(map(database.property, running)) or (
+        database._compacts and database.property("compaction-pending")
+    ):
         assert time.monotonic() < deadline, "RocksDB does not come to rest"
         time.sleep(0.001)
 

@@ -31,7 +31,7 @@ from kafka_eos_source.state.snapshots.manifest import (
 )
 
 _CHUNK_BYTES = 4 << 20
-#: Largest manifest that is read. 10 GB of state have about 200 files of 150 bytes each.
+#: Largest manifest that is read. 10 GB of state have about 1,300 files, 150 bytes each in the manifest.
 _LARGEST_MANIFEST_BYTES = 16 << 20
 #: File systems where a new file appears only when it is complete, and renaming means copying.
 _APPEARS_WHOLE = ("s3", "gcs", "abfs")

@@ -28,6 +28,7 @@ Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_right
 from collections import deque
@@ -41,15 +42,19 @@ from weakref import WeakSet
 import pyarrow as pa
 import rocksdict
 
-from kafka_eos_source.errors import StateCorruptedError, StateError, StoreClosedError
+from kafka_eos_source.errors import KafkaEosError, StateCorruptedError, StateError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
-from kafka_eos_source.state.store.rocksdb import WriteBatch, family_options, translate
+from kafka_eos_source.state.store.rocksdb import WriteBatch, family_options, remove_options_files, translate
 from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
+
+_log = logging.getLogger(__name__)
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -59,6 +64,14 @@ FAMILIES = ("data", "pending", "offsets")
 _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
+
+#: Number of tables at level 0 of the data family from which on the family is compacted. Looking up a key asks
+#: the filter of each of them, 0.2 µs.
+_TABLES_TO_COMPACT = 8
+#: How often `close` looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
+#: How long `close` waits for a due compaction to begin. RocksDB begins none after a failed write.
+_BEGIN_SECONDS = 1.0
 
 #: From this number of keys on, `get_many` chooses between lookups and a scan.
 _MANY_KEYS = 256
@@ -101,6 +114,7 @@ class Database:
         self._db: Any = db
         self._writes = 0
         self._read_only = read_only
+        self._compacts = False
         self._owner = ""
         self.owner_file: Path | None = None
         self.has_unsynced_logs = False
@@ -136,6 +150,7 @@ class Database:
         self._chain.add_to(batch)
         self._call(self._db.write, batch.raw, options)
         self._chain.written()
+        self._compact_if_due()
 
     def require_writes(self) -> None:
         """Makes the loss of any write so far damage from now on.
@@ -331,6 +346,49 @@ class Database:
         options = rocksdict.IngestExternalFileOptions()
         options.set_move_files(True)
         self._call(self._families["data"].ingest_external_file, [str(scratch)], options)
+        self._compact_if_due()
+
+    def _compact_if_due(self) -> None:
+        """Switches on the compactions of the data family if it has many tables at level 0.
+
+        They are off at first, because a task has the store open for a moment only. With RocksDB's own rules,
+        nearly each task began a compaction of many tables, which closing the store aborted; see
+        ``docs/state-store.md``.
+        """
+        if not self._compacts and self.property("num-files-at-level0") >= _TABLES_TO_COMPACT:
+            self._compacts = True
+            self._allow_compactions(True)
+
+    def _await_compaction(self) -> None:
+        """Waits until the running compaction has ended, and lets no other one begin.
+
+        So a task waits for one compaction at most, and none is done in vain. There is no time limit: a
+        compaction that is aborted whenever the disk is slow would never end.
+        """
+        if not self._compacts:
+            return
+        pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while not self._is_compacting() and self.property("compaction-pending") and not pauses.expired:
+            pauses.wait()
+        self._allow_compactions(False)
+        failpoints.reach("state.within_compaction")
+        pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while self._is_compacting():
+            pauses.wait()
+
+    def _is_compacting(self) -> bool:
+        return self.property("num-running-compactions") > 0
+
+    def _allow_compactions(self, allowed: bool) -> None:
+        disabled = "false" if allowed else "true"
+        try:
+            self._call(self._families["data"].set_options, {"disable_auto_compactions": disabled})
+        except KafkaEosError as error:
+            # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep
+            # the error itself, because its traceback would keep the database open.
+            text = str(error)
+            _log.warning("the compactions of %s could not be switched on or off: %s", self.path, text)
+        remove_options_files(self.path)
 
     def close(self) -> None:
         """Closes the database; everything that was written is on disk, at least in the write-ahead log.
@@ -343,6 +401,7 @@ class Database:
         self._handles.clear()
         db = self._db
         try:
+            self._await_compaction()
             flushes = not self._read_only and self._may_flush()
             keeps_log = not self._read_only and not flushes
             if keeps_log:
