@@ -50,7 +50,13 @@ from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
-from kafka_eos_source.state.store.rocksdb import WriteBatch, family_options, remove_options_files, translate
+from kafka_eos_source.state.store.rocksdb import (
+    WriteBatch,
+    family_options,
+    look_up,
+    remove_options_files,
+    translate,
+)
 from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
 
@@ -191,12 +197,11 @@ class Database:
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the values in the order of the keys; None for a missing key.
 
-        Measured for 100,000 keys: lookups in key order 0.18 s, in random order 0.30 s, rocksdict's call for
-        many keys 0.21 s, a scan over 100,000 pairs 0.06 s. So keys are looked up in order, and if they are a
-        large part of the data, everything between the first and the last is scanned instead.
+        Many keys are looked up in order. If they are a large part of the data, everything between the first
+        and the last is scanned instead, which takes 0.6 µs a pair.
         """
         if len(keys) < _MANY_KEYS:
-            few: list[bytes | None] = self._call(_collect, self.get, keys)
+            few: list[bytes | None] = self._call(look_up, self.get, keys)
             return few
         wanted = sorted(set(keys))
         found: dict[bytes, bytes | None] = {}
@@ -208,7 +213,7 @@ class Database:
                 wanted = wanted[bisect_right(wanted, last) :]
             else:
                 wanted = []
-        found.update(zip(wanted, self._call(_collect, self.get, wanted), strict=True))
+        found.update(zip(wanted, self._call(look_up, self.get, wanted), strict=True))
         return list(map(found.get, keys))
 
     def get_from(self, family: str, key: bytes) -> bytes | None:
@@ -481,10 +486,6 @@ os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> None:
     deque(map(writer.__setitem__, keys, values), 0)
-
-
-def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:
-    return list(map(get, keys))
 
 
 def _closed(_key: bytes) -> NoReturn:

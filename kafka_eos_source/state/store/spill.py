@@ -30,7 +30,7 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
 from kafka_eos_source.state.store.records import RESTORE_FIX
-from kafka_eos_source.state.store.rocksdb import family_options, translate
+from kafka_eos_source.state.store.rocksdb import family_options, look_up, translate
 from kafka_eos_source.state.store.scans import Cursor, Scans, check_end
 
 #: Name of the folder next to the store's database.
@@ -183,7 +183,7 @@ class SpilledRows:
             pairs = self.scan(min(wanted), max(wanted) + b"\0", reverse=False)
             found = {key: value for key, value in pairs if key in wanted}
             return [found.get(key, MISSING) for key in keys]
-        values = self._call(lambda: list(map(self._get, keys)))
+        values: list[bytes | None] = self._call(look_up, self._get, keys)
         return [MISSING if value is None else _decoded(value) for value in values]
 
     def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]:
