@@ -49,7 +49,9 @@ from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
+from kafka_eos_source.state.store.records import RESTORE_FIX
 from kafka_eos_source.state.store.rocksdb import (
     WriteBatch,
     family_options,
@@ -61,6 +63,9 @@ from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
 
 _log = logging.getLogger(__name__)
+
+#: File of a database in which a compaction found damage; it has the text of the error.
+_DAMAGE = "damage"
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -357,7 +362,7 @@ class Database:
         """Switches on the compactions of the data family if it has many tables at level 0.
 
         They are off at first, because a task has the store open for a moment only. With RocksDB's own rules,
-        nearly each task began a compaction of many tables, which closing the store aborted; see
+        nearly every task began a compaction of many tables, which closing the store aborted; see
         ``docs/state-store.md``.
         """
         if not self._compacts and self.property("num-files-at-level0") >= _TABLES_TO_COMPACT:
@@ -373,13 +378,39 @@ class Database:
         if not self._compacts:
             return
         pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-        while not self._is_compacting() and self.property("compaction-pending") and not pauses.expired:
+        while not (self._is_compacting() or self._has_failed() or pauses.expired):
+            if not self.property("compaction-pending"):
+                break
             pauses.wait()
         self._allow_compactions(False)
         failpoints.reach("state.within_compaction")
         pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
         while self._is_compacting():
             pauses.wait()
+        if self._has_failed():
+            self._report_failure()
+
+    def _has_failed(self) -> bool:
+        """Returns whether a flush or a compaction of any column family has failed."""
+        # RocksDB counts these errors in the family "default"
+        return bool(self._call(self._db.property_int_value, "rocksdb.background-errors"))
+
+    def _report_failure(self) -> None:
+        """Logs why a compaction failed. If a table is damaged, the next open raises an error.
+
+        The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
+        """
+        text = "the disk may be full; RocksDB's file LOG has the reason"
+        try:
+            # after a failure that may pass, such as a full disk, RocksDB accepts this write
+            self._call(self._db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
+        except StateCorruptedError as error:
+            text = error.message
+            with suppress(OSError):  # the disk is full; a later task finds the damage again
+                replace_text(self.path / _DAMAGE, text)
+        except KafkaEosError as error:
+            text = error.message
+        _log.warning("a compaction of %s failed, and a later task repeats it: %s", self.path, text)
 
     def _is_compacting(self) -> bool:
         return self.property("num-running-compactions") > 0
@@ -404,9 +435,15 @@ class Database:
             return
         self.get = _closed
         self._handles.clear()
-        db = self._db
         try:
             self._await_compaction()
+        finally:  # somebody may interrupt the wait
+            self._release()
+
+    def _release(self) -> None:
+        """Closes the database in the way that `close` describes, without waiting for compactions."""
+        db = self._db
+        try:
             flushes = not self._read_only and self._may_flush()
             keeps_log = not self._read_only and not flushes
             if keeps_log:
@@ -428,7 +465,7 @@ class Database:
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
-        if self._chain is None or self.has_unsynced_logs or self._log_is_short():
+        if self._chain is None or self.has_unsynced_logs or self._log_is_short() or self._has_failed():
             return False
         try:
             self.require_writes()
@@ -479,6 +516,19 @@ class Database:
             return function(*args, **kwargs)
         except Exception as error:
             raise translate(error, self.path) from error
+
+
+def check_undamaged(path: Path) -> None:
+    """Checks that no compaction has found damage in the database of this folder.
+
+    Raises:
+        StateCorruptedError: if one has.
+    """
+    file = path / _DAMAGE
+    if file.exists():
+        raise StateCorruptedError(
+            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
+        )
 
 
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))

@@ -15,7 +15,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.database import Database, check_undamaged
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.log_headers import check_logs
@@ -142,6 +142,7 @@ def _open(
     """
     check_logs(path)
     if log_folder is None:
+        check_undamaged(path)
         options, families = _options_of_owners(config)
     else:
         options, families = database_options(config), _options_of_families(config)

@@ -35,7 +35,12 @@ _MAX_OPEN_FILES = 512
 #: Sizes of the data family's tables and of the level above level 0. RocksDB's defaults (64 and 256 MiB) suit
 #: databases that stay open. Here a task waits for the running compaction when it closes the store, so a
 #: compaction must be short: it rewrites one table, and about ten tables of the next level that overlap it.
+#: Only the compaction of level 0 rewrites all of that level, and what overlaps it in the next one.
 _TABLE_BYTES, _LEVEL_BYTES = 8 * _MIB, 16 * _MIB
+#: Number of tables at level 0 from which on RocksDB lets writes wait. Its own limits, 20 and 36, are reached
+#: while the levels below level 0 are in disorder after a restore. A write then waits for a whole compaction,
+#: and with it every thread of the process, because rocksdict holds Python's global lock.
+_SLOWDOWN_TABLES, _STOP_TABLES = 200, 250
 
 #: Options for which rocksdict has no method. It can load them from a file of RocksDB's.
 _MORE_OPTIONS = """\
@@ -121,6 +126,8 @@ def data_options(config: StoreConfig) -> Any:
     """Returns the options of the data family. `Database` switches its compactions on."""
     options = family_options(config)
     options.set_disable_auto_compactions(True)
+    options.set_level_zero_slowdown_writes_trigger(_SLOWDOWN_TABLES)
+    options.set_level_zero_stop_writes_trigger(_STOP_TABLES)
     options.set_target_file_size_base(_TABLE_BYTES)
     options.set_max_bytes_for_level_base(_LEVEL_BYTES)
     return options
