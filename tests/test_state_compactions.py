@@ -13,13 +13,13 @@ from state_kit import IDENTITY, SPILLING, TINY, TP, OtherProcess, binary, key, o
 
 from kafka_eos_source.errors import StateCorruptedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state.store import database, durable
+from kafka_eos_source.state.store import compactions, durable
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: Rows of a table. Compacting eight such tables takes some tenths of a second, closing the store a few ms.
 ROWS = 40_000
 #: Number of tables at level 0 that cause a compaction.
-DUE = database._TABLES_TO_COMPACT
+DUE = compactions.DUE_TABLES
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def test_a_close_that_is_interrupted_while_it_waits_closes_the_store(
 ) -> None:
     path = with_tables(tmp_path / "s", DUE)
 
-    def interrupted(_database: Any) -> bool:
+    def interrupted(_data: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(database.Database, "_is_compacting", interrupted)
+        patch.setattr(compactions, "is_running", interrupted)
         with pytest.raises(KeyboardInterrupt):
             use_briefly(path)
     check(path, DUE + 1)

@@ -28,7 +28,6 @@ Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests
 
 from __future__ import annotations
 
-import logging
 import os
 from bisect import bisect_right
 from collections import deque
@@ -42,30 +41,15 @@ from weakref import WeakSet
 import pyarrow as pa
 import rocksdict
 
-from kafka_eos_source.errors import KafkaEosError, StateCorruptedError, StateError, StoreClosedError
+from kafka_eos_source.errors import StateCorruptedError, StateError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.runtime.retry import Pauses
-from kafka_eos_source.state.store import ownership
+from kafka_eos_source.state.store import compactions, ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
-from kafka_eos_source.state.store.records import RESTORE_FIX
-from kafka_eos_source.state.store.rocksdb import (
-    WriteBatch,
-    family_options,
-    look_up,
-    remove_options_files,
-    translate,
-)
+from kafka_eos_source.state.store.rocksdb import WriteBatch, call, family_options, look_up, translate
 from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
-
-_log = logging.getLogger(__name__)
-
-#: File of a database in which a compaction found damage; it has the text of the error.
-_DAMAGE = "damage"
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -75,14 +59,6 @@ FAMILIES = ("data", "pending", "offsets")
 _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
-
-#: Number of tables at level 0 of the data family from which on the family is compacted. Looking up a key asks
-#: the filter of each of them, 0.2 µs.
-_TABLES_TO_COMPACT = 8
-#: How often `close` looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
-_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
-#: How long `close` waits for a due compaction to begin. RocksDB begins none after a failed write.
-_BEGIN_SECONDS = 1.0
 
 #: From this number of keys on, `get_many` chooses between lookups and a scan.
 _MANY_KEYS = 256
@@ -359,72 +335,9 @@ class Database:
         self._compact_if_due()
 
     def _compact_if_due(self) -> None:
-        """Switches on the compactions of the data family if it has many tables at level 0.
-
-        They are off at first, because a task has the store open for a moment only. With RocksDB's own rules,
-        nearly every task began a compaction of many tables, which closing the store aborted; see
-        ``docs/state-store.md``.
-        """
-        if not self._compacts and self.property("num-files-at-level0") >= _TABLES_TO_COMPACT:
+        if not self._compacts and compactions.are_due(self._families["data"]):
             self._compacts = True
-            self._allow_compactions(True)
-
-    def _await_compaction(self) -> None:
-        """Waits until the running compaction has ended, and lets no other one begin.
-
-        So a task waits for one compaction at most, and none is done in vain. There is no time limit: a
-        compaction that is aborted whenever the disk is slow would never end.
-        """
-        if not self._compacts:
-            return
-        pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-        while not (self._is_compacting() or self._has_failed() or pauses.expired):
-            if not self.property("compaction-pending"):
-                break
-            pauses.wait()
-        self._allow_compactions(False)
-        failpoints.reach("state.within_compaction")
-        pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-        while self._is_compacting():
-            pauses.wait()
-        if self._has_failed():
-            self._report_failure()
-
-    def _has_failed(self) -> bool:
-        """Returns whether a flush or a compaction of any column family has failed."""
-        # RocksDB counts these errors in the family "default"
-        return bool(self._call(self._db.property_int_value, "rocksdb.background-errors"))
-
-    def _report_failure(self) -> None:
-        """Logs why a compaction failed. If a table is damaged, the next open raises an error.
-
-        The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
-        """
-        text = "the disk may be full; RocksDB's file LOG has the reason"
-        try:
-            # after a failure that may pass, such as a full disk, RocksDB accepts this write
-            self._call(self._db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
-        except StateCorruptedError as error:
-            text = error.message
-            with suppress(OSError):  # the disk is full; a later task finds the damage again
-                replace_text(self.path / _DAMAGE, text)
-        except KafkaEosError as error:
-            text = error.message
-        _log.warning("a compaction of %s failed, and a later task repeats it: %s", self.path, text)
-
-    def _is_compacting(self) -> bool:
-        return self.property("num-running-compactions") > 0
-
-    def _allow_compactions(self, allowed: bool) -> None:
-        disabled = "false" if allowed else "true"
-        try:
-            self._call(self._families["data"].set_options, {"disable_auto_compactions": disabled})
-        except KafkaEosError as error:
-            # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep
-            # the error itself, because its traceback would keep the database open.
-            text = str(error)
-            _log.warning("the compactions of %s could not be switched on or off: %s", self.path, text)
-        remove_options_files(self.path)
+            compactions.switch(self._families["data"], self.path, on=True)
 
     def close(self) -> None:
         """Closes the database; everything that was written is on disk, at least in the write-ahead log.
@@ -436,7 +349,8 @@ class Database:
         self.get = _closed
         self._handles.clear()
         try:
-            self._await_compaction()
+            if self._compacts:
+                compactions.await_end(self._db, self._families["data"], self.path)
         finally:  # somebody may interrupt the wait
             self._release()
 
@@ -465,8 +379,10 @@ class Database:
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
-        if self._chain is None or self.has_unsynced_logs or self._log_is_short() or self._has_failed():
+        if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
+        if compactions.have_failed(self._db):
+            return False  # a flush would fail, too
         try:
             self.require_writes()
         except (StateError, StateCorruptedError):
@@ -512,23 +428,7 @@ class Database:
             raise translate(error, self.path) from error
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            raise translate(error, self.path) from error
-
-
-def check_undamaged(path: Path) -> None:
-    """Checks that no compaction has found damage in the database of this folder.
-
-    Raises:
-        StateCorruptedError: if one has.
-    """
-    file = path / _DAMAGE
-    if file.exists():
-        raise StateCorruptedError(
-            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
-        )
+        return call(self.path, function, *args, **kwargs)
 
 
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))

@@ -14,8 +14,9 @@ from kafka_eos_source.errors import StateCorruptedError, StateLockedError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store import ownership
+from kafka_eos_source.state.store.compactions import check_undamaged
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database, check_undamaged
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.frozen import current_manifest, freeze, named_manifest, rewritten
 from kafka_eos_source.state.store.log_headers import check_logs

@@ -6,7 +6,7 @@ import re
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def family_options(config: StoreConfig, *, small: bool = False, options: Any = N
 
 
 def data_options(config: StoreConfig) -> Any:
-    """Returns the options of the data family. `Database` switches its compactions on."""
+    """Returns the options of the data family; `compactions` switches its compactions on and off."""
     options = family_options(config)
     options.set_disable_auto_compactions(True)
     options.set_level_zero_slowdown_writes_trigger(_SLOWDOWN_TABLES)
@@ -203,6 +203,32 @@ def look_up(get: Any, keys: list[bytes]) -> list[bytes | None]:
     for first in range(0, len(keys), _KEYS_PER_CALL):
         found += get(keys[first : first + _KEYS_PER_CALL])
     return found
+
+
+def call(path: Path, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of rocksdict for the database in the folder ``path``.
+
+    Raises:
+        KafkaEosError: instead of rocksdict's error; see `translate`.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise translate(error, path) from error
+
+
+def check_writable(db: Any, path: Path) -> None:
+    """Writes an empty batch.
+
+    Args:
+        db: an open database, an object of rocksdict.
+        path: its folder.
+
+    Raises:
+        StateCorruptedError, StateError: the error after which RocksDB accepts no write. A failure that may
+            pass, such as a full disk, need not be one.
+    """
+    call(path, db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
 
 
 def translate(error: Exception, path: Path) -> KafkaEosError:

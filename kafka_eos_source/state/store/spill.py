@@ -30,7 +30,7 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
 from kafka_eos_source.state.store.records import RESTORE_FIX
-from kafka_eos_source.state.store.rocksdb import family_options, look_up, translate
+from kafka_eos_source.state.store.rocksdb import call, family_options, look_up, translate
 from kafka_eos_source.state.store.scans import Cursor, Scans, check_end
 
 #: Name of the folder next to the store's database.
@@ -226,10 +226,7 @@ class SpilledRows:
         return int(self._call(self._db.property_int_value, "rocksdb.estimate-num-keys") or 0)
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            raise translate(error, self.path) from error
+        return call(self.path, function, *args, **kwargs)
 
 
 def is_removed(store: Path, spill_id: str) -> bool:
