@@ -161,7 +161,7 @@ def test_a_close_that_is_interrupted_while_it_waits_closes_the_store(
 ) -> None:
     path = with_tables(tmp_path / "s", DUE)
 
-    def interrupted(_data: Any) -> bool:
+    def interrupted(_data: Any, _path: Path) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError, StateCorruptedError
 from kafka_eos_source.runtime import failpoints
@@ -25,12 +24,18 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.records import RESTORE_FIX
-from kafka_eos_source.state.store.rocksdb import call, check_writable, remove_options_files
+from kafka_eos_source.state.store.rocksdb import (
+    Family,
+    call,
+    check_writable,
+    property_of,
+    remove_options_files,
+)
 
 _log = logging.getLogger(__name__)
 
-#: Number of tables at level 0 from which on the data family is compacted. Looking up a key asks the filter of
-#: each of them, 0.2 µs.
+#: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
+#: each of them, which takes 0.2 µs.
 DUE_TABLES = 8
 #: How long `await_end` waits for a due compaction to begin. RocksDB begins none after a failed write.
 _BEGIN_SECONDS = 1.0
@@ -40,16 +45,16 @@ _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
 _DAMAGE = "damage"
 
 
-def are_due(data: Any) -> bool:
-    """Returns whether the data family, an object of rocksdict, has many tables at level 0."""
-    return _property(data, "num-files-at-level0") >= DUE_TABLES
+def are_due(data: Family, path: Path) -> bool:
+    """Returns whether the data family of the database at ``path`` has many tables at level 0."""
+    return property_of(data, path, "num-files-at-level0") >= DUE_TABLES
 
 
-def switch(data: Any, path: Path, *, on: bool) -> None:
+def switch(data: Family, path: Path, *, on: bool) -> None:
     """Switches the compactions of the data family on or off. A failure is logged.
 
     Args:
-        data: the data family, an object of rocksdict.
+        data: the data family.
         path: folder of the database.
         on: whether RocksDB may begin compactions.
     """
@@ -63,39 +68,40 @@ def switch(data: Any, path: Path, *, on: bool) -> None:
     remove_options_files(path)
 
 
-def await_end(db: Any, data: Any, path: Path) -> None:
+def await_end(db: Family, data: Family, path: Path) -> None:
     """Waits until the running compaction has ended, and lets no other one begin.
 
     So a task waits for one compaction at most, and none is done in vain. There is no time limit: a compaction
     that is aborted whenever the disk is slow would never end.
 
     Args:
-        db: the database, an object of rocksdict.
+        db: the database.
         data: its data family, whose compactions are on.
         path: folder of the database.
     """
     pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-    while not (is_running(data) or have_failed(db) or pauses.expired):
-        if not _property(data, "compaction-pending"):
+    while property_of(data, path, "compaction-pending") and not is_running(data, path):
+        if have_failed(db, path) or pauses.expired:
             break
         pauses.wait()
     switch(data, path, on=False)
     failpoints.reach("state.within_compaction")
     pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-    while is_running(data):
+    while is_running(data, path):
         pauses.wait()
-    if have_failed(db):
+    if have_failed(db, path):
         _report_failure(db, path)
 
 
-def is_running(data: Any) -> bool:
+def is_running(data: Family, path: Path) -> bool:
     """Returns whether a compaction of any column family runs."""
-    return _property(data, "num-running-compactions") > 0
+    return property_of(data, path, "num-running-compactions") > 0
 
 
-def have_failed(db: Any) -> bool:
+def have_failed(db: Family, path: Path) -> bool:
     """Returns whether a compaction or a flush of any column family has failed since this open."""
-    return _property(db, "background-errors") > 0  # RocksDB counts them in the family "default"
+    # RocksDB counts them in the family "default"
+    return property_of(db, path, "background-errors") > 0
 
 
 def check_undamaged(path: Path) -> None:
@@ -111,7 +117,7 @@ def check_undamaged(path: Path) -> None:
         )
 
 
-def _report_failure(db: Any, path: Path) -> None:
+def _report_failure(db: Family, path: Path) -> None:
     """Logs why a compaction failed. If a table is damaged, the next open raises an error.
 
     The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
@@ -125,7 +131,3 @@ def _report_failure(db: Any, path: Path) -> None:
             with suppress(OSError):  # the disk is full; a later task finds the damage again
                 replace_text(path / _DAMAGE, text)
     _log.warning("a compaction of %s failed, and a later task repeats it: %s", path, text)
-
-
-def _property(family: Any, name: str) -> int:
-    return int(family.property_int_value(f"rocksdb.{name}") or 0)

@@ -47,7 +47,15 @@ from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.state.store import compactions, ownership
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
-from kafka_eos_source.state.store.rocksdb import WriteBatch, call, family_options, look_up, translate
+from kafka_eos_source.state.store.rocksdb import (
+    Get,
+    WriteBatch,
+    call,
+    family_options,
+    look_up,
+    property_of,
+    translate,
+)
 from kafka_eos_source.state.store.scans import check_end
 from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
 
@@ -92,7 +100,7 @@ class Database:
             caller translates its errors.
     """
 
-    get: Callable[[bytes], bytes | None]
+    get: Get
 
     def __init__(
         self, path: Path, db: Any, *, read_only: bool = False, least: int | None = None, owner: str = ""
@@ -182,8 +190,7 @@ class Database:
         and the last is scanned instead, which takes 0.6 µs a pair.
         """
         if len(keys) < _MANY_KEYS:
-            few: list[bytes | None] = self._call(look_up, self.get, keys)
-            return few
+            return look_up(self.path, self.get, keys)
         wanted = sorted(set(keys))
         found: dict[bytes, bytes | None] = {}
         most = _PAIRS_PER_LOOKUP * len(wanted)
@@ -194,7 +201,7 @@ class Database:
                 wanted = wanted[bisect_right(wanted, last) :]
             else:
                 wanted = []
-        found.update(zip(wanted, self._call(look_up, self.get, wanted), strict=True))
+        found.update(zip(wanted, look_up(self.path, self.get, wanted), strict=True))
         return list(map(found.get, keys))
 
     def get_from(self, family: str, key: bytes) -> bytes | None:
@@ -277,7 +284,7 @@ class Database:
 
     def property(self, name: str, family: str = "data") -> int:
         """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
-        return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
+        return property_of(self._families[family], self.path, name)
 
     def ingest(
         self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
@@ -335,7 +342,7 @@ class Database:
         self._compact_if_due()
 
     def _compact_if_due(self) -> None:
-        if not self._compacts and compactions.are_due(self._families["data"]):
+        if not self._compacts and compactions.are_due(self._families["data"], self.path):
             self._compacts = True
             compactions.switch(self._families["data"], self.path, on=True)
 
@@ -381,7 +388,7 @@ class Database:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
         if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
-        if compactions.have_failed(self._db):
+        if compactions.have_failed(self._db, self.path):
             return False  # a flush would fail, too
         try:
             self.require_writes()
@@ -438,5 +445,5 @@ def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> No
     deque(map(writer.__setitem__, keys, values), 0)
 
 
-def _closed(_key: bytes) -> NoReturn:
+def _closed(_key: object) -> NoReturn:
     raise StoreClosedError("the store is closed.")

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 import rocksdict
 
@@ -37,9 +37,9 @@ _MAX_OPEN_FILES = 512
 #: compaction must be short: it rewrites one table, and about ten tables of the next level that overlap it.
 #: Only the compaction of level 0 rewrites all of that level, and what overlaps it in the next one.
 _TABLE_BYTES, _LEVEL_BYTES = 8 * _MIB, 16 * _MIB
-#: Number of tables at level 0 from which on RocksDB lets writes wait. Its own limits, 20 and 36, are reached
-#: while the levels below level 0 are in disorder after a restore. A write then waits for a whole compaction,
-#: and with it every thread of the process, because rocksdict holds Python's global lock.
+#: Numbers of tables at level 0 from which on RocksDB slows down and stops writes. A restore can leave more
+#: than its defaults, 20 and 36. A write would then wait for a whole compaction, and so would every thread of
+#: the process, because rocksdict holds Python's global lock while it writes.
 _SLOWDOWN_TABLES, _STOP_TABLES = 200, 250
 
 #: Options for which rocksdict has no method. It can load them from a file of RocksDB's.
@@ -186,23 +186,46 @@ class WriteBatch:
         deque(map(self.raw.put, keys, values), 0)
 
 
-def look_up(get: Any, keys: list[bytes]) -> list[bytes | None]:
+class Get(Protocol):
+    """The method ``get`` of rocksdict's databases and column families."""
+
+    @overload
+    def __call__(self, key: bytes, /) -> bytes | None: ...
+    @overload
+    def __call__(self, key: list[bytes], /) -> list[bytes | None]: ...
+
+
+class Family(Protocol):
+    """The methods of rocksdict's column families that `compactions` calls. A database has them, too."""
+
+    def property_int_value(self, name: str) -> int | None: ...
+    def set_options(self, options: dict[str, str]) -> None: ...
+    def write(self, batch: Any, options: Any) -> None: ...
+
+
+def look_up(path: Path, get: Get, keys: list[bytes]) -> list[bytes | None]:
     """Returns the values of the keys, in their order; None for a missing key.
 
-    Keys that are in order are found soonest. A call for many keys takes 2 µs a key while RocksDB has the
+    Lookups are fastest if the keys are in order. A call for many keys takes 2 µs a key while RocksDB has the
     blocks in memory, and 4 µs while it reads them from files. A call for each key takes 2.5 and 6.5 µs.
 
     Args:
-        get: rocksdict's method, which accepts lists.
+        path: folder of the database.
+        get: of the database or column family.
         keys: the keys.
 
     Raises:
-        Exception: rocksdict's errors, such as for a damaged table; see `translate`.
+        StateCorruptedError, StateError: if a table is damaged or cannot be read.
     """
     found: list[bytes | None] = []
     for first in range(0, len(keys), _KEYS_PER_CALL):
-        found += get(keys[first : first + _KEYS_PER_CALL])
+        found += call(path, get, keys[first : first + _KEYS_PER_CALL])
     return found
+
+
+def property_of(family: Family, path: Path, name: str) -> int:
+    """Returns a property of the database at ``path``, such as ``estimate-num-keys``; 0 if unknown."""
+    return int(call(path, family.property_int_value, f"rocksdb.{name}") or 0)
 
 
 def call(path: Path, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +240,7 @@ def call(path: Path, function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         raise translate(error, path) from error
 
 
-def check_writable(db: Any, path: Path) -> None:
+def check_writable(db: Family, path: Path) -> None:
     """Writes an empty batch.
 
     Args:

@@ -30,7 +30,7 @@ from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
 from kafka_eos_source.state.store.records import RESTORE_FIX
-from kafka_eos_source.state.store.rocksdb import call, family_options, look_up, translate
+from kafka_eos_source.state.store.rocksdb import call, family_options, look_up, property_of, translate
 from kafka_eos_source.state.store.scans import Cursor, Scans, check_end
 
 #: Name of the folder next to the store's database.
@@ -183,7 +183,7 @@ class SpilledRows:
             pairs = self.scan(min(wanted), max(wanted) + b"\0", reverse=False)
             found = {key: value for key, value in pairs if key in wanted}
             return [found.get(key, MISSING) for key in keys]
-        values: list[bytes | None] = self._call(look_up, self._get, keys)
+        values = look_up(self.path, self._get, keys)
         return [MISSING if value is None else _decoded(value) for value in values]
 
     def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]:
@@ -223,7 +223,7 @@ class SpilledRows:
             cursor.close()
 
     def _estimate(self) -> int:
-        return int(self._call(self._db.property_int_value, "rocksdb.estimate-num-keys") or 0)
+        return property_of(self._db, self.path, "estimate-num-keys")
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(self.path, function, *args, **kwargs)
