@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wire_faults import producer, soon
-from wire_cluster import FENCED, NOT_COORDINATOR, Fault, WireCluster
+from wire_cluster import FENCED, NOT_COORDINATOR, UNKNOWN_TOPIC, Fault, WireCluster
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -129,3 +129,32 @@ def test_an_epoch_that_does_not_grow_is_not_used_again(monkeypatch: pytest.Monke
 
 def test_every_state_has_its_moves_in_the_table() -> None:
     assert set(module._MOVES) == set(State)
+
+
+@pytest.mark.parametrize("then", ["it is known", "it is unknown once"])
+def test_a_silent_broker_does_not_use_up_the_lookup_of_a_topic(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """How long an unknown topic may be new counts from the first such answer, and limits no request."""
+    monkeypatch.setattr(module, "_NEW_TOPIC_SECONDS", 0.2)
+    with WireCluster({"t": 2}, brokers=2) as cluster:
+        client = producer(cluster, **{"socket.timeout.ms": "500"})
+        client.init(soon())
+        faults = [Fault("silent")]
+        if then == "it is unknown once":
+            faults.append(Fault("error", UNKNOWN_TOPIC))
+        cluster.fault = lambda kind: faults.pop(0) if kind == "Metadata" and faults else None
+        client.check_partitions({"t": 1}, soon(5.0))
+        assert not faults
+        client.close()
+
+
+@pytest.mark.parametrize("seconds", [20.0, 0.3])
+def test_a_topic_that_stays_unknown_is_missing(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(module, "_NEW_TOPIC_SECONDS", 0.2)
+    with WireCluster({}) as cluster:
+        client = producer(cluster)
+        with pytest.raises(UnavailableError, match="looking up output topic 'missing'") as raised:
+            client.check_partitions({"missing": -1}, soon(seconds))
+        assert "create the topic" in str(raised.value.fix)
+        client.close()

@@ -91,9 +91,10 @@ class Cluster:
 
         def answer() -> Any:
             while not found:
-                if deadline.expired:
-                    raise TemporaryError(f"no answer from broker {connection.address}")
+                # Also reads after the deadline, once: else a silent connection would never be found to be so.
                 self.network.wait(deadline.remaining_seconds(1.0))
+                if not found and deadline.expired:
+                    raise TemporaryError(f"no answer from broker {connection.address}")
             answer, error = found[0]
             if error is not None:
                 self.complain(error)

@@ -29,7 +29,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
@@ -51,8 +51,10 @@ _COLLECT_BYTES = 16 << 20
 _QUEUE_BYTES = 64 << 20
 #: How long `begin` waits for a coordinator. The commit then starts over, until its own deadline.
 _BEGIN_SECONDS = 10.0
-#: Time limit of a request that the caller can do without, and of a look for a topic that was just created.
-_SOON_SECONDS = 5.0
+#: Longest time to try an abort, which the next owner of the transactional id can do without.
+_ABORT_SECONDS = 5.0
+#: How long a topic that brokers do not know may be one that was just created.
+_NEW_TOPIC_SECONDS = 5.0
 
 
 class State(enum.Enum):
@@ -283,7 +285,7 @@ class WireProducer:
                 # ends this one instead
                 self._move(State.UNKNOWN)
                 return
-            soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
+            soon = Deadline.after_seconds(deadline.remaining_seconds(_ABORT_SECONDS))
             self._move(State.UNKNOWN)
             try:
                 if self._transaction.version >= 2:
@@ -368,23 +370,25 @@ class WireProducer:
 
     def _partition_count(self, topic: str, deadline: Deadline) -> int:
         doing = f"looking up output topic {topic!r}"
-        soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
-        try:
-            return self._cluster.retried(doing, deadline, lambda: self._existing(topic, soon))
-        except TopicGoneError as gone:
-            raise classify(gone.args[0], doing) from gone
+        new_until: Deadline | None = None
 
-    def _existing(self, topic: str, patient: Deadline) -> int:
-        """Returns the partition count; a topic that was just created may be unknown for a moment."""
-        try:
-            return self._cluster.partition_count(topic, patient)
-        except KafkaException as failure:
-            error = failure.args[0]
-            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                if patient.expired:
-                    raise TopicGoneError(error) from failure
+        def ask() -> int:
+            """Returns the count; a topic that was just created may be unknown to a broker for a moment."""
+            nonlocal new_until
+            try:
+                return self._cluster.partition_count(topic, deadline)
+            except KafkaException as failure:
+                error = kafka_error(failure)
+                if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                # counts from the first such answer, and leaves time to ask once more before the deadline
+                new_seconds = min(_NEW_TOPIC_SECONDS, deadline.remaining_seconds() / 2)
+                new_until = new_until or Deadline.after_seconds(new_seconds)
+                if new_until.expired:
+                    raise classify(error, doing) from failure
                 raise TemporaryError(f"topic {topic!r} is unknown") from failure
-            raise
+
+        return self._cluster.retried(doing, deadline, ask)
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -419,10 +423,6 @@ class WireProducer:
 
     def _new_queue(self) -> RecordQueue:
         return RecordQueue(self._cluster, self._kernel, self._transaction, self._counts, self._acks_ms)
-
-
-class TopicGoneError(Exception):
-    """A topic does not exist. The argument is the broker's error."""
 
 
 def _base64(topic_id: uuid.UUID) -> str:
