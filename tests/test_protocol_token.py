@@ -130,13 +130,6 @@ def test_the_newest_token_of_a_changelog_names_the_number_of_shards() -> None:
     assert number_of_shards([]) is None
 
 
-def test_tokens_of_an_older_version_show_the_number_of_shards_by_where_they_are() -> None:
-    """They do not name it. Partitions that somebody added have no token, and come last."""
-    assert number_of_shards([TOKEN] * 4 + [None] * 2) == 4
-    for undecided in ([TOKEN], [TOKEN, TOKEN], [None, None], [None, TOKEN], [TOKEN, None, TOKEN]):
-        assert number_of_shards(undecided) is None
-
-
 def test_different_lines_have_different_digests() -> None:
     assert digest(["a", "b"]) == digest(["a", "b"])
     assert digest(["a", "b"]) != digest(["b", "a"])

@@ -106,19 +106,6 @@ def test_a_packet_decodes_to_what_was_encoded() -> None:
     assert list(last.batches()) == []
 
 
-def test_the_spelling_of_a_packet_stays() -> None:
-    """Driver and executors may run different versions that write the same format."""
-    header = (
-        b'{"v":2,"topic":"t","shard":1,"attempt":"a1","number":0,"report":{"packets":1,"records":0,"shards":2,'
-        b'"query":"q","batch":7,"next":40,"time":1000,"event":null,"sequence":-1,"skipped":false,"gap":false,'
-        b'"failure":"","pressure":0.0,"counts":{}}}'
-    )
-    made = ShardReport(TopicPartition("t", 1), "a1", 2, "q", 7, 40, 1000)
-    (packet,) = pack(made, [])
-    assert packet == len(header).to_bytes(4, "big") + header
-    assert unpack(packet).report == replace(made, packets=1)
-
-
 def test_what_a_shard_measured_travels_with_its_report() -> None:
     measured = {"keys": 5, "bytes": 1_000, "restore_seconds": 1.23456}
     (packet,) = pack(report(measured=measured), [])
@@ -147,8 +134,8 @@ def test_invalid_bytes_are_not_a_packet(junk: bytes) -> None:
 
 def test_a_packet_of_a_newer_version_is_refused() -> None:
     (packet,) = packets_of(report(), [])
-    with pytest.raises(StateError, match="version 3"):
-        unpack(packet.replace(b'"v":2', b'"v":3'))
+    with pytest.raises(StateError, match="version 2"):
+        unpack(packet.replace(b'"v":1', b'"v":2'))
 
 
 def test_output_rows_and_state_changes_are_separated() -> None:

@@ -358,25 +358,6 @@ def test_a_damaged_requirement_is_damage(tmp_path: Path) -> None:
         TransactionalStateStore.open(tmp_path / "s", IDENTITY)
 
 
-def test_a_release_without_numbers_may_write_in_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "s"
-    for number in range(1, 13):
-        with monkeypatch.context() as older_release:
-            if number % 4 < 2:
-                older_release.setattr(write_chain.WriteChain, "add_to", lambda *_: None)
-                older_release.setattr(write_chain.WriteChain, "written", lambda *_: None)
-                older_release.setattr(write_chain.WriteChain, "require", lambda *_: None)
-            with TransactionalStateStore.open(path, IDENTITY) as store:
-                assert (store.next_offset(TP) or 0) == number - 1
-                if number % 3 == 0:
-                    store.put_all([(key(n), b"%d" % number * 50) for n in range(3000)])
-                _put(store, number)
-        with TransactionalStateStore.open_read_only(path) as reader:
-            assert reader.get(b"\1last") == b"%d" % number
-
-
 def test_logs_of_a_process_that_was_killed_are_synced_before_the_next_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

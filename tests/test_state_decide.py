@@ -97,11 +97,3 @@ def test_an_adopted_token_names_the_task_attempt_of_the_other_query() -> None:
     """The adopting query writes its own token; the state is still from the other query's task attempt."""
     adopted = replace(TOKEN, query_id="mine", batch_id=0)
     assert shard_action(LocalState(FOUR, END), record_of(adopted), END) is Action.READY
-
-
-def test_a_token_that_names_no_attempt_matches_only_by_its_offset() -> None:
-    """The state of a changelog without batches names no attempt either, and may be older than the token."""
-    unknown = replace(FOUR, task_attempt_id="")
-    local = LocalState(unknown, 90, [PendingBatch(unknown, unknown, 1)])
-    assert shard_action(local, record_of(replace(TOKEN, shard=None)), END) is Action.CATCH_UP
-    assert shard_action(replace(local, next_offset=END), unknown, END) is Action.READY

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import time
 from dataclasses import replace
@@ -219,28 +218,6 @@ def test_headers_of_pending_batches_survive_encoding_and_decoding(
     assert name.startswith(b"h")
     again = pending.decode_header(value)
     assert (again.batch, again.ranges.spans) == (header.batch, tuple(spans))
-
-
-def test_the_spelling_of_a_batch_in_the_database_stays() -> None:
-    """A database that an older version wrote opens after an upgrade, with its pending changes."""
-    batch = BatchRecord("q", 7, "a1", "r", 123, -5, {"late_rows": 2})
-    metadata = StoreMetadata(batch=batch)
-    written = (
-        b'{"query_id":"q","batch_id":7,"attempt":"a1","run_id":"r","time_ms":123,"event_time_ms":-5,'
-        b'"counts":{"late_rows":2}}'
-    )
-    pairs = [(b"batch", b"\x01" + written)]
-    assert records.encode(StoreMetadata(), metadata) == dict(pairs)
-    assert records.decode(pairs) == metadata
-    header = pending.PendingHeader(PendingBatch(batch, batch, 17), Ranges(()))
-    in_header = b'{"record":%b,"base":%b,"size_bytes":17,"position":"015b5d","ranges":[],"blobs":0}' % (
-        written,
-        written,
-    )
-    assert pending.decode_header(in_header).batch == header.batch
-    ((name, value),) = pending.encode(header, [])
-    assert name == b"h\x80\0\0\0\0\0\0\7a1"
-    assert json.loads(value) == json.loads(in_header)
 
 
 def test_an_unreadable_header_or_row_of_a_pending_batch_counts_as_damage() -> None:

@@ -334,13 +334,11 @@ def test_the_number_of_shards_is_that_of_the_partitions_of_each_topic(
 # ------------------------------------------------------------------ the state says what its shards are
 
 
-def test_a_description_says_what_decides_the_shard_and_older_releases_refuse_it() -> None:
+def test_a_description_says_what_decides_the_shard() -> None:
     by_hash = counting().description
     by_partition = replace(by_hash, shards_by=ShardsBy.INPUT_PARTITION)
     assert Description.from_json(by_partition.to_json()) == by_partition
     assert Description.from_json(by_hash.to_json()) == by_hash
-    assert b'"version":3' in by_partition.to_json()
-    assert b"shards_by" not in by_hash.to_json(), "older releases read it as before"
 
 
 @pytest.mark.parametrize("was", ShardsBy)

@@ -55,17 +55,6 @@ def token(batch_id: int = 7, time_ms: int = 1, event: int | None = None, query: 
     return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardProgress("a", time_ms, event))
 
 
-def test_the_spelling_of_the_move_record_stays() -> None:
-    """A move that an older version began is continued after an upgrade."""
-    written = (
-        '{"kafka-eos":1,"moving":{"store":"counts","was":3,"to":5,"topic_id":"old","token":'
-        + json.dumps(TOKEN.encode())
-        + ',"attempt":"rescale-1","time":1000,"event":null,"counts":{}}}'
-    )
-    assert MOVE.encode() == written
-    assert Move.decode(written) == MOVE
-
-
 def test_a_move_record_survives_encoding_and_is_not_read_as_a_token() -> None:
     for move in (MOVE, replace(MOVE, event_time_ms=-5)):
         text = move.encode()
@@ -166,11 +155,9 @@ def offsets_of(tokens: Mapping[int, Token]) -> dict[TopicPartition, GroupOffset]
     return {tps[number]: GroupOffset(tps[number], 9, each.encode()) for number, each in tokens.items()}
 
 
-@pytest.mark.parametrize("named", [-1, 4])
-def test_a_changelog_that_grew_is_moved_from_the_shards_that_hold_state(named: int) -> None:
-    """Tokens of an older version do not name the number of shards (-1)."""
+def test_a_changelog_that_grew_is_moved_from_the_shards_that_hold_state() -> None:
     topics = RescaleTopics({"bootstrap.servers": "b:9092"}, "app", "counts", "app", 4, timeout_ms=1000)
-    offsets = offsets_of(dict.fromkeys(range(4), replace(token(), shards=named)))
+    offsets = offsets_of(dict.fromkeys(range(4), replace(token(), shards=4)))
     seen = MoveState(shape(6), None, None, topics.shards(offsets, 6))
     assert (seen.was, next_stage(seen, 4)) == (4, Stage.COPY)
     cut, move = topics.plan_move(seen, offsets)
@@ -199,8 +186,8 @@ def check_shards(
     _check_shards(cast(Any, task), cast(Any, Offsets(tokens)), tokens.get(shard), deadline)
 
 
-def test_a_shard_of_a_changelog_that_grew_under_an_older_version_is_refused() -> None:
-    tokens = dict.fromkeys(range(4), token())
+def test_a_shard_of_a_changelog_that_grew_is_refused() -> None:
+    tokens = dict.fromkeys(range(4), replace(token(), shards=4))
     with pytest.raises(StateMismatchError, match="holds the state of 4 shards, but it has 6") as caught:
         check_shards(5, 6, tokens)
     assert "somebody added partitions" in str(caught.value)

@@ -350,7 +350,6 @@ def test_a_leftover_owner_file_does_not_prevent_opening(path: Path) -> None:
             fill(store, key(number), offset=number)
         assert not list(path.glob("owner*"))
     (path / "owner-0123dead").write_text('{"pid": 1}')  # as a killed process leaves it
-    (path / "owner").write_text('{"pid": 1}')  # … of an older release
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert len(list(path.glob("owner*"))) == 1
         assert len(list(store.all())) == 3

@@ -125,7 +125,7 @@ class RescaleTopics:
         return next_stage(self.observe(stable=stable)[0], self._to)
 
     def shards(self, offsets: Mapping[TopicPartition, GroupOffset], partitions: int) -> int | None:
-        """Returns the number of shards, as the tokens of the changelog show it; None if they do not.
+        """Returns the number of shards, as the tokens of the changelog name it; None if there is none.
 
         Raises:
             StateMismatchError: if the shards are the partitions of the input.

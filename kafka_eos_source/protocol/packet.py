@@ -27,7 +27,7 @@ from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream,
 #: Name of the reserved column in an operator's result. Its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
 
-_VERSION = 2
+_VERSION = 1
 _LENGTH = struct.Struct(">I")
 
 

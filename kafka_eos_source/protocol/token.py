@@ -105,8 +105,8 @@ class Token:
             known. Fewer marks with the token's sequence number in the group mean that offsets were deleted.
         transaction_number: how many transactions this commit call began for the batch, this one included.
         shard: on a changelog partition only.
-        shards: on a changelog partition only: number of shards of the operator; -1 = not known, because an
-            older version wrote the token. Partitions that somebody adds to the changelog do not change it.
+        shards: on a changelog partition only: number of shards of the operator. Partitions that somebody adds
+            to the changelog do not change it.
         in_read: on a changelog partition only: whether the tasks that read Kafka run the operator.
         sinks: None if no sink outside Kafka took part.
         due: None if no operator requested a micro-batch, or if an older version wrote the token.
@@ -272,25 +272,16 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
 
 
 def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
-    """Returns the number of shards whose state a changelog holds, if its tokens show it.
-
-    The newest token that names the number decides. Older versions wrote tokens without it, but every commit
-    writes the tokens of all shards. So if the first k partitions have such tokens and all later ones have
-    none, there are k shards, and somebody added the later partitions.
+    """Returns the number of shards whose state a changelog holds, which its newest token names.
 
     Args:
-        tokens: the tokens of all partitions of the changelog, in order; None for a partition without one.
+        tokens: the tokens of the changelog's partitions; None for a partition without one.
 
     Returns:
-        None if the tokens do not show the number.
+        None if no partition has a token.
     """
-    found = list(tokens)
-    known = [token for token in found if token is not None and token.shards > 0]
-    if known:
-        return max(known, key=lambda token: token.sequence).shards
-    has_token = [token is not None for token in found]
-    first = sum(has_token)
-    return first if 0 < first < len(found) and all(has_token[:first]) else None
+    known = [token for token in tokens if token is not None and token.shards > 0]
+    return max(known, key=lambda token: token.sequence).shards if known else None
 
 
 def digest(parts: Iterable[str]) -> str:

@@ -158,8 +158,8 @@ class MoveState:
     Attributes:
         changelog, copy: the topics; None = it does not exist.
         move: the move record; None = no move has begun, or it is finished.
-        shards: number of shards that the tokens show (`number_of_shards`); None = they do not show it. It is
-            smaller than the number of partitions if somebody added partitions to the changelog.
+        shards: number of shards that the tokens name; None = there is no token. It is smaller than the number
+            of partitions if somebody added partitions to the changelog.
     """
 
     changelog: TopicShape | None

@@ -26,10 +26,8 @@ from kafka_eos_source.state.model import ShardsBy
 META_TABLE = 0x01
 META_KEY = layout.keyed(META_TABLE, b"")
 
-#: Version of the document. A description that lists versions of its values (`vector.versions`) has version 2,
-#: so that a release that does not know these versions refuses to decode the values. One of a store whose keys
-#: are not in the shards of Spark's hash has version 3, so that an older release does not miss them.
-VERSION, WITH_VERSIONS, WITH_SHARDS_BY = 1, 2, 3
+#: Version of the document.
+VERSION = 1
 
 _NAMES = {
     str(type_): type_
@@ -102,14 +100,13 @@ class Description:
             for byte, table in sorted(self.tables.items())
         }
         document = {
-            "version": WITH_VERSIONS if "versions" in self.details else VERSION,
+            "version": VERSION,
             "kind": self.kind,
             "key": fields_to_json(self.key),
             "tables": tables,
             "details": dict(self.details),
+            "shards_by": self.shards_by.value,
         }
-        if self.shards_by is not ShardsBy.HASH:
-            document |= {"version": WITH_SHARDS_BY, "shards_by": self.shards_by.value}
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
@@ -123,7 +120,7 @@ class Description:
         try:
             document = json.loads(value)
             version = document["version"]
-            if version in (VERSION, WITH_VERSIONS, WITH_SHARDS_BY):
+            if version == VERSION:
                 return cls(
                     kind=document["kind"],
                     key=fields_from_json(document["key"]),
@@ -138,7 +135,7 @@ class Description:
                         for byte, table in sorted(document["tables"].items(), key=lambda each: int(each[0]))
                     },
                     details=document["details"],
-                    shards_by=ShardsBy(document["shards_by"]) if version == WITH_SHARDS_BY else ShardsBy.HASH,
+                    shards_by=ShardsBy(document["shards_by"]),
                 )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StateMismatchError(
@@ -147,7 +144,7 @@ class Description:
                 fix="find out which other program writes to the store or to its changelog topic.",
             ) from error
         raise StateFormatError(
-            f"the description of the store has version {version}, expected up to {WITH_SHARDS_BY}.",
+            f"the description of the store has version {version}, expected {VERSION}.",
             fix="use the version of kafka-eos that the query runs with.",
         )
 

@@ -96,12 +96,10 @@ def shard_action(local: LocalState, batch: BatchRecord, end: int) -> Action:
         batch: batch and task attempt that the token on the changelog partition names.
         end: committed offset of the changelog partition.
     """
-    task_attempt_id = batch.task_attempt_id or None  # a token of format 1 names no attempt
-    if local.batch is not None and local.batch.task_attempt_id == task_attempt_id:
+    attempt = batch.task_attempt_id
+    if local.batch is not None and local.batch.task_attempt_id == attempt:
         return Action.READY
-    if any(
-        each.record.task_attempt_id == task_attempt_id and each.base == local.batch for each in local.pending
-    ):
+    if any(each.record.task_attempt_id == attempt and each.base == local.batch for each in local.pending):
         return Action.PROMOTE
     # The store has everything that is committed below `end`: other attempts at this offset changed nothing.
     if local.batch is not None and local.next_offset == end:

@@ -21,7 +21,7 @@ from pathlib import Path
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
 
-_OWNER_FILE = re.compile(r"owner(-[0-9a-f]{8})?")
+_OWNER_FILE = re.compile(r"owner-[0-9a-f]{8}")
 
 
 @contextmanager
@@ -122,8 +122,6 @@ def _owner(database: Path) -> tuple[int, str] | None:
 
 def owner_files(database: Path) -> list[Path]:
     """Returns the files of owners that have the database open, or did not close it.
-
-    An older release wrote one file, ``owner``, without a suffix.
 
     Raises:
         OSError: if the folder cannot be listed.

@@ -60,7 +60,6 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     """
     path.mkdir(parents=True, exist_ok=True)
     remove_trash(path)
-    (path / ".checkpoint").unlink(missing_ok=True)  # an older release wrote it, and it would go stale
     db_path = path / "db"
     exists = check_version(path)
     if exists and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():

@@ -5,9 +5,8 @@ They are in the column family ``pending`` of the store's database::
     h <batch> <attempt>             header, JSON: batch record, base, deleted ranges, size
     b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
 
-The rows of a large attempt are in a folder of their own (`spill`), which its header names. Such a header has
-no number of Arrow streams: a release before spills cannot decode it, and restores the store instead of losing
-the rows.
+The rows of a large attempt are in a folder of their own (`spill`), which its header names in place of the
+number of Arrow streams.
 
 ``batch`` is the batch id in 8 bytes, big endian, with the sign bit flipped; ``attempt`` is text. When the
 store is next opened, the token says whether the changes are applied or dropped.
@@ -43,8 +42,6 @@ _FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
 _NUMBER = struct.Struct(">I")
 _HEADER = b"h"
-#: Older releases read input offsets from each header, and refuse one without them. None ever wrote any.
-_NO_POSITION = b"\x01[]".hex()
 _BLOB = b"b"
 
 
@@ -154,7 +151,6 @@ def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tup
         "record": batch_fields(batch.record),
         "base": None if batch.base is None else batch_fields(batch.base),
         "size_bytes": batch.size_bytes,
-        "position": _NO_POSITION,
         "ranges": [[low.hex(), None if high is None else high.hex()] for low, high in header.ranges.spans],
         **({"spill": header.spill_id} if header.spill_id else {"blobs": header.blobs}),
     }

@@ -12,7 +12,6 @@ and hold the next. So each write adds a key with its own number, and deletes the
 Without a loss there is exactly one number. If writes are lost, nobody deletes the key of the last write
 before them; if the first log is lost as a whole, ``write/first`` is missing. The random bytes tell numbers
 apart that were given again after the end of a log was lost. The keys are in the column family ``offsets``.
-Releases before this module ignore them and leave them as they are.
 
 Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large batch,
 and those that `Database.close` writes for one family after the other. If the log lost that metadata, the data

@@ -9,7 +9,7 @@ A change of the query that changes the columns of a value begins a new version. 
 each one names its version, so values of all versions may be mixed in a database and in its changelog. They
 are converted when they are read, and written in the newest version when their group changes. The store's
 description lists the versions (`evolution`). *check* is a hash of the columns. It catches a value whose
-version is not the one in the description, because a release that does not know versions has overwritten it.
+version is not the one in the description.
 
 A value consists of *parts*, each with an id that no other part of the store ever gets. So the values of an
 aggregate that was removed and added again are not confused, and an aggregate may be renamed.
@@ -176,9 +176,7 @@ class _Versions:
             raise StateMismatchError(
                 f"a value has version {unknown[0]}, but the store's description lists the versions "
                 f"{sorted(self.by_number)}.",
-                fix="if an older version of kafka-eos ran the query meanwhile, it lost the list: the state "
-                "must be rebuilt (docs/upgrading.md). Otherwise the store is damaged; remove its folder, and "
-                "it is restored from the changelog.",
+                fix="the store is damaged; remove its folder, and it is restored from the changelog.",
             )
         return found
 
