@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from integration.chaos.conftest import scenario as scenario
-from integration.chaos.everywhere import Everywhere
 from integration.chaos.scenario import Scenario
 from integration.chaos.stateful import STORE
 from integration.chaos.stateful_case import Case
@@ -28,11 +27,6 @@ _UPGRADED = pytest.mark.fault(
 )
 _ROLLED_BACK = pytest.mark.fault(
     "T133", "the package is rolled back over a checkpoint", "before and after the newer version commits"
-)
-_WITH_SINKS = pytest.mark.fault(
-    "T153",
-    "the package is upgraded while a batch is prepared in two sinks",
-    "before and after Kafka's commit",
 )
 _SWITCHED_OFF = pytest.mark.fault(
     "T54", "a rule is switched off; the others' tests must then fail", "its own"
@@ -153,79 +147,6 @@ def test_state_stays_exact_over_an_upgrade_and_a_refused_rollback(
     shutil.rmtree(case.state)
     start().finish()
     case.check()
-
-
-def left_unfinished(everywhere: Everywhere, old: dict[str, Path], step: str) -> None:
-    """The older version writes a batch everywhere, and is killed in its next one."""
-    scenario = everywhere.scenario
-    scenario.feed(50)
-    scenario.run(program=old, sink=everywhere.sink)
-    scenario.feed(100)
-    killed = scenario.start(f"{step}=kill-worker@{scenario.once('old')}", program=old, sink=everywhere.sink)
-    assert killed.wait() == -9, killed.tail()
-    assert everywhere.prepared(), "the older version left nothing prepared"
-
-
-@_WITH_SINKS
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "step",
-    [
-        "commit.within_prepare",
-        "commit.after_prepare",
-        "commit.before_commit",
-        "commit.after_commit",
-        "sink.filesystem.before_rename",
-        "commit.within_finish",
-        "sink.sql.within_commit",
-    ],
-)
-def test_t153_what_the_older_version_prepared_in_sinks_is_finished_by_the_newer_one(
-    scenario: Scenario, old: dict[str, Path], step: str
-) -> None:
-    """Its token has format 1, and its sink transactions ids of the old form. Both versions are killed."""
-    pytest.importorskip("sqlalchemy")
-    everywhere = Everywhere(scenario)
-    left_unfinished(everywhere, old, step)
-    killed = scenario.start(f"commit.after_prepare=kill-worker@{scenario.once('new')}", sink=everywhere.sink)
-    assert killed.wait() == -9, killed.tail()
-    scenario.run(sink=everywhere.sink)
-    everywhere.verdict()
-
-
-@_SWITCHED_OFF
-@pytest.mark.long
-def test_t54_without_the_old_form_of_sink_transactions_a_batch_is_missing_in_the_sinks(
-    scenario: Scenario, old: dict[str, Path]
-) -> None:
-    """Proves that the test above can fail."""
-    pytest.importorskip("sqlalchemy")
-    everywhere = Everywhere(scenario)
-    left_unfinished(everywhere, old, "commit.after_commit")
-    scenario.start(mutations=["old sink transactions"], sink=everywhere.sink).wait()
-    assert len(everywhere.archived()) < len(scenario.sent)
-    assert len(everywhere.stored()) < len(scenario.sent)
-
-
-@_WITH_SINKS
-@pytest.mark.long
-def test_t153_a_refused_rollback_leaves_what_the_newer_version_prepared(
-    scenario: Scenario, old: dict[str, Path]
-) -> None:
-    """The newer version is killed when Kafka has committed a batch that is only prepared in the sinks."""
-    pytest.importorskip("sqlalchemy")
-    everywhere = Everywhere(scenario)
-    scenario.feed(100)
-    scenario.run(program=old, sink=everywhere.sink)
-    scenario.feed(100)
-    killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('new')}", sink=everywhere.sink)
-    assert killed.wait() == -9, killed.tail()
-    prepared = set(everywhere.prepared())
-    assert prepared
-    refused_by(scenario.start(program=old, sink=everywhere.sink), OLD_REFUSALS[0])
-    assert prepared <= set(everywhere.prepared())
-    scenario.run(sink=everywhere.sink)
-    everywhere.verdict()
 
 
 @pytest.mark.fault("T133b", "an older version of the package meets a token of the next format", "restart")

@@ -25,7 +25,6 @@ from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink
 ATTEMPT = "0123456789abcdef0123"
 TXN = SinkTxn("app", "box", 7, ATTEMPT)
 ANCHOR = TopicPartition("out", 0)
-OLD = SinkTxn("app", "", 7, ATTEMPT[:16])
 
 
 @pytest.fixture
@@ -79,21 +78,6 @@ def test_list_shows_prepared_batches_and_their_fate(
     assert found[0] == code
     assert f"box\t{TXN}\t{message}" in found[1]
     assert "other" not in found[1]
-
-
-def test_the_token_of_an_older_version_decides_the_fate_of_what_it_prepared(
-    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
-) -> None:
-    memory.prepared[OLD] = memory.prepared.pop(TXN)
-    named = token(PreparedSinks(OLD.attempt, ("box",)))
-    assert (
-        f"{OLD}\tthe next start of the query will commit it"
-        in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
-    )
-    assert (
-        f"{OLD}\tthe next start of the query will abort it"
-        in run(monkeypatch, named, "list", "--options", str(file))[1]
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
@@ -47,9 +44,7 @@ from kafka_eos_source.stage.fanout import Plan, Route
 from kafka_eos_source.testing.sinks import ROWS, Given, deadline
 
 ATTEMPT = "0123456789abcdef0123"
-OLD_ATTEMPT = ATTEMPT[:16]
 NAMES = ("left", "right")
-BATCH = Batch("app", "query", "run", 5)
 
 
 def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
@@ -131,7 +126,7 @@ def test_after_a_permanent_failure_the_next_start_commits_in_the_other_sinks() -
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
     again = SinkWork({"left": one, "right": two}, {}, "app", 6)
     again.list_prepared(deadline())
-    again.resolve_prepared(named, BATCH, None, deadline())
+    again.resolve_prepared(named, deadline())
     assert not two.memory.prepared
     assert [txn.sink for txn in two.memory.committed] == ["left", "right"]
 
@@ -149,84 +144,50 @@ def test_the_other_sinks_commit_before_a_failure_is_raised() -> None:
     assert [txn.sink for txn in two.memory.committed] == ["right"]
 
 
-@pytest.mark.parametrize("whose", ["another checkpoint's", "an older version's"])
-def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query(whose: str) -> None:
-    """This holds for every version or checkpoint that wrote the token; `OK` would lose the batch silently."""
+def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query() -> None:
+    """Another checkpoint wrote the token; `OK` would lose the batch silently."""
     work = SinkWork(memories(), {}, "app", 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
-    if whose == "an older version's":
-        named = replace(named, sinks=PreparedSinks(OLD_ATTEMPT, NAMES), format=1)
     with pytest.raises(SinkFailedError, match=r"'left' cannot commit app-.*'right' cannot commit app-"):
         work.finish(named, deadline())
 
 
-@pytest.mark.parametrize("expected_fate", [Fate.COMMIT, Fate.ABORT])
-def test_the_token_of_an_older_version_resolves_what_it_prepared(expected_fate: Fate) -> None:
-    sinks = memories()
-    old = SinkTxn("app", "", 5, OLD_ATTEMPT)
-    memory = memory_of(sinks)
-    memory.prepared[old] = ROWS
-    work = SinkWork({"left": sinks["left"]}, {}, "app", 6)
-    work.list_prepared(deadline())
-    named = PreparedSinks(OLD_ATTEMPT, ("left",)) if expected_fate is Fate.COMMIT else None
-    work.resolve_prepared(token(sequence=5, sinks=named, format=1), BATCH, Verdict.SKIP, deadline())
-    assert (list(memory.prepared), list(memory.committed)) == (
-        [],
-        [old] if expected_fate is Fate.COMMIT else [],
-    )
-
-
 def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_again() -> None:
-    """A sequence number does not identify the batch, whereas an old id contains the batch id."""
+    """A sequence number does not identify the batch."""
     sinks = memories()
     memory = memory_of(sinks)
     memory.prepared[SinkTxn("app", "left", 5, ATTEMPT)] = ROWS
     work = SinkWork({"left": sinks["left"]}, {}, "app", 5)
     work.list_prepared(deadline())
     with pytest.raises(SinkUndecidedError, match="app-left-5-"):
-        work.resolve_prepared(None, BATCH, Verdict.WRITE, deadline())
+        work.resolve_prepared(None, deadline())
 
 
 @given(
-    held=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([1, 2])),
+    held=st.none() | st.integers(0, 9),
     prepared=st.none()
-    | st.sampled_from(
-        [UNDECIDED, *(PreparedSinks(a, n) for a in (ATTEMPT, OLD_ATTEMPT) for n in (NAMES, ("left",)))]
-    ),
+    | st.sampled_from([UNDECIDED, *(PreparedSinks(ATTEMPT, names) for names in (NAMES, ("left",)))]),
     sink=st.sampled_from(NAMES),
-    is_old=st.booleans(),
     number=st.integers(0, 9),
-    attempt=st.sampled_from([ATTEMPT, OLD_ATTEMPT, "f" * 20]),
-    verdict=st.none() | st.sampled_from(list(Verdict)),
+    attempt=st.sampled_from([ATTEMPT, "f" * 20]),
 )
 def test_only_prepared_work_that_the_token_names_is_committed(
-    held: tuple[int, int, int] | None,
-    prepared: PreparedSinks | None,
-    sink: str,
-    is_old: bool,
-    number: int,
-    attempt: str,
-    verdict: Verdict | None,
+    held: int | None, prepared: PreparedSinks | None, sink: str, number: int, attempt: str
 ) -> None:
-    txn = SinkTxn("app", "" if is_old else sink, number, attempt)
-    read = None
-    if held is not None:
-        sequence, batch_id, written_by = held
-        read = token(sequence, batch_id, prepared, format=written_by)
-    decided = fate(sink, txn, read, BATCH, verdict)
+    txn = SinkTxn("app", sink, number, attempt)
+    read = None if held is None else token(held, sinks=prepared)
+    decided = fate(sink, txn, read)
     speaks = read is not None and read.sinks != UNDECIDED
     names = (
         speaks
         and prepared is not None
         and sink in prepared.names
         and attempt == prepared.sink_transaction_id
-        and is_old is (read is not None and read.format == 1)
-        and number == (read.batch_id if is_old else read.sequence)
+        and number == held
     )
     assert (decided is Fate.COMMIT) is bool(names)
-    written_now = verdict is Verdict.WRITE and is_old and number == BATCH.batch_id
-    after_it = read is not None and not is_old and number > read.sequence
-    assert (decided is Fate.LEAVE) is (not speaks and not written_now and not after_it)
+    after_it = held is not None and number > held
+    assert (decided is Fate.LEAVE) is (not speaks and not after_it)
 
 
 def test_a_token_decides_nothing_for_a_sink_that_it_does_not_name() -> None:

@@ -113,11 +113,6 @@ class SkipsOldBatches(MemorySink):
         return super().commit(txn, deadline)
 
 
-class IgnoresOldIds(MemorySink):
-    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return [txn for txn in super().recover(deadline) if not txn.is_old]
-
-
 _NEWEST: dict[str, int] = {}
 
 
@@ -150,7 +145,6 @@ class LosesARow(MemorySink):
         (ReportsCommitOfUnknownIds, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
         (ComparesSequencesOnly, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
         (SkipsOldBatches, SinkConformance.test_repeated_batch_ids_lose_nothing),
-        (IgnoresOldIds, SinkConformance.test_ids_of_older_versions_are_resolved),
     ],
     ids=lambda each: each.__name__,
 )

@@ -1,9 +1,7 @@
-"""The filesystem sink: two drivers that commit one batch, leftovers of kills, layouts of older versions."""
+"""The filesystem sink: two drivers that commit one batch, leftovers of kills."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -56,9 +54,8 @@ def test_of_two_drivers_that_commit_one_batch_the_second_finds_it_committed(tmp_
         assert not list(folder.glob("_kafka_eos/*/ending/*")), "nothing gathered is left"
 
 
-@pytest.mark.parametrize("then", ["abort again", "an older version"])
 def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator aborts a batch whose commit had begun to move files; the next start finishes the abort."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
@@ -71,44 +68,16 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
                 sink.commit(txn, deadline())
     gathered, notes = (list(tmp_path.glob(f"_kafka_eos/*/{each}/*")) for each in ("ending", "prepared"))
     assert (len(gathered), len(notes)) == (1, 1)
-    with opened(system) as sink:
-        if then == "an older version":  # which deleted the note first
-            notes[0].unlink()
-        else:
-            monkeypatch.setattr(failpoints, "reach", _raising("sink.filesystem.within_abort"))
-            with pytest.raises(KeyboardInterrupt):
-                sink.abort(txn, deadline())
-            monkeypatch.undo()
+    with opened(system) as sink, monkeypatch.context() as patch:
+        patch.setattr(failpoints, "reach", _raising("sink.filesystem.within_abort"))
+        with pytest.raises(KeyboardInterrupt):
+            sink.abort(txn, deadline())
     with opened(system) as sink:
         assert list(sink.recover(deadline())) == [txn], "what is half aborted is found"
         assert sink.abort(txn, deadline()) == OK
         assert list(sink.recover(deadline())) == []
     assert not list(tmp_path.glob("_kafka_eos/*/ending/*")), "the folder that was gathered leaked"
     assert not list(tmp_path.glob("_kafka_eos/*/prepared/*"))
-
-
-@pytest.mark.parametrize("end", ["commit", "abort"])
-def test_batches_that_an_older_version_prepared_are_committed_or_aborted(tmp_path: Path, end: str) -> None:
-    """The older version has other ids, another hidden folder, and file names without the batch's folder."""
-    txn = SinkTxn("conformance", "", 7, "0123456789abcdef")
-    hidden = tmp_path / "_kafka_eos" / hashlib.sha256(b"conformance").hexdigest()[:16]
-    (hidden / "staged" / "7").mkdir(parents=True)
-    pq.write_table(ROWS, hidden / "staged" / "7" / "ab.parquet")
-    file = {"name": "part-00000.parquet", "staged": "ab.parquet", "rows": 3, "bytes": 1}
-    (hidden / "prepared").mkdir()
-    (hidden / "prepared" / f"{txn}.json").write_text(
-        json.dumps({"id": str(txn), "batch": 7, "rows": 3, "schema": {}, "files": [file]})
-    )
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
-    with opened(system) as sink:
-        assert list(sink.recover(deadline())) == [txn]
-        sink.tidy(9, deadline())
-        assert getattr(sink, end)(txn, deadline()) == OK
-        assert list(sink.recover(deadline())) == []
-        sink.tidy(9, deadline())
-    found = [pq.read_table(each).num_rows for each in committed_files(str(tmp_path))]
-    assert found == ([3] if end == "commit" else [])
-    assert not list(hidden.glob("*/*")), "nothing of the older version is left"
 
 
 def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_path: Path) -> None:

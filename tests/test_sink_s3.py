@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -11,7 +10,6 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
-from kafka_eos_source.sinks.s3.uploading import StagedObject
 
 ATTEMPT = "0123456789abcdef0123"
 
@@ -59,17 +57,8 @@ def test_keys_of_another_query_with_a_common_prefix_are_ignored() -> None:
     assert ours.batch_of(other.part(12, "ab", ".csv")) is None
     assert other.batch_of(ours.part(7, "ab", ".csv")) is None
     assert ours.batch_of(beside.part(12, "ab", ".csv")) is None
-    assert ours.batch_of("p/batch=orders-12/part-ab.csv") == 12, "an older version staged it"
     mine, theirs = SinkTxn("orders", "a", 7, ATTEMPT), SinkTxn("orders-7", "a", 1, ATTEMPT)
     assert ours.batch_of(ours.manifest(mine)) is None
     assert ours.txn(ours.prepared(mine)) == mine
     assert ours.txn(other.prepared(theirs)) is None
     assert ours.txn(beside.prepared(SinkTxn("orders", "b", 7, ATTEMPT))) is None
-
-
-def test_a_note_keeps_the_spelling_of_older_versions() -> None:
-    """A batch that an older version prepared is committed after an upgrade, and after a downgrade."""
-    note = {"key": "k", "upload_id": "u", "etags": ["e"], "attempt": "a1", "rows": 3, "size_bytes": 9}
-    staged = StagedObject("k", "u", ("e",), "a1", 3, 9)
-    assert StagedObject.from_json(note) == staged
-    assert json.loads(json.dumps(staged.to_json())) == note

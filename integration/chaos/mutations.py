@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from kafka_eos_source.commit import direct, machine, ownership, session, sink_fate, transaction, verdict
+from kafka_eos_source.commit import direct, machine, ownership, session, transaction, verdict
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
@@ -243,12 +243,6 @@ def _journal_ahead_of_the_slice() -> None:
     rescale_journal.CopyJournal.encode = encode_ahead  # type: ignore[method-assign]
 
 
-def _no_old_sink_transactions() -> None:
-    """Looks for sink transactions of the current form only, whatever the token's format."""
-    named_by = sink_fate.named_by
-    sink_fate.named_by = lambda token, sink: named_by(replace(token, format=token.FORMAT), sink)  # type: ignore[assignment]
-
-
 def _any_pending_state() -> None:
     """Takes the newest pending changes of a shard for committed, whatever the token says."""
     bring_to_batch = shard.bring_to_batch
@@ -327,7 +321,6 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "state versions": _no_state_versions,
     "rescale cut": _no_rescale_cut,
     "rescale journal": _journal_ahead_of_the_slice,
-    "old sink transactions": _no_old_sink_transactions,
     "packets before": _no_packets_before,
     "removed result": _wrong_removal,
 }

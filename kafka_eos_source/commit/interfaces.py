@@ -8,10 +8,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import Cluster
-from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
@@ -120,9 +119,7 @@ class Sinks(Protocol):
     def has_prepared(self) -> bool:
         """Whether `list_prepared` found prepared work."""
 
-    def resolve_prepared(
-        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
-    ) -> None:
+    def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
         """Commits or aborts the work that `list_prepared` found, as the token decides."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
@@ -152,9 +149,7 @@ class NoSinks:
     def has_prepared(self) -> bool:
         return False
 
-    def resolve_prepared(
-        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
-    ) -> None:
+    def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
         """Does nothing: this query has no sink that could hold prepared work."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:

@@ -211,10 +211,10 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
         raise  # only the other query may commit the sinks that its token names
     except KafkaEosError:
         if token is not None:
-            sinks.resolve_prepared(token, batch, None, context.deadline)
+            sinks.resolve_prepared(token, context.deadline)
             sinks.finish(token, context.deadline)
         raise
-    sinks.resolve_prepared(token, batch, verdict, context.deadline)
+    sinks.resolve_prepared(token, context.deadline)
     # Spark plans the next batch only after every sink has committed this one
     is_finished = (
         verdict is Verdict.WRITE
@@ -300,7 +300,7 @@ def _refuse_rival(context: CommitContext, progress: Progress, token: Token, know
     runs = {batch.run_id, before.run_id if before is not None else ""}
     if token.run_id not in runs:
         # no token will name the work that this run prepared, and the other run may not list it for weeks
-        context.sinks.resolve_prepared(token, batch, None, context.deadline)
+        context.sinks.resolve_prepared(token, context.deadline)
         raise OvertakenError(
             f"run {token.run_id} of query {token.query_id} took over application.id="
             f"{token.application_id!r} and wrote batch {token.batch_id}; this is run "

@@ -15,9 +15,8 @@ processes run at this moment.
     there is no token                        any                      LEAVE
 
 The token names a sink transaction by application, sequence number, sink transaction id and names of the
-sinks; a token of format 1 names the old form. Without a token nothing relates the sequence number of a sink
-transaction to the current batch, so a person decides, even if the batch is about to be written. The old form
-contains Spark's batch id: if that batch is written now, the sink transaction is aborted.
+sinks. Without a token nothing relates the sequence number of a sink transaction to the current batch, so a
+person decides, even if the batch is about to be written.
 
 A token that a person wrote in place of a lost one (`token.UNDECIDED`) says what Kafka holds, and nothing
 about sinks. A sink transaction with a later sequence number was prepared after it, for a transaction that
@@ -31,8 +30,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 
@@ -54,37 +51,19 @@ def named_by(token: Token, sink: str) -> SinkTxn | None:
     prepared = token.sinks
     if prepared is None or prepared == UNDECIDED or sink not in prepared.names:
         return None
-    if token.format == 1:
-        return SinkTxn(token.application_id, "", token.batch_id, prepared.sink_transaction_id)
     return SinkTxn(token.application_id, sink, token.sequence, prepared.sink_transaction_id)
 
 
-def fate_by_token(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
-    """Decides the fate of ``txn`` by the token alone.
-
-    Args:
-        sink: name of the sink that holds it.
-        txn: the sink transaction, prepared before the token was read.
-        token: the newest token; None if there is none.
-    """
-    if token is None:
-        return Fate.LEAVE
-    if token.sinks != UNDECIDED:
-        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
-    return Fate.ABORT if not txn.is_old and txn.sequence > token.sequence else Fate.LEAVE
-
-
-def fate(sink: str, txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:
-    """Decides the fate of ``txn`` during the commit of a batch.
+def fate(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
+    """Decides the fate of ``txn``.
 
     Args:
         sink: name of the sink that holds it.
         txn: the sink transaction, prepared before this owner initialised.
         token: the newest token, read after that; None if there is none.
-        batch: the batch being committed.
-        verdict: the verdict on the batch; None if it was refused, or if another owner took over.
     """
-    by_token = fate_by_token(sink, txn, token)
-    if by_token is Fate.LEAVE and verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
-        return Fate.ABORT
-    return by_token
+    if token is None:
+        return Fate.LEAVE
+    if token.sinks != UNDECIDED:
+        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
+    return Fate.ABORT if txn.sequence > token.sequence else Fate.LEAVE

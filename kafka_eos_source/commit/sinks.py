@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import missing_sinks
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
-from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
@@ -92,9 +90,7 @@ class SinkWork:
         """Whether `list_prepared` found prepared work."""
         return any(self._found.values())
 
-    def resolve_prepared(
-        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
-    ) -> None:
+    def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
         """Commits or aborts each sink transaction that `list_prepared` found, as `commit.sink_fate` decides.
 
         Raises:
@@ -102,11 +98,7 @@ class SinkWork:
             SinkRetryableError, SinkFailedError, SinkUnfinishedError: if a sink cannot commit or abort it.
         """
         found, self._found = self._found, {}
-        decided = [
-            (name, txn, fate(name, txn, token, batch, verdict))
-            for name, txns in found.items()
-            for txn in txns
-        ]
+        decided = [(name, txn, fate(name, txn, token)) for name, txns in found.items() for txn in txns]
         undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
         if undecided:
             raise SinkUndecidedError(

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.sink_fate import Fate, fate_by_token
+from kafka_eos_source.commit.sink_fate import Fate, fate
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
@@ -100,7 +100,7 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
                 raise SinkFailedError(
                     f"sink {name!r} cannot list its prepared batches: {concealed(str(error))}"
                 ) from error
-            prepared += [Prepared(name, txn, fate_by_token(name, txn, kafka.token)) for txn in txns]
+            prepared += [Prepared(name, txn, fate(name, txn, kafka.token)) for txn in txns]
     return prepared
 
 
@@ -113,11 +113,11 @@ def resolve(
         OperatorError: if the token decides the fate of the batch, or the sink does not hold it.
         SinkFailedError: if the sink cannot commit or abort it.
     """
-    fate = fate_by_token(sink_name, txn, kafka.token)
-    if kafka.token is not None and fate is not Fate.LEAVE:
+    decided = fate(sink_name, txn, kafka.token)
+    if kafka.token is not None and decided is not Fate.LEAVE:
         raise OperatorError(
             f"Kafka holds the token of batch {kafka.token.batch_id}, by which the next start of the query "
-            f"will {fate.value} {txn}.",
+            f"will {decided.value} {txn}.",
             fix="start the query.",
         )
     with _opened(query) as sinks:

@@ -58,8 +58,6 @@ from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
 
 _ID = re.compile(r"(.+)-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
-#: Ids of versions that wrote tokens of format 1: all sinks of a query share one, and the attempt is shorter.
-_OLD_ID = re.compile(r"(.+)-([0-9]{1,19})-([0-9a-f]{16})", re.DOTALL)
 _ATTEMPT_BYTES = 10
 
 
@@ -71,11 +69,9 @@ class SinkTxn:
 
     Attributes:
         application_id: value of the option ``application.id``, or the id derived from the query.
-        sink: name of the sink in the query. Empty in an old id; see `is_old`.
-        sequence: sequence number of the Kafka transaction that commits the batch. In an old id this is
-            Spark's batch id.
-        attempt: 20 random lower-case hex digits, generated each time the driver prepares the batch. An old
-            id has 16.
+        sink: name of the sink in the query.
+        sequence: sequence number of the Kafka transaction that commits the batch.
+        attempt: 20 random lower-case hex digits, generated each time the driver prepares the batch.
     """
 
     application_id: str
@@ -84,13 +80,7 @@ class SinkTxn:
     attempt: str
 
     def __str__(self) -> str:
-        sink = "" if self.is_old else f"{self.sink}-"
-        return f"{self.application_id}-{sink}{self.sequence}-{self.attempt}"
-
-    @property
-    def is_old(self) -> bool:
-        """Whether a version with tokens of format 1 prepared it: ``<application.id>-<batch>-<attempt>``."""
-        return not self.sink
+        return f"{self.application_id}-{self.sink}-{self.sequence}-{self.attempt}"
 
     @staticmethod
     def new_attempt() -> str:
@@ -99,16 +89,9 @@ class SinkTxn:
 
     @classmethod
     def parse(cls, text: str) -> SinkTxn | None:
-        """Parses an id of this version or an old id.
-
-        Returns:
-            The id, or None if the text is not an id.
-        """
-        if found := _ID.fullmatch(text):
-            return cls(found[1], found[2], int(found[3]), found[4])
-        if found := _OLD_ID.fullmatch(text):
-            return cls(found[1], "", int(found[2]), found[3])
-        return None
+        """Parses an id; returns None if the text is not one."""
+        found = _ID.fullmatch(text)
+        return None if found is None else cls(found[1], found[2], int(found[3]), found[4])
 
 
 @dataclass(frozen=True)
@@ -195,10 +178,6 @@ class Staged(Protocol):
     def receipts(self) -> Sequence[Any]:
         """Return values of `Stage.finish`, in the order of the tasks."""
 
-    @property
-    def tokens(self) -> Sequence[Any]:
-        """The same as `receipts`. Sinks that were written for earlier versions use this name."""
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly."""
 
@@ -220,11 +199,8 @@ class SinkContext:
     store: NotesFolder | None = None
 
     def owns(self, txn: SinkTxn) -> bool:
-        """Returns whether this sink of this query prepared the id.
-
-        An old id (`SinkTxn.is_old`) belongs to every sink of its query.
-        """
-        return txn.application_id == self.application_id and txn.sink in (self.name, "")
+        """Returns whether this sink of this query prepared the id."""
+        return (txn.application_id, txn.sink) == (self.application_id, self.name)
 
 
 class TwoPhaseSink(ABC):

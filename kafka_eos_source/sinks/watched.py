@@ -124,10 +124,6 @@ class _PulsingStaged:
     def receipts(self) -> Sequence[Any]:
         return self._staged.receipts
 
-    @property
-    def tokens(self) -> Sequence[Any]:
-        return self._staged.receipts
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         return _pulsing(self._staged.batches(), self._pulse)
 

@@ -227,10 +227,6 @@ class StagedForSink:
             folder, batch, [part.receipt for part in parts if isinstance(part.receipt, StagedPart)]
         )
 
-    @property
-    def tokens(self) -> list[Any]:
-        return self.receipts
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         return self._parts.batches()
 

@@ -63,10 +63,6 @@ class Given:
     rows: int
     receipts: list[Any]
 
-    @property
-    def tokens(self) -> list[Any]:
-        return self.receipts
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         for receipt in self.receipts:
             yield from receipt
@@ -91,11 +87,6 @@ class _Parts:
 def new_txn(sequence: int = 7, application_id: str = APPLICATION, sink: str = SINK) -> SinkTxn:
     """Returns a sink transaction id that was never used."""
     return SinkTxn(application_id, sink, sequence, SinkTxn.new_attempt())
-
-
-def old_txn(batch_id: int) -> SinkTxn:
-    """Returns an id in the old form, without the name of the sink (tokens of format 1)."""
-    return SinkTxn(APPLICATION, "", batch_id, uuid.uuid4().hex[:16])
 
 
 def deadline() -> Deadline:

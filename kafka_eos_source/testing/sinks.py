@@ -31,13 +31,11 @@ from kafka_eos_source.testing.sink_system import (
     APPLICATION,
     BATCH,
     ROWS,
-    SINK,
     Given,
     Rows,
     System,
     deadline,
     new_txn,
-    old_txn,
     opened,
     stage,
 )
@@ -161,8 +159,8 @@ class SinkConformance(SinkKills):
             sink.tidy(2, deadline())
         same_attempt = SinkTxn(done.application_id, done.sink, 7, done.attempt)
         same_sequence = new_txn(6)
-        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), old_txn(7)):
-            with opened(system, name=unknown.sink or SINK) as sink:
+        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other")):
+            with opened(system, name=unknown.sink) as sink:
                 outcome = sink.commit(unknown, deadline())
                 assert isinstance(outcome, Fatal), f"commit of {unknown}, which was never prepared: {outcome}"
                 assert outcome.why, "the outcome must say what is missing"
@@ -230,21 +228,6 @@ class SinkConformance(SinkKills):
                 sink.tidy(batch_id, deadline())
                 assert list(sink.recover(deadline())) == []
         assert self._ids(system) == rows["id"].to_pylist()[:4]
-
-    def test_ids_of_older_versions_are_resolved(self, system: System) -> None:
-        """An id of an older version, without the sink's name, can be committed or aborted."""
-        rows = self.rows_of(system)
-        for number, end in enumerate(("commit", "abort")):
-            txn = old_txn(7 + number)
-            with opened(system) as sink:
-                staged = stage(sink, rows.slice(number, 1), tasks=1)
-                assert sink.prepare(txn, staged, deadline()) == OK
-                assert list(sink.recover(deadline())) == [txn]
-            with opened(system) as sink:
-                assert getattr(sink, end)(txn, deadline()) == OK
-                assert list(sink.recover(deadline())) == []
-                sink.tidy(BATCH, deadline())
-        assert self._ids(system) == rows["id"].to_pylist()[:1]
 
     def _ids(self, system: System) -> list[Any]:
         return sorted(row["id"] for row in system.visible())

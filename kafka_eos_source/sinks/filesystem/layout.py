@@ -10,8 +10,7 @@
 
 Spark, Hive and Arrow ignore names that begin with an underscore, and treat ``batch=…`` as a partition.
 ``<sink>`` is a hash of the application id and the name of the sink, because an ``application.id`` may be too
-long for a file name. Old ids (`SinkTxn.is_old`) use a folder that is named by a hash of the application id
-alone.
+long for a file name.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BATCH = "batch="
 
 
 def hashed(*parts: str) -> str:
-    """Returns a short hash that names an application id, or an application id and a sink, in paths."""
+    """Returns a short hash that names an application id and a sink in paths."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -67,38 +66,25 @@ class Layout:
         """Hidden folder of this sink."""
         return f"{self.root}/{HIDDEN}/{hashed(self.context.application_id, self.context.name)}"
 
-    @property
-    def old_folder(self) -> str:
-        """Hidden folder that old ids use."""
-        return f"{self.root}/{HIDDEN}/{hashed(self.context.application_id)}"
-
     def staged(self, batch_id: int) -> str:
         """Returns the folder where tasks write the files of a batch, by Spark's batch id."""
         return f"{self.folder}/staged/{batch_id}"
 
-    def staged_file(self, manifest: Mapping[str, Any], name: str) -> str:
-        """Returns the path of a staged file that a manifest names.
-
-        In manifests of older versions, the names do not include the batch's folder.
-        """
-        old = "batch" in manifest
-        parent = f"{self.old_folder}/staged/{manifest['batch']}" if old else f"{self.folder}/staged"
-        return f"{parent}/{name}"
+    def staged_file(self, name: str) -> str:
+        """Returns the path of a staged file by its name in a manifest, which begins with the batch id."""
+        return f"{self.folder}/staged/{name}"
 
     def prepared(self, txn: SinkTxn) -> str:
         """Returns the path of the manifest of a prepared batch."""
-        return f"{self._folder_of(txn)}/prepared/{txn}.json"
+        return f"{self.folder}/prepared/{txn}.json"
 
     def ending(self, txn: SinkTxn) -> str:
         """Returns the folder where a commit gathers the files of the batch."""
-        return f"{self._folder_of(txn)}/ending/{txn}"
+        return f"{self.folder}/ending/{txn}"
 
     def committed(self, txn: SinkTxn) -> str:
         """Returns the folder of a committed batch, which readers see."""
         return f"{self.root}/{_BATCH}{txn}"
-
-    def _folder_of(self, txn: SinkTxn) -> str:
-        return self.old_folder if txn.is_old else self.folder
 
     @property
     def renames_folders(self) -> bool:
@@ -117,9 +103,8 @@ class Layout:
         """Lists the ids of this sink whose preparation, commit or abort has begun but not ended."""
         names = [
             each.base_name
-            for own in (self.folder, self.old_folder)
             for folder in ("prepared", "ending")
-            for each in self.files(f"{own}/{folder}")
+            for each in self.files(f"{self.folder}/{folder}")
         ]
         ids = (SinkTxn.parse(name.removesuffix(".json")) for name in names)
         return {txn for txn in ids if txn is not None and self.context.owns(txn)}

@@ -119,7 +119,7 @@ class FilesystemSink(TwoPhaseSink):
         # write the manifest before checking the files: from then on `tidy` does not delete them
         at.write(at.prepared(txn), manifest)
         for each in receipts:
-            file = at.staged_file(manifest, each.name)
+            file = at.staged_file(each.name)
             found = at.fs.get_file_info(file)
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
                 at.delete(at.prepared(txn))
@@ -167,13 +167,12 @@ class FilesystemSink(TwoPhaseSink):
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         """Deletes staged files, except those of prepared batches; see `TwoPhaseSink.tidy`."""
         at = self._at
-        for own in (at.folder, at.old_folder):
-            for each in at.files(f"{own}/prepared"):
-                if each.base_name.endswith(".new"):  # a process was killed while writing the manifest
-                    at.delete(each.path)
-            for folder in at.files(f"{own}/staged"):
-                if folder.base_name.isdecimal() and int(folder.base_name) <= batch_id:
-                    self._delete_staged(folder.path)
+        for each in at.files(f"{at.folder}/prepared"):
+            if each.base_name.endswith(".new"):  # a process was killed while writing the manifest
+                at.delete(each.path)
+        for folder in at.files(f"{at.folder}/staged"):
+            if folder.base_name.isdecimal() and int(folder.base_name) <= batch_id:
+                self._delete_staged(folder.path)
 
     def _delete_staged(self, folder: str) -> None:
         staged = {each.path for each in self._at.files(folder)}
@@ -188,7 +187,7 @@ class FilesystemSink(TwoPhaseSink):
         at = self._at
         manifests = [at.read(at.prepared(txn)) for txn in at.txns()]
         return {
-            at.staged_file(manifest, each["staged"])
+            at.staged_file(each["staged"])
             for manifest in manifests
             if manifest is not None
             for each in manifest["files"]
@@ -228,7 +227,7 @@ class FilesystemSink(TwoPhaseSink):
         to = at.ending(txn) if at.renames_folders else at.committed(txn)
         at.fs.create_dir(to, recursive=True)
         for each in manifest["files"]:
-            source = at.staged_file(manifest, each["staged"])
+            source = at.staged_file(each["staged"])
             try:
                 at.fs.move(source, f"{to}/{each['name']}")
             except FileNotFoundError:

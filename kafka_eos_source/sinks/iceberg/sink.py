@@ -57,8 +57,6 @@ _T = TypeVar("_T")
 APPLICATION, SINK, SEQUENCE, ATTEMPT = (
     f"kafka-eos.{each}" for each in ("application-id", "sink", "sequence", "attempt")
 )
-#: Key in place of `SEQUENCE` for an old id.
-BATCH = "kafka-eos.batch-id"
 
 
 class IcebergSink(TableFormatSink["Table"]):
@@ -195,7 +193,7 @@ class IcebergSink(TableFormatSink["Table"]):
         return {
             APPLICATION: txn.application_id,
             SINK: self.context.name,
-            BATCH if txn.is_old else SEQUENCE: str(txn.sequence),
+            SEQUENCE: str(txn.sequence),
             ATTEMPT: txn.attempt,
         }
 

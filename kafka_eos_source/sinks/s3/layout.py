@@ -11,27 +11,18 @@ id and the id of the task attempt, which is unique. After somebody restored a ch
 share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
 only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
 ``<sink>`` is a hash of the application id and the name of the sink, as in the filesystem sink.
-
-Old ids (`SinkTxn.is_old`) have other keys::
-
-    <path>/batch=<application.id>-<batch>/part-<task attempt>.parquet
-    <path>/batch=<application.id>-<batch>/_manifest-<attempt>.json
-    <path>/_kafka_eos/<application>/prepared/<id>.json
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.filesystem.layout import HIDDEN, hashed
 
 MANIFESTS = "_manifests/"
-_OLD_MANIFEST = re.compile(r"_manifest-[0-9a-f]+\.json")
 _URI = re.compile(r"s3[an]?://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 
 
@@ -50,13 +41,10 @@ class Layout:
     context: SinkContext
 
     @property
-    def prepared_folders(self) -> tuple[str, str]:
-        """Prefixes of the notes of this sink: of this version's ids, and of old ids."""
-        application_id, name = self.context.application_id, self.context.name
-        return (
-            f"{self.prefix}{HIDDEN}/{hashed(application_id, name)}/prepared/",
-            f"{self.prefix}{HIDDEN}/{hashed(application_id)}/prepared/",
-        )
+    def prepared_folder(self) -> str:
+        """Prefix of the notes of this sink."""
+        owner = hashed(self.context.application_id, self.context.name)
+        return f"{self.prefix}{HIDDEN}/{owner}/prepared/"
 
     @property
     def rows_of_query(self) -> str:
@@ -74,13 +62,9 @@ class Layout:
         """Returns the key of the manifest of a committed batch."""
         return f"{self.prefix}{MANIFESTS}{txn}.json"
 
-    def old_manifest(self, txn: SinkTxn) -> str:
-        """Returns the key under which an older version wrote the manifest of an old id."""
-        return f"{self.rows_of_query}{txn.sequence}/_manifest-{txn.attempt}.json"
-
     def prepared(self, txn: SinkTxn) -> str:
         """Returns the key of the note that lists the uploads of a prepared batch."""
-        return f"{self.prepared_folders[txn.is_old]}{txn}.json"
+        return f"{self.prepared_folder}{txn}.json"
 
     def txn(self, key: str) -> SinkTxn | None:
         """Parses the id in a key of `prepared`; returns None if it does not belong to this sink."""
@@ -89,25 +73,14 @@ class Layout:
 
     def batch_of(self, key: str) -> int | None:
         """Parses Spark's batch id in a key of `part`; returns None if the key is not this sink's."""
-        folder, _, name = key.removeprefix(self.rows_of_query).partition("/")
-        batch = folder.removeprefix(f"{self.context.name}.")  # old keys do not contain the name of the sink
-        ours = key.startswith(self.rows_of_query) and batch.isdecimal() and name.startswith("part-")
+        rows_of_sink = f"{self.rows_of_query}{self.context.name}."
+        batch, _, name = key.removeprefix(rows_of_sink).partition("/")
+        ours = key.startswith(rows_of_sink) and batch.isdecimal() and name.startswith("part-")
         return int(batch) if ours else None
 
     def name_of(self, key: str) -> str:
         """Returns a key without the prefix, as in manifests."""
         return key.removeprefix(self.prefix)
-
-
-def keys_of(key: str, manifest: Mapping[str, Any], prefix: str) -> list[str]:
-    """Returns the keys that a manifest lists. An old manifest lists only the last part of each key."""
-    folder = key.rpartition("/")[0] + "/" if is_old_manifest(key) else prefix
-    return [f"{folder}{each['name']}" for each in manifest["files"]]
-
-
-def is_old_manifest(key: str) -> bool:
-    """Returns whether the key is that of a manifest that an older version wrote."""
-    return _OLD_MANIFEST.fullmatch(key.rpartition("/")[2]) is not None
 
 
 def parse(name: str, value: str) -> tuple[str, str]:

@@ -22,16 +22,11 @@ def committed_files(
     """
     name, prefix = layout.parse("path", path)
     bucket = Bucket(Service(endpoint, region, path_style), name)
-    manifests = [
-        *(key for key in bucket.keys(f"{prefix}batch=") if layout.is_old_manifest(key)),
-        *bucket.keys(f"{prefix}{layout.MANIFESTS}"),
-    ]
-    # by id, because an older version and this one may both have written a manifest for a batch
     found: dict[SinkTxn, list[str]] = {}
-    for key in manifests:
+    for key in bucket.keys(f"{prefix}{layout.MANIFESTS}"):
         manifest = bucket.get(key)
         txn = None if manifest is None else SinkTxn.parse(manifest["id"])
         if manifest is not None and txn is not None:
-            found[txn] = [f"s3://{name}/{each}" for each in layout.keys_of(key, manifest, prefix)]
+            found[txn] = [f"s3://{name}/{prefix}{each['name']}" for each in manifest["files"]]
     in_order = sorted(found, key=lambda txn: (txn.application_id, txn.sequence, txn.sink, txn.attempt))
     return [file for txn in in_order for file in found[txn]]

@@ -256,12 +256,11 @@ class S3Sink(TwoPhaseSink):
 
     def _prepared_ids(self) -> list[SinkTxn]:
         """Lists the ids that have a note."""
-        keys = [key for folder in self._at.prepared_folders for key in self._bucket.keys(folder)]
+        keys = self._bucket.keys(self._at.prepared_folder)
         return [txn for txn in map(self._at.txn, keys) if txn is not None]
 
     def _is_committed(self, txn: SinkTxn) -> bool:
-        keys = [self._at.manifest(txn), *([self._at.old_manifest(txn)] if txn.is_old else [])]
-        return any(self._bucket.head(key) is not None for key in keys)
+        return self._bucket.head(self._at.manifest(txn)) is not None
 
     def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
         """Returns whether the batch is committed; if so, deletes the note that a killed commit left."""

@@ -49,13 +49,11 @@ class StagedObject:
     @classmethod
     def from_json(cls, upload: Mapping[str, Any]) -> StagedObject:
         """Returns the token that `to_json` described."""
-        fields = dict(upload)
-        return cls(task_attempt_id=fields.pop("attempt"), etags=tuple(fields.pop("etags")), **fields)
+        return cls(**{**upload, "etags": tuple(upload["etags"])})
 
     def to_json(self) -> dict[str, Any]:
         """Describes the upload for the note of a prepared batch."""
-        fields = asdict(self)
-        return {"attempt": fields.pop("task_attempt_id"), **fields}
+        return asdict(self)
 
 
 class PartsStream(WriteOnlyFile):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 
 
@@ -25,35 +25,12 @@ def table(name: str, schema: str | None) -> Any:
     )
 
 
-def as_found(connection: Any, defined: Any) -> Any:
-    """Returns the ledger with the columns that it has in the database.
-
-    A ledger that an older version created has the column ``batch_id`` instead of ``sink`` and ``sequence``.
-
-    Args:
-        connection: SQLAlchemy connection.
-        defined: result of `table`.
-    """
-    sa = sqlalchemy()
-    columns = {each["name"] for each in sa.inspect(connection).get_columns(defined.name, defined.schema)}
-    if "sequence" in columns:
-        return defined
-    kept = [each for each in defined.columns if each.name not in ("sink", "sequence")]
-    return sa.Table(
-        defined.name,
-        sa.MetaData(),
-        *(sa.Column(each.name, each.type, primary_key=each.primary_key) for each in kept),
-        sa.Column("batch_id", sa.BigInteger, nullable=False),
-        schema=defined.schema,
-    )
-
-
 def has(connection: Any, ledger: Any, gid: str, *, locking: bool = False) -> bool:
     """Returns whether the ledger contains the batch, that is, whether it is committed.
 
     Args:
         connection: SQLAlchemy connection.
-        ledger: result of `as_found`.
+        ledger: result of `table`.
         gid: id of the batch in the database; see `names.gid`.
         locking: whether to wait for a transaction that is committing the row or rolling it back.
 
@@ -64,25 +41,23 @@ def has(connection: Any, ledger: Any, gid: str, *, locking: bool = False) -> boo
     return connection.execute(wanted.with_for_update(read=True) if locking else wanted).first() is not None
 
 
-def add(connection: Any, ledger: Any, gid: str, context: SinkContext, txn: SinkTxn, rows: int) -> None:
+def add(connection: Any, ledger: Any, gid: str, txn: SinkTxn, rows: int) -> None:
     """Adds the batch to the ledger.
-
-    In a ledger of an older version, ``batch_id`` holds the sequence number, and only the gid contains the
-    name of the sink.
 
     Raises:
         sqlalchemy.exc.IntegrityError: if the ledger already contains the batch.
     """
-    row = {
-        "gid": gid,
-        "application_id": txn.application_id,
-        "sink": context.name,
-        "sequence": txn.sequence,
-        "batch_id": txn.sequence,
-        "row_count": rows,
-        "written_at": now(),
-    }
-    connection.execute(ledger.insert(), {name: row[name] for name in ledger.columns.keys()})  # noqa: SIM118
+    connection.execute(
+        ledger.insert(),
+        {
+            "gid": gid,
+            "application_id": txn.application_id,
+            "sink": txn.sink,
+            "sequence": txn.sequence,
+            "row_count": rows,
+            "written_at": now(),
+        },
+    )
 
 
 def prune(connection: Any, ledger: Any, prefix: str, before: datetime.datetime) -> None:

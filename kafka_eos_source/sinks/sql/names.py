@@ -8,9 +8,7 @@ import re
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 _PREFIX = "keos"
-_GID = re.compile(r"keos_[0-9a-f]{16}_([0-9]{1,19})_([0-9a-f]{20}|[0-9a-f]{16})")
-#: Number of digits that the attempt has in an old id.
-_OLD_ATTEMPT_DIGITS = 16
+_GID = re.compile(r"keos_[0-9a-f]{16}_([0-9]{1,19})_([0-9a-f]{20})")
 
 
 def prefix(context: SinkContext) -> str:
@@ -25,14 +23,8 @@ def gid(context: SinkContext, txn: SinkTxn) -> str:
 
 
 def parse(context: SinkContext, text: str) -> SinkTxn | None:
-    """Parses a gid.
-
-    Returns:
-        The id, or None if the gid does not belong to this sink. The length of the attempt shows whether it
-        is an old id.
-    """
+    """Parses a gid; returns None if it does not belong to this sink."""
     found = _GID.fullmatch(text)
     if found is None or not text.startswith(prefix(context) + "_"):
         return None
-    name = "" if len(found[2]) == _OLD_ATTEMPT_DIGITS else context.name
-    return SinkTxn(context.application_id, name, int(found[1]), found[2])
+    return SinkTxn(context.application_id, context.name, int(found[1]), found[2])

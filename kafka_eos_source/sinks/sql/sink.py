@@ -200,7 +200,7 @@ class SqlSink(TwoPhaseSink):
                 return OK
 
         def work(connection: Any) -> None:
-            ledger.add(connection, self._ledger, gid, self.context, txn, staged.rows)
+            ledger.add(connection, self._ledger, gid, txn, staged.rows)
             rows.write(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
@@ -334,7 +334,7 @@ class SqlSink(TwoPhaseSink):
         try:
             with self._engine.begin() as connection:
                 # insert into the ledger first, so that a second process that commits the batch waits here
-                ledger.add(connection, self._ledger, gid, self.context, txn, int(note["rows"]))
+                ledger.add(connection, self._ledger, gid, txn, int(note["rows"]))
                 if first is not None:
                     rows.write(
                         connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
@@ -366,10 +366,9 @@ class SqlSink(TwoPhaseSink):
                     fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
                 )
             database.create(connection, defined)
-            found = ledger.as_found(connection, defined)
         self._unsupported_reason = reason
         self._transactions = None if self.two_phase == "never" else transactions
-        self._engine, self._ledger = engine, found
+        self._engine, self._ledger = engine, defined
 
     def _table_for(self, schema: pa.Schema) -> Any:
         """Loads the table at the first call; creates it if necessary and checks that the schema fits.
