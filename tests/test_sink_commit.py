@@ -37,9 +37,11 @@ from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.memory import Memory, MemorySink
 from kafka_eos_source.sinks.naming import SinkNaming
+from kafka_eos_source.sinks.registry import SinkSpec, parse, targets
 from kafka_eos_source.sinks.s3 import S3Sink
 from kafka_eos_source.sinks.targets import refuse_shared
 from kafka_eos_source.sinks.watched import WatchedSink
+from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.stage.fanout import Plan, Route
 from kafka_eos_source.testing.sinks import ROWS, Given, deadline
 
@@ -207,6 +209,14 @@ SAME: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
     (FilesystemSink("s3://bucket/x/"), S3Sink("s3a://bucket/x")),
     (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x/", "json", endpoint="http://a:1")),
     (HttpSink("http://Host/batches"), HttpSink("http://host:80/batches/")),
+    (
+        FilesystemSink("s3://key:secret@bucket/x?endpoint_override=A:9000&scheme=http"),
+        S3Sink("s3a://bucket/x", endpoint="http://a:9000/"),
+    ),
+    (
+        HttpSink("https://h/in?table=x&token=secret", "idempotency-key"),
+        HttpSink("https://h/in/?token=hidden&table=x", "idempotency-key"),
+    ),
     (MemorySink("a"), MemorySink("a")),
 ]
 APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
@@ -214,6 +224,11 @@ APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
     (S3Sink("s3://bucket/x"), S3Sink("s3://other/x")),
     (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x", endpoint="http://b:1")),
     (HttpSink("http://host/a"), HttpSink("https://host/a")),
+    (FilesystemSink("s3://b/x?endpoint_override=a:1"), FilesystemSink("s3://b/x?endpoint_override=b:1")),
+    (
+        HttpSink("https://h/in?table=x", "idempotency-key"),
+        HttpSink("https://h/in?table=y", "idempotency-key"),
+    ),
     (MemorySink("a"), MemorySink("b")),
     (Unknown("a"), Unknown("a")),
 ]
@@ -236,6 +251,16 @@ def tables(same: bool) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
     if same:
         return [
             (DeltaSink("/data/t"), FilesystemSink("/data/t/")),
+            (
+                DeltaSink(
+                    "s3a://bucket/t", {"AWS_ENDPOINT_URL": "http://A:1", "aws_secret_access_key": "hidden"}
+                ),
+                S3Sink("s3://bucket/t", endpoint="http://a:1"),
+            ),
+            (
+                IcebergSink("a.t", "one", {**rest, "warehouse": "s3a://me:secret@b/w/"}),
+                IcebergSink("a.t", "one", {**rest, "warehouse": "s3://b/w"}),
+            ),
             (
                 IcebergSink("a.t", "one", rest),
                 IcebergSink("a.t", "two", {**rest, "uri": "https://catalog/v1/"}),
@@ -273,6 +298,22 @@ def test_two_sinks_on_two_targets_are_not_refused() -> None:
     )
     for one, two in [*APART, *sql, *tables(same=False)]:
         refuse_shared({"left": one, "right": two})
+
+
+def test_a_sink_without_a_target_is_described_by_its_type_and_options() -> None:
+    def spec(**options: str) -> SinkSpec:
+        stated = {"sink.a.type": f"{__name__}:Unknown", **{f"sink.a.{n}": v for n, v in options.items()}}
+        (found,) = parse(["a"], stated)
+        return found
+
+    assert spec(system="one").target() == spec(system="one").target()
+    assert spec(system="one").target() != spec(system="two").target()
+    assert targets([spec(system="one")]) == {"a": f"{__name__}:Unknown {{'system': 'one'}}"}
+    as_object = SinkSpec("a", "object", pickled=to_option(MemorySink("m"), "sink 'a'", fix=""))
+    assert as_object.target() == "memory 'm'"
+    secret = "https://h/in?table=x&token=secret"
+    (http,) = parse(["a"], {"sink.a.type": "http", "sink.a.url": secret, "sink.a.mode": "idempotency-key"})
+    assert "secret" not in http.target()
 
 
 def test_a_link_and_its_folder_are_the_same_target(tmp_path: Path) -> None:

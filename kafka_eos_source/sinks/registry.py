@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
+from kafka_eos_source.runtime.file_systems import without_secrets
 from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
@@ -29,7 +30,7 @@ OBJECT = "object"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_SINKS = 16
 #: Names that object stores and catalogs use for secrets: ``s3.session-token``, ``azure_storage_account_key``.
-_SECRET_NAME = re.compile(r"(^|[._-])(token|key|sas|authorization|connection[_-]string)([._-]|$)")
+SECRET_NAME = re.compile(r"(^|[._-])(token|key|sas|authorization|connection[_-]string)([._-]|$)")
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,39 @@ class SinkSpec:
             return sink
         with self.naming.errors():
             return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
+
+    def target(self) -> str:
+        """Describes where the sink's rows go: the same text however the options spell it.
+
+        The text contains no credentials. If the sink does not know its target (`TwoPhaseSink.target`), the
+        text consists of the type and all options that are not secret, so it also changes with options that do
+        not decide where rows go. Of a sink that the user passed as an object, only the class is known then.
+
+        Raises:
+            InvalidOptionError: as `build`.
+        """
+        sink = self.build()
+        with self.naming.errors():
+            known = sink.target()
+        if known is not None:
+            return known
+        if self.pickled is not None:
+            return f"{type(sink).__module__}:{type(sink).__qualname__}"
+        stated = {
+            name: without_secrets(value) if isinstance(value, str) else value
+            for name, value in sorted(self.options.items())
+            if name not in self.secret_options and not isinstance(value, Mapping)
+        }
+        return f"{self.type} {stated}"
+
+
+def targets(specs: Sequence[SinkSpec]) -> dict[str, str]:
+    """Returns where the rows of each sink go (`SinkSpec.target`), by name of the sink.
+
+    Raises:
+        InvalidOptionError: if the class of a sink cannot be loaded or rejects its options.
+    """
+    return {spec.name: spec.target() for spec in specs}
 
 
 def parse(names: Sequence[str], stated: Mapping[str, str]) -> tuple[SinkSpec, ...]:
@@ -329,7 +363,7 @@ def _is_secret(name: str, option: SinkOption | None) -> bool:
     """Whether an option of a sink is secret: it is declared so, or has the name of one."""
     if option is None:
         return False
-    return bool(option.secret or secrets.is_secret(name) or (option.prefix and _SECRET_NAME.search(name)))
+    return bool(option.secret or secrets.is_secret(name) or (option.prefix and SECRET_NAME.search(name)))
 
 
 def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:

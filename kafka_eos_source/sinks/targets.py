@@ -1,15 +1,23 @@
-"""Normalised names of what sinks write to, and the refusal of two sinks with the same target."""
+"""Normalised names of what sinks write to, and the refusal of two sinks with the same target.
+
+A target is what decides where rows go, as text: the same text however the options spell it, and without
+credentials. It contains what the options state. What only the environment states, such as
+``AWS_ENDPOINT_URL`` or ``.pyiceberg.yaml``, is not part of it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 from collections.abc import Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka import secrets
 from kafka_eos_source.runtime.file_systems import arrow_scheme
 from kafka_eos_source.sinks.contract import TwoPhaseSink
+from kafka_eos_source.sinks.registry import SECRET_NAME
 
 _PORTS = {
     "http": 80,
@@ -44,10 +52,15 @@ def refuse_shared(sinks: Mapping[str, TwoPhaseSink]) -> None:
         seen[target] = name
 
 
-def location(uri: str) -> str:
+def location(uri: str, endpoint: str | None = None) -> str:
     """Returns the normalised URI of a folder.
 
-    Resolves the symbolic links of a local folder, and removes user and password from a remote URI.
+    Resolves the symbolic links of a local folder, and removes user, password and query from a remote URI.
+
+    Args:
+        uri: URI or local path.
+        endpoint: URL of the store or name of the account, if other options state one. Of a URI with a query,
+            PyArrow's ``endpoint_override`` is used.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -55,7 +68,34 @@ def location(uri: str) -> str:
         return f"file:{path}"
     scheme = arrow_scheme(parts.scheme)
     path = posixpath.normpath(f"/{parts.path.lstrip('/')}")
-    return f"{scheme}://{parts.netloc.rpartition('@')[2] if scheme != 'abfs' else parts.netloc}{path}"
+    query = dict(parse_qsl(parts.query))
+    if endpoint is None and (override := query.get("endpoint_override")):
+        endpoint = override if "://" in override else f"{query.get('scheme', 'https')}://{override}"
+    at = "" if endpoint is None else f" at {_server(endpoint)}"
+    # the part before the @ is the container in a URI of Azure, and a user elsewhere
+    server = parts.netloc if scheme == "abfs" else parts.netloc.rpartition("@")[2]
+    return f"{scheme}://{server}{path}{at}"
+
+
+def _server(endpoint: str) -> str:
+    """Returns the normalised URL of an object store; a text without scheme, such as an account, as it is."""
+    url = urlsplit(endpoint)
+    if not url.netloc:
+        return endpoint
+    return f"{url.scheme}://{address(url.scheme, url.hostname, url.port)}{url.path.rstrip('/')}"
+
+
+def query_digest(query: str) -> str:
+    """Returns a digest of a URL's query, with ``?`` before it; empty if the query decides nothing.
+
+    A digest, because the values of a query may be secret. Parameters with the names of secrets are left out.
+    """
+    kept = sorted(
+        (name, value)
+        for name, value in parse_qsl(query, keep_blank_values=True)
+        if not (secrets.is_secret(name) or SECRET_NAME.search(name))
+    )
+    return f"?{hashlib.sha256(repr(kept).encode()).hexdigest()[:12]}" if kept else ""
 
 
 def address(scheme: str, host: str | None, port: int | None) -> str:

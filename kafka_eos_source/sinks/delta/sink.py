@@ -57,6 +57,11 @@ _log = logging.getLogger(__name__)
 
 #: Key of the id in the metadata of a commit.
 ID = "kafka-eos.id"
+#: Storage options of delta-rs that name a store or an account.
+_STORES = (
+    *("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    *("azure_storage_endpoint", "azure_endpoint", "azure_storage_account_name", "account_name"),
+)
 COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
 #: Number of commits that are searched for an earlier id. Only a fenced driver asks for one.
 _SEARCHED_COMMITS = 1000
@@ -160,7 +165,8 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         require("deltalake", "delta")
 
     def target(self) -> str | None:
-        return location(self._to.uri)
+        stated = {name.lower(): value for name, value in self._to.storage.items()}
+        return location(self._to.uri, next((stated[name] for name in _STORES if name in stated), None))
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._to.ready(schema, deadline)

@@ -19,7 +19,7 @@ from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.options import SinkOption
-from kafka_eos_source.sinks.targets import address
+from kafka_eos_source.sinks.targets import address, query_digest
 
 TWO_PHASE, ONE_REQUEST = "two-phase", "idempotency-key"
 _KEY_HEADER = "Idempotency-Key"
@@ -240,7 +240,7 @@ class HttpSink(TwoPhaseSink):
 
     def target(self) -> str | None:
         url = urlsplit(self.url)
-        path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
+        path = f"{url.path.rstrip('/')}{query_digest(url.query)}"
         return f"{url.scheme}://{address(url.scheme, url.hostname, url.port)}{path}"
 
     def risks(self) -> Sequence[str]:

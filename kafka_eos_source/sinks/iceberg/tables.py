@@ -18,6 +18,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
 from kafka_eos_source.sinks.table_format import ADD, fitting_table
+from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -54,6 +55,8 @@ class Target:
         parts = urlsplit(uri)
         server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/") if uri else ""
         warehouse = self.properties.get("warehouse", "")
+        if "/" in warehouse:  # a folder; else the name that a REST catalog gave it
+            warehouse = location(warehouse)
         # pyiceberg's SQL catalog stores the tables of several catalogs in one database, by catalog name
         kind = self.properties.get("type", "")
         own = [self.catalog] if kind == "sql" or not uri else []

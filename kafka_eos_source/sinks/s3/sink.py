@@ -166,9 +166,7 @@ class S3Sink(TwoPhaseSink):
 
     def target(self) -> str | None:
         name, prefix = layout.parse("path", self.path)
-        return location(f"s3://{name}/{prefix}") + (
-            f" at {self.service.endpoint}" if self.service.endpoint else ""
-        )
+        return location(f"s3://{name}/{prefix}", self.service.endpoint)
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         """Checks that the format can hold the rows, and that the driver may list the bucket.

@@ -167,7 +167,9 @@ class SqlSink(TwoPhaseSink):
         if kind == "sqlite":
             place = os.path.realpath(url.database) if url.database else "memory"
         else:
-            place = f"{address(kind, url.host, url.port)}/{url.database or ''}"
+            # libpq and MySQL's drivers take the host, or the path of a socket, from the query too
+            host = url.host or next((url.query[n] for n in ("host", "unix_socket") if n in url.query), None)
+            place = f"{address(kind, str(host) if host else None, url.port)}/{url.database or ''}"
         table = f"{self.schema}.{self.table}" if self.schema else self.table
         return f"the table {table} of {kind.replace('mariadb', 'mysql')}://{place}"
 
