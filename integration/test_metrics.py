@@ -270,7 +270,7 @@ def test_the_alarms_about_a_fatal_commit_and_a_restart_loop(
 
     await_condition(fires, SECONDS, "KafkaEosRestartLoop fires")
     prometheus.await_firing("KafkaEosCommitFatal", query.name)
-    driver(query.plan(ends=True, onMissingToken="assume_not_committed"), module=LOOP).finish()
+    driver(query.plan(ends=True, onMissingToken="assume_not_committed:1"), module=LOOP).finish()
     prometheus.await_firing("KafkaEosCommitFatal", query.name, fires=False)
     prometheus.await_firing("KafkaEosRestartLoop", query.name, fires=False)
     assert values(read_back(query.bootstrap, query.sink)) == rows(0, 200)

@@ -22,6 +22,7 @@ from integration.chaos.stateful_case import Case
 from integration.support import tools
 from integration.support.driver import START_AND_RUN_SECONDS, Driver
 from integration.support.processes import await_condition
+from kafka_eos_source.protocol import offset_log
 
 _TO = ("--reset-offsets", "--execute")
 _LONG = pytest.mark.long
@@ -111,9 +112,10 @@ def continues(scenario: Scenario, name: str, *, is_held: bool) -> None:
         assert f"[{condition}]" in driver.log.read_text(), driver.tail()
         assert scenario.written() == written, "nothing was written, not even a transaction that was aborted"
     if condition == MISSING:
-        scenario.run(sink={"onMissingToken": "assume_committed" if is_held else "assume_not_committed"})
+        answer = "assume_committed" if is_held else "assume_not_committed"
+        scenario.run(sink={"onMissingToken": f"{answer}:{scenario.planned}"})
     elif condition == MOVED:
-        scenario.run(sink={"onMovedOffsets": "overwrite"})
+        scenario.run(sink={"onMovedOffsets": f"overwrite:{scenario.planned}"})
     scenario.run()
     found = scenario.outcome()
     assert found.exactly_once, found
@@ -218,11 +220,12 @@ def test_a_group_that_was_reset_to_match_a_restored_checkpoint_is_refused(
     assert f"[{MOVED}]" in driver.log.read_text(), driver.tail()
     # the runbook's other fix: a new checkpoint starts where somebody says that the output ends
     tools.consumer_groups(scenario.bootstrap, scenario.application_id, *source, "--to-latest", "--execute")
+    former = offset_log.query_id(str(scenario.checkpoint))
     shutil.rmtree(scenario.checkpoint)
     scenario.feed(50)
     scenario.run(
         source={"startingOffsets": "group", "application.id": scenario.application_id},
-        sink={"onForeignQuery": "adopt"},
+        sink={"onForeignQuery": f"adopt_unchecked:{former}"},
     )
     found = scenario.outcome()
     assert found.exactly_once, found
@@ -269,7 +272,9 @@ def test_state_stays_exact_although_a_changelogs_offsets_change_within_a_transac
     refused = start()
     assert refused.wait() == 1, refused.tail()
     assert f"[{MISSING}]" in refused.log.read_text(), refused.tail()
-    fixed = {"onMissingToken": "assume_committed"} if is_token_lost else {}
+    planned = offset_log.newest(str(case.checkpoint))
+    assert planned is not None
+    fixed = {"onMissingToken": f"assume_committed:{planned.batch_id}"} if is_token_lost else {}
     start(operator={"onMissingState": "changelog"}, sink=fixed).finish()
     case.check()
     case.feed(100)

@@ -249,13 +249,13 @@ def test_a_lost_group_is_an_error_and_both_of_its_fixes_work(query: Query, broke
     admin.delete_group(query.group)
     with pytest.raises(PySparkException, match=r"TOKEN_MISSING.*onMissingToken"):
         query.run()
-    query.run(onMissingToken="assume_committed")
+    query.run(onMissingToken="assume_committed:1")
     assert values(read_back(broker, query.sink)) == rows(0, 40)
     assert token(admin, query.group, query.sink).batch_id == 1
 
     query.forget_commit(1)
     admin.delete_group(query.group)
-    query.run(onMissingToken="assume_not_committed")
+    query.run(onMissingToken="assume_not_committed:1")
     assert values(read_back(broker, query.sink)) == sorted(rows(0, 40) + rows(20, 40)), (
         "assume_not_committed must write the batch again"
     )

@@ -31,6 +31,8 @@
         ├── TokenMissingError       Kafka lost the token, so it does not show which batch was committed last
         ├── NewerVersionError       a newer version of kafka-eos has committed batches of this query
         ├── ForeignQueryError       the application.id belongs to another checkpoint
+        ├── CheckpointMovedError    the checkpoint was moved or copied, and only a person knows which
+        ├── GuaranteeChangedError   batches were written with at_least_once since the last token
         ├── OffsetsMovedError       another program moved the offsets of the query's consumer group
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
         ├── CheckpointAheadError    the checkpoint is newer than what Kafka holds
@@ -202,6 +204,18 @@ class ForeignQueryError(OperatorError):
     """The newest token of the ``application.id`` belongs to another query (another checkpoint)."""
 
     condition = "KAFKA_EOS.FOREIGN_QUERY"
+
+
+class CheckpointMovedError(OperatorError):
+    """The checkpoint is not where its query ran before, and only a person knows if it was moved or copied."""
+
+    condition = "KAFKA_EOS.CHECKPOINT_MOVED"
+
+
+class GuaranteeChangedError(OperatorError):
+    """Batches of the checkpoint were written with ``at_least_once``, so no token shows what Kafka holds."""
+
+    condition = "KAFKA_EOS.GUARANTEE_CHANGED"
 
 
 class OffsetsMovedError(OperatorError):

@@ -80,6 +80,41 @@ def choice(*values: str) -> Parse[str]:
     return parse
 
 
+def answer(words: tuple[str, ...], questions: tuple[str, ...], argument: Parse[object]) -> Parse[str]:
+    """Returns a parser for a person's answer to an error: a word, or a word and what it is about.
+
+    The part after the colon names the one case that the answer is for, such as a batch, so that an answer
+    that stays in a program has no effect on later cases.
+
+    Args:
+        words: words that stand alone.
+        questions: words that need an argument, as in ``assume_committed:17``.
+        argument: parser of the argument.
+    """
+    expected = " or ".join([*words, *(f"{each}:…" for each in questions)])
+
+    def parse(name: str, value: str) -> str:
+        word, colon, about = (part.strip() for part in value.partition(":"))
+        word = word.lower()
+        if not colon and word in words:
+            return word
+        if word not in questions or not about:
+            raise invalid(
+                name,
+                value,
+                expected,
+                f"set {name!r} as the error message says that asks for it, or remove it.",
+            )
+        return f"{word}:{argument(name, about)}"
+
+    return parse
+
+
+def batch_number(name: str, value: str) -> int:
+    """Parses the number of a batch in an answer."""
+    return integer(0)(name, value)
+
+
 def integer(at_least: int) -> Parse[int]:
     """Returns a parser for an integer from ``at_least`` to 2⁶³-1."""
 

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
-from kafka_eos_source.commit.facts import Batch, Digests
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
@@ -192,8 +192,8 @@ def request(batch_id: int = 0) -> CommitRequest:
             query_id="query",
             run_id="run",
             batch_id=batch_id,
-            start=Digests(f"d{batch_id}"),
-            end=Digests(f"d{batch_id + 1}"),
+            start=f"d{batch_id}",
+            end=f"d{batch_id + 1}",
         ),
         group_id=APPLICATION_ID,
         anchor=TopicPartition(OUTPUT, 0),

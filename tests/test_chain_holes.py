@@ -37,7 +37,7 @@ OUTCOMES = {
     "moved_offsets": "OFFSETS_MOVED",
     "lost_token_of_the_first_batch": "TOKEN_MISSING",
     "recreated_source_during_a_replay": None,
-    "recreated_source_while_rows_are_written": None,
+    "recreated_source_while_rows_are_written": "CHECKPOINT_ROLLED_BACK",
     "recreated_output_during_a_commit": None,
     "adopted_without_fencing": "FOREIGN_QUERY",
     "prepared_sink_dropped_by_adoption": "FOREIGN_QUERY",
@@ -49,7 +49,7 @@ OUTCOMES = {
     "adopted_from_the_wrong_start": "CHECKPOINT_ROLLED_BACK",
     "killed_before_the_first_commit": None,
     "two_sinks_on_one_target": None,
-    "adopted_after_a_recreated_source": None,
+    "adopted_after_a_recreated_source": "CHECKPOINT_ROLLED_BACK",
     "stale_token_for_the_owner": None,
     "stale_token_for_a_shard": None,
     "stale_token_for_prepared_sinks": None,
@@ -154,7 +154,11 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "killed_before_the_first_commit",
     ),
     "tokens of any application count": (
-        lambda: _patched((Held, "of", _of_any_application), (verdict, "_refuse_shared_group", _nothing)),
+        lambda: _patched(
+            (Held, "of", _of_any_application),
+            (Held, "is_marked", _yes),
+            (verdict, "_refuse_shared_group", _nothing),
+        ),
         "adopted_without_fencing",
     ),
     "ids of source topics are not compared": (

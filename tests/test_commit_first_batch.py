@@ -1,28 +1,40 @@
-"""The first-batch file, which records in a checkpoint that Kafka must hold a token."""
+"""The identity file of a checkpoint: it promises a token, names its place, and remembers lost guarantees."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafka_eos_source.commit import first_batch
-from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, read_first_batch
-from kafka_eos_source.errors import InvalidOptionError, NewerVersionError, OperatorError
+from kafka_eos_source.commit.first_batch import (
+    FirstBatch,
+    FirstBatchFile,
+    read_first_batch,
+    set_unproven,
+)
+from kafka_eos_source.errors import (
+    CheckpointMovedError,
+    GuaranteeChangedError,
+    InvalidOptionError,
+    NewerVersionError,
+    OperatorError,
+)
 from kafka_eos_source.runtime.file_systems import file_system
 
-OURS = FirstBatch("app", "query", 3)
-WRITTEN = FirstBatch("app", "query", 3, genesis=True)
+PLACE = "file:/checkpoints/orders"
+OURS = FirstBatch("app", "query", 3, PLACE)
 
 
 def test_without_a_first_batch_file_no_batch_needs_a_token(tmp_path: Path) -> None:
     file = FirstBatchFile(str(tmp_path), OURS)
-    assert not file.promises_token(3)
+    assert not file.promises_token
     file.write()
-    assert file.promises_token(3)
-    assert read_first_batch(str(tmp_path)) == WRITTEN
+    assert file.promises_token
+    assert read_first_batch(str(tmp_path)) == OURS
 
 
 def test_the_content_is_on_disk_before_the_name_and_both_before_the_first_batch(
@@ -33,7 +45,7 @@ def test_the_content_is_on_disk_before_the_name_and_both_before_the_first_batch(
 
     def fsync(path: str) -> None:
         synced.append(("folder", "") if Path(path).is_dir() else ("file", Path(path).read_text()))
-        assert read_first_batch(str(tmp_path)) == (WRITTEN if Path(path).is_dir() else None)
+        assert read_first_batch(str(tmp_path)) == (OURS if Path(path).is_dir() else None)
 
     monkeypatch.setattr(first_batch, "fsync", fsync)
     FirstBatchFile(str(tmp_path), OURS).write()
@@ -42,21 +54,9 @@ def test_the_content_is_on_disk_before_the_name_and_both_before_the_first_batch(
 
 def test_an_existing_first_batch_file_is_not_replaced(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
-    later = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 7))
+    later = FirstBatchFile(str(tmp_path), replace(OURS, first_batch=7))
     later.write()
-    assert later.found == read_first_batch(str(tmp_path)) == WRITTEN
-
-
-def test_a_file_of_format_1_does_not_promise_a_token_for_its_first_batch(tmp_path: Path) -> None:
-    """Format 1 wrote the file before it committed the first batch, so that batch may have no token."""
-    (tmp_path / "kafka-eos").mkdir()
-    old = {"application_id": "app", "query_id": "query", "first_batch": 3}
-    (tmp_path / "kafka-eos/identity.json").write_text(json.dumps(old))
-    file = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 4))
-    assert not file.promises_token(3)
-    assert file.promises_token(4)
-    file.write()
-    assert read_first_batch(str(tmp_path)) == WRITTEN
+    assert later.found == read_first_batch(str(tmp_path)) == OURS
 
 
 def test_a_file_with_keys_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_refusal_names_the_version_that_wrote_the_file_which_alone_is_no_rea
     path = tmp_path / "kafka-eos/identity.json"
     signed = {**json.loads(path.read_text()), "by": "9.1"}
     path.write_text(json.dumps(signed))
-    assert read_first_batch(str(tmp_path)) == WRITTEN
+    assert read_first_batch(str(tmp_path)) == OURS
     path.write_text(json.dumps({**signed, "later": 1}))
     with pytest.raises(NewerVersionError, match=r"know: later\..* written by kafka-eos 9\.1") as caught:
         read_first_batch(str(tmp_path))
@@ -87,19 +87,20 @@ def test_a_changed_application_id_is_refused(tmp_path: Path) -> None:
         InvalidOptionError,
         match=r"committed with application\.id='app', but the query now has application\.id='other'",
     ):
-        FirstBatchFile(str(tmp_path), FirstBatch("other", "query", 0))
+        FirstBatchFile(str(tmp_path), replace(OURS, application_id="other"))
 
 
 def test_a_first_batch_file_of_another_query_promises_no_token(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
-    copied = FirstBatchFile(str(tmp_path), FirstBatch("other", "another query", 0))
-    assert not copied.promises_token(5)
+    other = FirstBatch("other", "another query", 0, "file:/checkpoints/other")
+    copied = FirstBatchFile(str(tmp_path), other)
+    assert not copied.promises_token
     copied.write()
-    assert read_first_batch(str(tmp_path)) == FirstBatch("other", "another query", 0, genesis=True)
+    assert read_first_batch(str(tmp_path)) == other
 
 
 def with_topic(token_topic: str | None) -> FirstBatch:
-    return FirstBatch("app", "query", 9, token_topic=token_topic)
+    return replace(OURS, first_batch=9, token_topic=token_topic)
 
 
 def test_a_new_file_names_the_token_topic_of_the_query(tmp_path: Path) -> None:
@@ -123,17 +124,16 @@ def test_a_batch_without_a_token_record_first_removes_the_token_topic_from_the_f
     again.confirm_token_topic()
     found = FirstBatchFile(str(tmp_path), with_topic("tokens"))
     assert found.has_all_tokens("tokens")
-    assert found.found == FirstBatch("app", "query", 9, genesis=True, token_topic="tokens")
+    assert found.found == with_topic("tokens")
 
 
-def test_a_file_of_an_older_version_has_no_token_topic(tmp_path: Path) -> None:
+def test_a_query_that_gets_a_token_topic_later_names_it_after_its_first_record(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     file = FirstBatchFile(str(tmp_path), with_topic("tokens"))
     file.write()
     assert not file.has_all_tokens("tokens")
     file.confirm_token_topic()
-    wanted = FirstBatch("app", "query", 3, genesis=True, token_topic="tokens")
-    assert read_first_batch(str(tmp_path)) == wanted
+    assert read_first_batch(str(tmp_path)) == replace(OURS, token_topic="tokens")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '["later"]', '"later"', "7", "null"])
@@ -168,5 +168,63 @@ def test_two_drivers_that_write_the_file_at_the_same_time_agree_on_one(
     answers = iter([(FilesWithRival(str(tmp_path)), real[1])])
     monkeypatch.setattr(first_batch, "file_system", lambda _location: next(answers, real))
     file.write()
-    assert read_first_batch(str(tmp_path)) == WRITTEN
+    assert read_first_batch(str(tmp_path)) == OURS
     assert [each.name for each in (tmp_path / "kafka-eos").iterdir()] == ["identity.json"]
+
+
+MOVED = replace(OURS, location="file:/elsewhere/orders")
+
+
+@pytest.mark.parametrize(
+    "answer", ["fail", "continue:file:/checkpoints/another", f"continue:{MOVED.location}"]
+)
+def test_a_checkpoint_at_another_place_is_refused_until_a_person_says_what_happened(
+    tmp_path: Path, answer: str
+) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    with pytest.raises(CheckpointMovedError, match=f"at {MOVED.location} ran before at {PLACE} ") as caught:
+        FirstBatchFile(str(tmp_path), MOVED, answer)
+    assert f"'continue:{PLACE}'" in caught.value.fix
+    assert read_first_batch(str(tmp_path)) == OURS
+
+
+@pytest.mark.parametrize("former", [PLACE, "/checkpoints/orders", "file:///checkpoints/orders/"])
+def test_a_moved_checkpoint_continues_and_the_answer_acts_once(tmp_path: Path, former: str) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    moved = FirstBatchFile(str(tmp_path), MOVED, f"continue:{former}")
+    assert moved.promises_token
+    assert read_first_batch(str(tmp_path)) == OURS, "nothing is written before the batch"
+    moved.write()
+    assert read_first_batch(str(tmp_path)) == MOVED
+    with pytest.raises(CheckpointMovedError, match=f"ran before at {MOVED.location} "):
+        FirstBatchFile(str(tmp_path), replace(OURS, location="file:/copy"), f"continue:{former}")
+
+
+def test_a_fork_is_a_query_of_its_own(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    with pytest.raises(InvalidOptionError, match="'app' is that of the original query"):
+        FirstBatchFile(str(tmp_path), MOVED, "fork")
+    forked = FirstBatchFile(str(tmp_path), replace(MOVED, application_id="copy", first_batch=8), "fork")
+    assert forked.is_new_fork
+    assert not forked.promises_token, "the tokens of the original are not the fork's"
+    forked.write()
+    again = FirstBatchFile(str(tmp_path), replace(MOVED, application_id="copy", first_batch=9), "fork")
+    assert not again.is_new_fork
+    assert again.found == replace(MOVED, application_id="copy", first_batch=8)
+    with pytest.raises(InvalidOptionError, match="is that of the original query"):
+        FirstBatchFile(str(tmp_path), replace(OURS, application_id="copy"), "fork")
+
+
+def test_batches_without_a_token_are_remembered_until_a_token_exists_again(tmp_path: Path) -> None:
+    set_unproven(str(tmp_path), 2)
+    assert read_first_batch(str(tmp_path)) is None, "no batch of this checkpoint ever left a token"
+    FirstBatchFile(str(tmp_path), OURS).write()
+    FirstBatchFile(str(tmp_path), OURS).check_guarantee()
+    for batch_id in (5, 6):
+        set_unproven(str(tmp_path), batch_id)
+    with pytest.raises(GuaranteeChangedError, match=r"from batch 5 on .*at_least_once") as caught:
+        FirstBatchFile(str(tmp_path), OURS).check_guarantee()
+    assert "kafka-eos adopt" in caught.value.fix
+    set_unproven(str(tmp_path), None)
+    FirstBatchFile(str(tmp_path), OURS).check_guarantee()
+    assert read_first_batch(str(tmp_path)) == OURS

@@ -8,15 +8,12 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, broker_with_genesis, commit, request, rows
 
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError
-from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.identity import Predecessor
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 OLD = TopicPartition("old", 0)
@@ -69,20 +66,3 @@ def test_a_batch_write_finds_its_own_token_after_a_write_to_another_topic(anchor
         batch = replace(write.batch, query_id=f"once:{number}", once=True, promised=False)
         run(broker, replace(write, batch=batch), rows(number))
     assert broker.log == rows(0) + rows(1)
-
-
-@pytest.mark.parametrize("application_id", ["app", "kafka-eos-jobs-out"])
-def test_a_series_of_batch_writes_skips_versions_that_format_1_committed(application_id: str) -> None:
-    """The series has the same application.id as before, or had a derived one."""
-    broker, former = ModelBroker(), Predecessor(application_id, "txnAppId:jobs-out")
-    old = Token(application_id, former.query_id, "run", 7, 7, "", "", 5)
-    text = old.encode().replace('"kafka-eos":2', '"kafka-eos":1').replace('"txn"', '"attempt"')
-    broker.group = {OUT: GroupOffset(OUT, 7, text)}
-
-    def write(version: int) -> Step:
-        batch = Batch("app", "txnAppId:jobs:out", "run-2", version, versioned=True)
-        commit_request = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
-        return run(broker, commit_request, rows(version))
-
-    assert [write(version) for version in (6, 7, 8, 8)] == [Step.SKIPPED] * 2 + [Step.COMMITTED, Step.SKIPPED]
-    assert broker.log == rows(8)

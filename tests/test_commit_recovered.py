@@ -64,6 +64,7 @@ def recovered(
         GROUP,
         topic,
         Deadline.after_seconds(10),
+        batch_id=4,
         missing_token=missing_token,
         is_complete=is_complete,
     )
@@ -173,8 +174,10 @@ def test_a_record_that_may_be_outdated_is_refused(topic_id: str, is_complete: bo
     for offsets in ({}, without_token(token(3)), older):
         with pytest.raises(TokenMissingError, match=rf"'tokens' \(transaction 3, batch 3\).*{doubt}"):
             recovered(offsets, topic, is_complete=is_complete)
-        for policy in ("assume_committed", "assume_not_committed"):
-            assert recovered(offsets, topic, policy, is_complete) == from_group(offsets)
+        for answer in ("assume_committed:4", "assume_not_committed:4"):
+            assert recovered(offsets, topic, answer, is_complete) == from_group(offsets)
+        with pytest.raises(TokenMissingError, match="may not be the newest"):
+            recovered(offsets, topic, "assume_not_committed:3", is_complete)
     for newer in (group(token(3)), group(token(4)), group(token(2, query_id="query-0"))):
         assert recovered(newer, topic, is_complete=is_complete) == from_group(newer)
 

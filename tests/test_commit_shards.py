@@ -242,7 +242,7 @@ def commit_declared_by_operator(broker: ModelBroker, shards: list[ShardReport]) 
     """Commits batch 1, whose group was deleted, after an operator declared it committed."""
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
-    asked = replace(request(1), missing_token="assume_committed")
+    asked = replace(request(1), missing_token="assume_committed:1")
     return Commit(
         asked, ModelRows(rows(1), shards), broker, ProducerSession(), Deadline.after_seconds(30)
     ).run()

@@ -353,12 +353,12 @@ def test_after_a_lost_group_an_operator_decides_prepared_work(systems: Systems) 
         systems.commit(ProducerSession(), 1, seconds=0)
     systems.broker.group.clear()
     with pytest.raises(SinkUndecidedError, match="sinks commit"):
-        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed")
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed:1")
     for system in systems.systems.values():  # what `kafka-eos sinks commit` does
         system.committed.update(system.prepared)
         system.prepared.clear()
     assert (
-        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed:1").step is Step.SKIPPED
     )
     systems.commit(ProducerSession(), 2, "run-2")
     systems.same_everywhere(3)
@@ -371,7 +371,7 @@ def test_a_token_written_by_an_operator_does_not_decide_prepared_work(systems: S
     with pytest.raises(OutcomeUnknownError):
         systems.commit(ProducerSession(), 1, seconds=0)
     systems.broker.group.clear()
-    adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed"})
+    adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed:1"})
     Commit(
         adopted,
         ModelRows([]),
@@ -402,10 +402,10 @@ def test_after_assume_not_committed_an_operator_must_abort_prepared_work(systems
     systems.broker.group.clear()
     # the token no longer tells which batch it was
     with pytest.raises(SinkUndecidedError, match="sinks abort"):
-        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed:1")
     for system in systems.systems.values():  # what `kafka-eos sinks abort` does
         system.prepared.clear()
-    systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
+    systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed:1")
     systems.same_everywhere(2)
 
 

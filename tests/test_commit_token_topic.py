@@ -251,8 +251,10 @@ def test_setting_and_removing_the_token_topic_between_runs_never_duplicates_a_ba
     with TemporaryDirectory() as checkpoint:
         for run in schedule:
             name = TOKENS if run.with_topic else None
-            file = FirstBatchFile(checkpoint, FirstBatch("app", "query", batch_id, token_topic=name))
-            wanted = request(batch_id, promised=file.promises_token(batch_id))
+            file = FirstBatchFile(
+                checkpoint, FirstBatch("app", "query", batch_id, "file:/checkpoint", token_topic=name)
+            )
+            wanted = request(batch_id, promised=file.promises_token)
             staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)
             machine = Commit(
                 replace(wanted, token_topic=name), staged, broker, ProducerSession(), deadline, None, file

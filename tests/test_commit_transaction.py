@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 
 from kafka_eos_source.commit.context import Progress
-from kafka_eos_source.commit.facts import Batch, Digests
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest
@@ -49,8 +49,8 @@ def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequ
         "query_id": "query",
         "run_id": run_id,
         "batch_id": batch_id,
-        "start": Digests(f"d{batch_id}"),
-        "end": Digests(f"d{batch_id + 1}"),
+        "start": f"d{batch_id}",
+        "end": f"d{batch_id + 1}",
         "promised": True,
     }
     return CommitRequest(
@@ -315,7 +315,7 @@ def test_assume_committed_writes_only_the_token() -> None:
     broker.group.clear()
     wanted = request(1)
     machine = Commit(
-        CommitRequest(**{**wanted.__dict__, "missing_token": "assume_committed"}),
+        CommitRequest(**{**wanted.__dict__, "missing_token": "assume_committed:1"}),
         ModelRows(rows(1)),
         broker,
         ProducerSession(),

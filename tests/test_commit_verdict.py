@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.facts import Batch, Digests, Held
+from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict
 from kafka_eos_source.errors import (
     CheckpointAheadError,
@@ -22,6 +22,7 @@ from kafka_eos_source.protocol.identity import ONCE
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 
 TP, OTHER, OUT = TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("out", 0)
+NEW = TopicPartition("new", 0)
 #: Batch 5 read offsets 50 to 60 of each partition.
 TOKEN = Token("app", "query", "run-1", 6, 5, "d5", "d6", 10)
 
@@ -46,8 +47,8 @@ def batch(batch_id: int, **fields: Any) -> Batch:
         query_id="query",
         run_id="run-2",
         batch_id=batch_id,
-        start=Digests(f"d{batch_id}"),
-        end=Digests(f"d{batch_id + 1}"),
+        start=f"d{batch_id}",
+        end=f"d{batch_id + 1}",
         starts={TP: 10 * batch_id, OTHER: 10 * batch_id},
         ends={TP: 10 * (batch_id + 1), OTHER: 10 * (batch_id + 1)},
         comparable=True,
@@ -60,8 +61,8 @@ def replanned(batch_id: int, start: int, end: int, **fields: Any) -> Batch:
     """Returns a batch that Spark planned again after its checkpoint was restored from a copy."""
     return batch(
         batch_id,
-        start=Digests("restored"),
-        end=Digests(f"planned again {batch_id}"),
+        start="restored",
+        end=f"planned again {batch_id}",
         starts={TP: start, OTHER: start},
         ends={TP: end, OTHER: end},
         **fields,
@@ -164,13 +165,15 @@ def test_offsets_without_a_mark_were_committed_by_another_program() -> None:
     reset = group_after(committed={TP: 0, OTHER: 60}, mark="")
     with pytest.raises(OffsetsMovedError, match=r"in-0.*onMovedOffsets"):
         verdict_on(batch(6), reset)
-    assert verdict_on(batch(6), reset, moved_offsets="overwrite") is Verdict.WRITE
+    assert verdict_on(batch(6), reset, moved_offsets="overwrite:6") is Verdict.WRITE
+    with pytest.raises(OffsetsMovedError):
+        verdict_on(batch(6), reset, moved_offsets="overwrite:5")
 
 
 def test_offsets_of_another_program_never_prove_that_kafka_holds_a_batch() -> None:
     ahead = group_after(committed={TP: 1000, OTHER: 1000}, mark="")
     with pytest.raises(CheckpointRolledBackError):
-        verdict_on(replanned(6, 60, 70), ahead, moved_offsets="overwrite")
+        verdict_on(replanned(6, 60, 70), ahead, moved_offsets="overwrite:6")
 
 
 def test_another_application_in_the_same_group_is_refused_under_every_policy() -> None:
@@ -189,8 +192,11 @@ def test_a_lost_token_is_an_error_with_two_fixes() -> None:
     for which in (batch(0), batch(6)):
         with pytest.raises(TokenMissingError):
             verdict_on(which, empty)
-    assert verdict_on(batch(6), empty, missing_token="assume_committed") is Verdict.WRITE_TOKEN_ONLY
-    assert verdict_on(batch(6), empty, missing_token="assume_not_committed") is Verdict.WRITE
+    assert verdict_on(batch(6), empty, missing_token="assume_committed:6") is Verdict.WRITE_TOKEN_ONLY
+    assert verdict_on(batch(6), empty, missing_token="assume_not_committed:6") is Verdict.WRITE
+    for about_another in ("assume_committed:5", "assume_not_committed:5", "assume_not_committed:16"):
+        with pytest.raises(TokenMissingError, match="batch 6"):
+            verdict_on(batch(6), empty, missing_token=about_another)
 
 
 GENESIS = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
@@ -211,7 +217,7 @@ def test_the_first_batch_is_not_compared_with_a_group_without_source_offsets() -
     assert verdict_on(batch(0, starts={TP: 7}, shared=frozenset({TP})), started) is Verdict.WRITE
     assert verdict_on(batch(0, starts=None, ends={}, comparable=False), started) is Verdict.WRITE
     reset = group_after(GENESIS, {TP: 3, OTHER: 3}, mark="")
-    assert verdict_on(batch(0), reset, moved_offsets="overwrite") is Verdict.WRITE
+    assert verdict_on(batch(0), reset, moved_offsets="overwrite:0") is Verdict.WRITE
 
 
 def test_the_error_of_a_versioned_batch_write_names_no_option_of_streams() -> None:
@@ -269,6 +275,51 @@ def test_adoption_refuses_a_group_without_offsets_that_the_token_counts(first: s
         verdict_on(adopting, held, foreign_query="adopt")
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"comparable": False}, "does not read Kafka or reads another cluster"),
+        ({"starts": {}, "ends": {}}, "has no offset of any partition"),
+        ({"starts": {NEW: 0}, "ends": {NEW: 5}}, "has no offset of any partition"),
+        ({"target": "elsewhere:0123"}, "to topic 'out', and this query writes to topic 'elsewhere'"),
+        ({"target": "out:4567"}, "wrote to other sinks outside Kafka"),
+    ],
+    ids=["other sources", "no source on the cluster", "only new partitions", "another topic", "other sinks"],
+)
+def test_an_adoption_that_offsets_cannot_prove_needs_a_persons_word(
+    changed: Mapping[str, Any], reason: str
+) -> None:
+    after = group_after(replace(TOKEN, target="out:0123"))
+    there = replace(replanned(0, 60, 70, query_id="another", target="out:0123"))
+    assert verdict_on(there, after, foreign_query="adopt") is Verdict.WRITE
+    wrong = replace(there, **changed)
+    with pytest.raises(CheckpointRolledBackError, match=reason) as caught:
+        verdict_on(wrong, after, foreign_query="adopt")
+    assert "'adopt_unchecked:query'" in caught.value.fix
+    with pytest.raises(ForeignQueryError):
+        verdict_on(wrong, after, foreign_query="adopt_unchecked:a third query")
+    assert verdict_on(wrong, after, foreign_query="adopt_unchecked:query") is Verdict.WRITE
+
+
+def test_offsets_that_another_program_committed_prove_no_adoption() -> None:
+    reset = group_after(committed={TP: 60, OTHER: 60}, mark="")
+    there = replanned(0, 60, 70, query_id="another")
+    with pytest.raises(CheckpointRolledBackError, match="another program has committed"):
+        verdict_on(there, reset, foreign_query="adopt")
+
+
+@pytest.mark.parametrize("target", ["elsewhere:0123", "out:4567", "*:0123"])
+def test_offsets_decide_nothing_about_another_target(target: str) -> None:
+    """A clone of the checkpoint wrote there. Digests still decide: they name the batch itself."""
+    after = group_after(replace(TOKEN, target=target))
+    for offsets in ((20, 40), (50, 60), (60, 75)):
+        with pytest.raises((CheckpointRolledBackError, CheckpointAheadError), match=r"hat transaction wrote"):
+            verdict_on(replanned(3, *offsets, target="out:0123"), after)
+        assert verdict_on(replanned(3, *offsets, target=target), after) in (Verdict.SKIP, Verdict.WRITE)
+    assert verdict_on(batch(5, target="out:0123"), after) is Verdict.SKIP
+    assert verdict_on(batch(6, target="out:0123"), after) is Verdict.WRITE
+
+
 def test_adoption_with_an_unknown_start_is_refused() -> None:
     """Spark's own source does not log where its first batch starts."""
     with pytest.raises(CheckpointRolledBackError, match="not known"):
@@ -301,18 +352,6 @@ def test_a_batch_write_never_replaces_the_token_of_a_stream_in_its_group() -> No
     write = Batch("kafka-eos-batch-x", f"{ONCE}a", "", 0, once=True)
     with pytest.raises(ForeignQueryError):
         verdict_on(write, replace(group_after(), application_id="kafka-eos-batch-x", token=None))
-
-
-def test_tokens_of_format_1_are_compared_by_their_own_digest_and_number() -> None:
-    old = replace(TOKEN, sequence=5, start_digest="a", end_digest="b", format=1)
-    after = Held("app", group_after().offsets, old)
-    after = replace(after, offsets={tp: replace(each, metadata=Mark.of(old).encode())
-                                    for tp, each in after.offsets.items()})  # fmt: skip
-    next_batch = batch(6, start=Digests("new", "b"), end=Digests("newer", "c"))
-    assert verdict_on(next_batch, after) is Verdict.WRITE
-    assert verdict_on(batch(5, start=Digests("x", "a"), end=Digests("new", "b")), after) is Verdict.SKIP
-    with pytest.raises(CheckpointRolledBackError):
-        verdict_on(replanned(6, 50, 65), after)
 
 
 def test_sequence_numbers_continue_above_the_clock_after_the_token_was_lost() -> None:

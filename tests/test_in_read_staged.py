@@ -352,7 +352,7 @@ def test_a_frame_that_was_staged_for_other_options_is_refused_and_they_are_named
 def test_options_that_only_the_commit_uses_may_differ(query: Query) -> None:
     """A person adds them for one restart, where they are documented: on the sink."""
     schema = staged_frame_schema(ROWS, parse_sink_in_read(query.sink))
-    more = {"onMissingToken": "assume_committed", "commitTimeoutMs": "5000", "queryName": "name"}
+    more = {"onMissingToken": "assume_committed:4", "commitTimeoutMs": "5000", "queryName": "name"}
     writer.stream_writer(parse_write({**query.sink, **more}, streaming=True), schema)
 
 

@@ -23,14 +23,15 @@ from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, set_unproven
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import Cluster, CommitRequest
-from kafka_eos_source.commit.session import digests
+from kafka_eos_source.commit.session import digest_of
 from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
+    GuaranteeChangedError,
     InvalidOptionError,
     KafkaEosError,
     OperatorError,
@@ -55,6 +56,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Due, Mark, Token, newest
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.targets import location
 
 IN = TopicPartition("in", 0)
 OUT = TopicPartition("out", 0)
@@ -117,7 +119,9 @@ class GeneratedCheckpoint(SparkCheckpoint):
         return self
 
     def write_first_batch_file(self, first_batch: int = 0, application_id: str = APP) -> GeneratedCheckpoint:
-        FirstBatchFile(self.location, FirstBatch(application_id, self.query_id, first_batch)).write()
+        FirstBatchFile(
+            self.location, FirstBatch(application_id, self.query_id, first_batch, location(self.location))
+        ).write()
         return self
 
     def stage(self, name: str, size_bytes: int = 5, age_seconds: float = 0.0) -> Path:
@@ -139,14 +143,16 @@ class GeneratedCheckpoint(SparkCheckpoint):
             query_id=self.query_id,
             run_id="run",
             batch_id=batch_id,
-            start=digests(before, self.query_id),
-            end=digests(logged, self.query_id),
-            promised=self.file(batch_id).promises_token(batch_id),
+            start=digest_of(before, self.query_id),
+            end=digest_of(logged, self.query_id),
+            promised=self.file(batch_id).promises_token,
         )
         return CommitRequest(batch, APP, OUT, tuple(ranges(logged, before)), "out")
 
     def file(self, batch_id: int) -> FirstBatchFile:
-        return FirstBatchFile(self.location, FirstBatch(APP, self.query_id, batch_id))
+        return FirstBatchFile(
+            self.location, FirstBatch(APP, self.query_id, batch_id, location(self.location))
+        )
 
     def group_offsets(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
         """Returns the group's offsets after that batch."""
@@ -164,8 +170,8 @@ def _token(request: CommitRequest) -> Token:
         batch.run_id,
         batch.batch_id + 1,
         batch.batch_id,
-        batch.start.current,
-        batch.end.current,
+        batch.start,
+        batch.end,
         ROWS_PER_BATCH,
     )
 
@@ -404,7 +410,7 @@ def inspect_with_token_topic(
     made: GeneratedCheckpoint, reader: FakeReader, record: TokenRecord | UnavailableError | None
 ) -> Inspection:
     FirstBatchFile(
-        made.location, FirstBatch(APP, made.query_id, 0, genesis=True, token_topic="tokens")
+        made.location, FirstBatch(APP, made.query_id, 0, location(made.location), token_topic="tokens")
     ).write()
     file = Path(made.location, "kafka-eos/identity.json")
     assert json.loads(file.read_text())["token_topic"] == "tokens"
@@ -643,6 +649,33 @@ def test_a_lost_token_is_written_again_between_two_batches(made: GeneratedCheckp
     assert plan_adoption(made, broker, BatchOutcome.COMMITTED).refused is not None
     perform(broker, plan_adoption(made, broker))
     assert commit(broker, made.plan(2), 2) is Step.COMMITTED
+
+
+def test_adopt_ends_a_time_of_at_least_once(made: GeneratedCheckpoint, tmp_path: Path) -> None:
+    """Batches 2 and 3 left no token. Spark has logged batch 2, and only planned batch 3."""
+    broker = ModelBroker()
+    made.write_batches(1, 1)
+    for batch_id in (0, 1):
+        commit(broker, made, batch_id)
+    made.write_first_batch_file().write_batches(2, 3)
+    for batch_id in (2, 3):
+        set_unproven(made.location, batch_id)
+    with pytest.raises(GuaranteeChangedError, match="from batch 2 on"):
+        made.file(3).check_guarantee()
+    found = inspect_checkpoint(made, FakeReader(dict(broker.group)))
+    assert "GUARANTEE_CHANGED" in [each.condition for each in found.findings]
+    assert plan_adoption(made, broker, BatchOutcome.COMMITTED).refused is not None
+    for _ in range(2):  # the command died before it changed the file, and is run again
+        adoption = plan_adoption(made, broker)
+        assert "The query writes it whole" in " ".join(adoption.messages)
+        assert adoption.returns == made.location
+        perform(broker, adoption)
+    token = newest(broker.group.values())
+    assert token is not None
+    assert token.batch_id == 2
+    set_unproven(made.location, None)
+    made.file(3).check_guarantee()
+    assert commit(broker, made, 3) is Step.COMMITTED
 
 
 def test_adopt_writes_nothing_where_no_token_is_missing(made: GeneratedCheckpoint) -> None:

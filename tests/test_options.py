@@ -494,7 +494,7 @@ INVALID_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (False, {"token.topic": "tokens"}, "'txnAppId' is not set"),
     (True, {"processing.guarantee": "best_effort"}, "exactly_once or at_least_once"),
     (True, {"commitTimeoutMs": "10"}, "1000 or more"),
-    (True, {"onMissingToken": "guess"}, "fail or assume_committed or assume_not_committed"),
+    (True, {"onMissingToken": "guess"}, "fail or assume_committed:… or assume_not_committed:…"),
     (True, {"kafka.transactional.id": "x"}, "set the option application.id"),
     (True, {"kafka.enable.idempotence": "false"}, "expected true: exactly-once needs"),
     (True, {"kafka.acks": "1"}, "expected all: exactly-once needs"),

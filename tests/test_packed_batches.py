@@ -136,6 +136,6 @@ def test_damaged_stored_batches_get_the_error_of_their_place() -> None:
     """Pending changes are restored after a restart; a damaged packet needs a person."""
     with pytest.raises(StateCorruptedError, match="pending batch cannot be decoded"):
         decode_rows(pack_stream(MADE_CHANGES).to_pybytes()[:-100])
+    first, _last = packet.pack(REPORT, [MADE_CHANGES])
     with pytest.raises(StateError, match=r"'__kafka_eos_changelog' contains .* not a packed batch"):
-        first, _last = packet.pack(REPORT, [MADE_CHANGES])
         list(packet.unpack(first.to_pybytes()[:-100]).batches())

@@ -121,20 +121,19 @@ def changed(**fields: Any) -> bytes:
     return json.dumps({**json.loads(RECORD.encode()), **fields}).encode()
 
 
-def format_2(in_read: object, **fields: Any) -> bytes:
-    return changed(**{"kafka-eos-record": 2, "by": "1.0", "shards": SHARDS, "in-read": in_read, **fields})
+def with_operator_in_read(topics: object) -> bytes:
+    return changed(**{"shards": SHARDS, "in-read": topics})
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(OperatorError, match=f"format {FORMAT + 1}.*newer version"):
-        TokenRecord.decode(RECORD.key, changed(**{"kafka-eos-record": FORMAT + 1, "something": "new"}))
+    with pytest.raises(OperatorError, match=f"format {FORMAT + 1}, written by kafka-eos 9"):
+        TokenRecord.decode(RECORD.key, changed(**{"kafka-eos-record": FORMAT + 1, "by": "9", "new": 1}))
 
 
-def test_only_a_record_with_an_operator_in_the_read_has_the_newer_format() -> None:
-    assert json.loads(RECORD.encode())["kafka-eos-record"] == 1, "older releases read it"
-    record = TokenRecord.decode(RECORD.key, format_2(["in"]))
+def test_a_record_names_the_operators_in_the_read() -> None:
+    record = TokenRecord.decode(RECORD.key, with_operator_in_read(["in"]))
     assert record.in_read == {"in"}
-    assert "by" in json.loads(record.encode()), "an older release names the version that it needs"
+    assert "in-read" not in json.loads(RECORD.encode())
     assert TokenRecord.decode(RECORD.key, record.encode()) == record
 
 
@@ -173,13 +172,14 @@ def test_a_newer_token_in_the_record_is_refused() -> None:
         changed(shards={"in": [[0, "attempt", 1, None, {}], [0, "attempt", 1, None, {}]]}),
         changed(shards={"elsewhere": [[0, "attempt", 1, None, {}]]}),
         changed(**{"in-read": ["in"]}),
-        changed(**{"kafka-eos-record": 2, "by": "1.0", "shards": SHARDS}),
-        changed(**{"kafka-eos-record": 2, "shards": SHARDS, "in-read": ["in"]}),
-        format_2(["out"]),
-        format_2([1]),
-        format_2([]),
-        format_2(["in", "in"]),
-        format_2({"in": 1}),
+        json.dumps(
+            {name: each for name, each in json.loads(RECORD.encode()).items() if name != "by"}
+        ).encode(),
+        with_operator_in_read(["out"]),
+        with_operator_in_read([1]),
+        with_operator_in_read([]),
+        with_operator_in_read(["in", "in"]),
+        with_operator_in_read({"in": 1}),
     ],
 )
 def test_a_damaged_record_is_refused(value: bytes) -> None:

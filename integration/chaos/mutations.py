@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from kafka_eos_source.commit import direct, machine, ownership, session, transaction, verdict
+from kafka_eos_source.commit import direct, first_batch, machine, ownership, session, transaction, verdict
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
@@ -19,7 +19,7 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
-from kafka_eos_source.protocol import token
+from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
@@ -182,6 +182,41 @@ def _no_promise() -> None:
     verdict._without_token = lambda *_: Verdict.WRITE  # type: ignore[assignment]
 
 
+def _no_targets() -> None:
+    """Leaves out of tokens where the rows of a batch went."""
+    identity.target = lambda *_: ""
+
+
+def _no_places() -> None:
+    """Lets a checkpoint run wherever it is found."""
+    first_batch._check_place = lambda *_: None
+
+
+def _no_proof() -> None:
+    """Adopts another query's work without comparing all of its sources."""
+
+    def without_proof(batch: Any, token: Any, held: Any, foreign_query: str) -> None:
+        check(replace(batch, comparable=True), token, held, foreign_query)
+
+    check = verdict._check_adoption
+    verdict._check_adoption = without_proof
+
+
+def _no_trace_of_at_least_once() -> None:
+    """Writes batches with at_least_once without leaving a trace in the checkpoint."""
+    direct.set_unproven = lambda *_: None
+
+
+def _answers_for_ever() -> None:
+    """Takes an answer about a lost token for an answer about every batch."""
+    without_token = verdict._without_token
+
+    def without_number(batch: Any, held: Any, missing_token: str, token_topic: str | None) -> Verdict:
+        return without_token(batch, held, f"{missing_token.partition(':')[0]}:{batch.batch_id}", token_topic)
+
+    verdict._without_token = without_number
+
+
 def _new_partitions_from_their_end() -> None:
     """Starts partitions that were added to a topic at their end instead of their beginning."""
     SourceAdmin.earliest = SourceAdmin.latest  # type: ignore[method-assign]
@@ -260,7 +295,6 @@ def _any_pending_state() -> None:
 def _next_format() -> None:
     """Writes tokens as a later version of this package may: with the next format, and another version."""
     token.FORMAT += 1
-    token.READABLE = (*token.READABLE, token.FORMAT)
     token.package_version = lambda: "99.0.0"  # type: ignore[assignment]
 
 
@@ -311,6 +345,11 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "replay offsets in the transaction": _replay_offsets_afterwards,
     "topic ids": _no_topic_ids,
     "mark check": _no_mark_check,
+    "targets": _no_targets,
+    "places": _no_places,
+    "proof of an adoption": _no_proof,
+    "trace of at_least_once": _no_trace_of_at_least_once,
+    "numbers of answers": _answers_for_ever,
     "promised token": _no_promise,
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,

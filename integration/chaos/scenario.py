@@ -11,6 +11,7 @@ from integration.chaos.oracle import Outcome, outcome
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, final_end_offsets, produce
 from integration.support.processes import await_condition
+from kafka_eos_source.protocol import offset_log
 
 _KEYS = 10
 _SECONDS = 120.0
@@ -56,6 +57,13 @@ class Scenario:
         self.last_outcome: Outcome | None = None
         self._start = start
         self._batch = batch
+
+    @property
+    def planned(self) -> int:
+        """The newest batch that Spark has planned."""
+        newest = offset_log.newest(str(self.checkpoint))
+        assert newest is not None, "the query has planned a batch"
+        return newest.batch_id
 
     def feed(self, rows: int) -> None:
         """Sends ``rows`` new records to the source topic."""

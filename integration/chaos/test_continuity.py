@@ -88,7 +88,7 @@ def test_t62_offsets_that_another_program_reset_are_named(scenario: Scenario, to
     assert driver.wait() == 1
     assert "OffsetsMovedError" in driver.log.read_text()
     assert scenario.outcome().rows.found == 100
-    scenario.run(sink={"onMovedOffsets": "overwrite"})
+    scenario.run(sink={"onMovedOffsets": f"overwrite:{scenario.planned}"})
     found = scenario.outcome()
     assert found.exactly_once, found
 
@@ -103,7 +103,7 @@ def test_t63_a_token_that_was_lost_in_the_first_batch_is_an_error(scenario: Scen
     driver = scenario.start()
     assert driver.wait() == 1
     assert "TokenMissingError" in driver.log.read_text()
-    scenario.run(sink={"onMissingToken": "assume_committed"})
+    scenario.run(sink={"onMissingToken": "assume_committed:0"})
     scenario.feed(50)
     scenario.run()
     found = scenario.outcome()

@@ -231,7 +231,7 @@ def test_t213_a_quiet_shard_needs_no_restore_although_its_changelog_begins_after
 def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, admin: Admin) -> None:
     """With the group deleted, the changelog still knows a batch that an operator declares as committed.
 
-    ``onMissingToken=assume_committed`` skips the batch; without the changelog the state would count it twice.
+    ``assume_committed:…`` skips the batch; without the changelog the state would count it twice.
     """
     with pytest.MonkeyPatch.context() as patch:
         armed = f"commit.after_commit=raise*{DIES_IN_BATCH + 1}"
@@ -245,7 +245,9 @@ def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, ad
     admin.delete_group(case.application)
     with pytest.raises(TokenMissingError):
         case.run()
-    case.run(sink={"onMissingToken": "assume_committed"}, operator={"onMissingState": "changelog"})
+    case.run(
+        sink={"onMissingToken": f"assume_committed:{DIES_IN_BATCH}"}, operator={"onMissingState": "changelog"}
+    )
     case.check()
 
 

@@ -38,7 +38,7 @@ class CommitContext:
         session: the producer that this process keeps for the transactional id.
         deadline: time limit of the whole commit.
         sinks: the sinks outside Kafka.
-        first_batch: the first-batch file of the checkpoint.
+        first_batch: the identity file of the checkpoint.
     """
 
     request: CommitRequest

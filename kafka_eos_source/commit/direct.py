@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.first_batch import set_unproven
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -56,6 +58,20 @@ def check_target(options: WriteOptions) -> None:
     finally:
         producer.close()
     _checked.add(key)
+
+
+def leave_guarantee(checkpoint: str | None) -> None:
+    """Records in the checkpoint that the batch which Spark has just planned will leave no token.
+
+    Call it before the tasks of the batch begin. If the query returns to ``exactly_once``, the commit refuses
+    to trust the last token, which is older than the output.
+
+    Raises:
+        UnavailableError: if the checkpoint cannot be read or written.
+    """
+    planned = None if checkpoint is None else offset_log.newest(checkpoint)
+    if checkpoint is not None and planned is not None:
+        set_unproven(checkpoint, planned.batch_id)
 
 
 def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> WrittenPart:
@@ -129,7 +145,6 @@ def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) 
 def _planned(checkpoint: str | None, batch_id: int) -> tuple[LoggedOffsets, tuple[SourceRange, ...]] | None:
     """Reads from the offset log what a micro-batch reads; returns None if that is not known."""
     from kafka_eos_source.commit.sources import ranges
-    from kafka_eos_source.protocol import offset_log
 
     logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
     if checkpoint is None or logged is None:

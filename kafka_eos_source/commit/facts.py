@@ -12,19 +12,6 @@ from kafka_eos_source.protocol.token import Mark, Token, application_hash, newes
 
 
 @dataclass(frozen=True)
-class Digests:
-    """Digests of one entry of Spark's offset log.
-
-    Attributes:
-        current: the digest that tokens of the current format store (`offset_log.LoggedOffsets.digest`).
-        format_1: the digest that tokens of format 1 store.
-    """
-
-    current: str = ""
-    format_1: str = ""
-
-
-@dataclass(frozen=True)
 class Batch:
     """One micro-batch, or one batch write, as the verdict sees it.
 
@@ -33,7 +20,9 @@ class Batch:
         query_id: Spark's id of the query (from the checkpoint), or the identity of a batch write.
         run_id: Spark's id of this run; "" if it is not known.
         batch_id: Spark's batch id, or ``txnVersion``.
-        start, end: digests of the offset log entries before and of this batch; empty for batch writes.
+        start, end: digests of the offset log entries before and of this batch (`offset_log.LoggedOffsets`);
+            "" for batch writes.
+        target: digest of where the rows of the batch go (`identity.target`).
         starts, ends: offsets of the Kafka sources on the sink's own cluster, as far as they are known.
         comparable: whether these are the offsets of *all* sources of the query, and every topic is still the
             one that the offset log names, so that offsets alone show whether Kafka holds the batch.
@@ -44,14 +33,17 @@ class Batch:
         once: whether this is a batch write without ``txnVersion``. Only its own token counts, and that token
             decides an unknown outcome.
         promised: whether a token must exist, because the checkpoint records a committed genesis token.
+        unproven: whether batches were written with ``at_least_once`` since the token, and this is the newest
+            of them (``kafka-eos adopt``).
     """
 
     application_id: str
     query_id: str
     run_id: str
     batch_id: int
-    start: Digests = Digests()
-    end: Digests = Digests()
+    start: str = ""
+    end: str = ""
+    target: str = ""
     starts: Offsets | None = None
     ends: Offsets | None = None
     comparable: bool = False
@@ -61,6 +53,7 @@ class Batch:
     versioned: bool = False
     once: bool = False
     promised: bool = False
+    unproven: bool = False
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Clients(Protocol):
 
 
 class FirstBatchMarker(Protocol):
-    """The first-batch file of the checkpoint (`commit.first_batch.FirstBatchFile`)."""
+    """The identity file of the checkpoint (`commit.first_batch.FirstBatchFile`)."""
 
     def write(self) -> None:
         """Records in the checkpoint that the genesis token is committed, unless that is recorded already."""

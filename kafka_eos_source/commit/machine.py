@@ -98,7 +98,7 @@ class Commit:
         session: the producer that this process keeps for the transactional id.
         deadline: time limit of the whole commit.
         sinks: sinks outside Kafka; None if the query has none.
-        first_batch: the first-batch file of the checkpoint; None if there is no checkpoint.
+        first_batch: the identity file of the checkpoint; None if there is no checkpoint.
         trace: measures the commit; None = nobody looks at the figures.
         sleep: pauses between two tries; tests replace it.
     """
@@ -185,7 +185,7 @@ class Commit:
         if self._needs_genesis(decision):
             self._write_genesis(decision)
             return None
-        # 3. The first-batch file. Crash here ⇒ the next start finds the token, and writes the file.
+        # 3. The identity file. Crash here ⇒ the next start finds the token, and writes the file.
         if not (decision.batch.versioned or decision.batch.once):
             self._context.first_batch.write()
         # 4. The batch. Crash here ⇒ see the steps of the function.
@@ -210,9 +210,10 @@ class Commit:
         changed = [str(shard.tp) for shard in self._context.staged.shards if shard.records]
         if changed:
             raise StateLostError(
-                f"onMissingToken=assume_committed is refused for batch {batch.batch_id}: its state changes "
-                f"are missing in the changelog ({', '.join(changed)}).",
-                fix="start with .option('onMissingToken', 'assume_not_committed').",
+                f"onMissingToken=assume_committed:{batch.batch_id} is refused, because the state changes of "
+                f"that batch are missing in the changelog ({', '.join(changed)}).",
+                fix=f"start with .option('onMissingToken', 'assume_not_committed:{batch.batch_id}'). If the "
+                "rows of the batch are in the output nevertheless, they are then doubled.",
             )
         token = replace(self._token(decision, rows=0), sinks=UNDECIDED)
         # 1. The transaction. Crash before its commit ⇒ the next start still needs the person's declaration.
@@ -283,8 +284,9 @@ class Commit:
             sequence=0 if is_first else held.next_sequence(),
             batch_id=batch.batch_id - 1,
             start_digest="",
-            end_digest=batch.start.current,
+            end_digest=batch.start,
             rows=0,
+            target=batch.target,
         )
         self._transaction(decision, token, batch.starts or {}).commit("genesis")
         self._progress.move(Step.GENESIS)
@@ -324,9 +326,10 @@ class Commit:
             run_id=batch.run_id,
             sequence=decision.held.next_sequence(),
             batch_id=batch.batch_id,
-            start_digest=batch.start.current,
-            end_digest=batch.end.current,
+            start_digest=batch.start,
+            end_digest=batch.end,
             rows=rows,
+            target=batch.target,
             transaction_number=self._progress.transactions + 1,
             due=earliest_due(self._context.staged.shards),
         )

@@ -11,7 +11,6 @@ The order of the calls is what makes the decision safe:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from kafka_eos_source.commit.context import CommitContext, Decision, OvertakenError, Progress
 from kafka_eos_source.commit.facts import Batch, Held
@@ -24,7 +23,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues, moved_partitions
 from kafka_eos_source.errors import AbortableError, ForeignQueryError, KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import FORMAT, Token
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
 
 
@@ -105,7 +104,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     if proved is not None:
         refuse_changed(request.group_id, partitions, in_group, proved)
     held = _with_record(context, Held.of(request.batch.application_id, in_group))
-    known, held = session.held, _with_predecessor(context, held)
+    known = session.held
     session.held, session.group_id, session.run_id = held, request.group_id, request.batch.run_id
     failpoints.reach("commit.after_token")
     if progress.fenced is not None and held.token is not None:
@@ -239,51 +238,10 @@ def _with_record(context: CommitContext, held: Held) -> Held:
         request.group_id,
         session.token_records,
         context.deadline,
+        batch_id=request.batch.batch_id,
         missing_token=request.missing_token,
         is_complete=context.first_batch.has_all_tokens(request.token_topic),
     )
-
-
-def _with_predecessor(context: CommitContext, held: Held) -> Held:
-    """Adds the token that a series of batch writes left under its names of format 1, if there is one."""
-    request, deadline = context.request, context.deadline
-    former = request.predecessor
-    if former is None or (held.token is not None and held.token.query_id == request.batch.query_id):
-        return held
-    translated = _translated(context, held.offsets)
-    if translated is None and former.application_id not in (held.application_id, request.group_id):
-        wanted = {request.anchor}
-        found = context.clients.group_offsets(former.application_id, wanted, deadline)
-        if _translated(context, found) is not None:
-            # a writer of the older version may be about to commit: fence it, and read the offsets again
-            older = context.clients.producer(former.application_id)
-            try:
-                older.init(deadline)
-            finally:
-                older.close()
-            found = context.clients.group_offsets(former.application_id, wanted, deadline)
-            translated = _translated(context, found)
-    if translated is None:
-        return held
-    return Held.of(held.application_id, {**held.offsets, request.anchor: translated})
-
-
-def _translated(context: CommitContext, offsets: Mapping[TopicPartition, GroupOffset]) -> GroupOffset | None:
-    """Rewrites the anchor's token of format 1 to the current names of the series.
-
-    Returns:
-        None if the anchor carries no token of format 1 of this series.
-    """
-    request = context.request
-    offset = offsets.get(request.anchor)
-    token = None if offset is None else Token.decode(offset.metadata)
-    if offset is None or token is None or request.predecessor is None:
-        return None
-    if token.format == FORMAT or token.query_id != request.predecessor.query_id:
-        return None
-    batch = request.batch
-    own = replace(token, application_id=batch.application_id, query_id=batch.query_id)
-    return replace(offset, metadata=own.encode())
 
 
 def _refuse_rival(context: CommitContext, progress: Progress, token: Token, known: Held | None) -> None:

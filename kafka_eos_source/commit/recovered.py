@@ -29,7 +29,7 @@ behind. The quick read may miss a record that lies after another query's open tr
 as safe as without the token topic.
 
 **When a record is not believed.** A record must be the newest one of its query. It may not be if it was
-copied from another topic, or if the query ran without its token topic for a while. The first-batch file of
+copied from another topic, or if the query ran without its token topic for a while. The identity file of
 the checkpoint records the latter (`commit.first_batch`). Batch writes have no checkpoint: a person who
 removes the option from a series of them must delete its record (``kafka-eos token-topic forget``).
 """
@@ -72,6 +72,7 @@ def recover(
     records: TokenRecords,
     deadline: Deadline,
     *,
+    batch_id: int = -1,
     missing_token: str = "fail",
     is_complete: bool = True,
 ) -> Held:
@@ -84,7 +85,8 @@ def recover(
         group_id: the consumer group of the query.
         records: the token topic.
         deadline: time limit for reading the topic.
-        missing_token: option ``onMissingToken``. If a person has declared the outcome of the batch there, a
+        batch_id: the batch to commit.
+        missing_token: option ``onMissingToken``. If a person has declared the outcome of this batch there, a
             doubtful record is ignored.
         is_complete: whether the topic has a record of every transaction, as far as the checkpoint knows. If
             the query ran without its token topic for a while, the record may be older than the lost token.
@@ -110,8 +112,9 @@ def recover(
         doubt = "the query may have committed batches without a record since"
     else:
         return choose(held, group_id, record)
-    if missing_token == "fail" and (is_lost or choose(held, group_id, record) is not held):
-        raise _doubtful(held, group_id, record, records, doubt)
+    is_answered = missing_token.endswith(f":{batch_id}")
+    if not is_answered and (is_lost or choose(held, group_id, record) is not held):
+        raise _doubtful(held, group_id, record, records, doubt, batch_id)
     _log.info("ignoring the record of %r in token.topic=%r: %s", held.application_id, records.name, doubt)
     return held
 
@@ -153,14 +156,15 @@ def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
 
 
 def _doubtful(
-    held: Held, group_id: str, record: TokenRecord, records: TokenRecords, doubt: str
+    held: Held, group_id: str, record: TokenRecord, records: TokenRecords, doubt: str, batch_id: int
 ) -> TokenMissingError:
     return TokenMissingError(
         f"the newest token of application.id={held.application_id!r} is not in group {group_id!r}, and its "
         f"record in token.topic={records.name!r} (transaction {record.token.sequence}, batch "
         f"{record.token.batch_id}) may not be the newest: {doubt}.",
-        fix="check whether the batch is in the output; then restart once with "
-        ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
+        fix=f"look for the rows of batch {batch_id} in the output. If they are there, restart with "
+        f".option('onMissingToken', 'assume_committed:{batch_id}'); if they are not, with "
+        f"'assume_not_committed:{batch_id}'. A wrong answer loses or doubles the rows of this batch.",
     )
 
 

@@ -17,6 +17,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.protocol.identity import target_topic
 from kafka_eos_source.protocol.token import Token
 
 #: A message names this many partitions and counts the others.
@@ -36,8 +37,7 @@ def shared_group(batch: Batch, tp: TopicPartition, other: Token | None) -> Forei
         f"the offset of {tp} in the consumer group of this query was committed by {name}; this query has "
         f"application.id={batch.application_id!r}. Two transactional ids cannot share one group: neither "
         "would fence the other.",
-        fix="give each query its own kafka.group.id; or, if this query should continue the work of the other "
-        "one, give it the application.id of the other one and .option('onForeignQuery', 'adopt').",
+        fix="give each query its own application.id and kafka.group.id.",
     )
 
 
@@ -46,14 +46,16 @@ def token_missing(batch: Batch, token_topic: str | None) -> TokenMissingError:
     places = "" if token_topic is None else f", in the consumer group or in token.topic={token_topic!r}"
     if batch.versioned:
         fix = (
-            f"check whether version {batch.batch_id} is in the output. If it is not, write it once with "
-            ".option('onMissingToken', 'assume_not_committed'). If it is, skip it, and write the next "
-            "version once with that option."
+            f"check whether version {batch.batch_id} is in the output. If it is not, write it with "
+            f".option('onMissingToken', 'assume_not_committed:{batch.batch_id}'). If it is, skip it, and "
+            "write the next version with its own number in that option."
         )
     else:
         fix = (
-            "check whether the batch is in the output; then restart once with "
-            ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'."
+            "if application.id, kafka.group.id or the brokers were changed, set them back. Otherwise look "
+            f"for the rows of batch {batch.batch_id} in the output. If they are there, restart with "
+            f".option('onMissingToken', 'assume_committed:{batch.batch_id}'); if they are not, with "
+            f"'assume_not_committed:{batch.batch_id}'. A wrong answer loses or doubles the rows of the batch."
         )
     return TokenMissingError(
         f"Kafka holds no token of application.id={batch.application_id!r}{places}, although batches of "
@@ -70,8 +72,48 @@ def foreign_query(batch: Batch, token: Token) -> ForeignQueryError:
         f"application.id={batch.application_id!r} belongs to query {token.query_id} (last batch "
         f"{token.batch_id}, run {token.run_id or 'unknown'}), but this is query {batch.query_id}. The query "
         "uses another checkpoint, or its checkpoint was lost and replaced.",
-        fix="give this query its own application.id; or, to continue where the other query stopped, "
-        "start with startingOffsets=group and .option('onForeignQuery', 'adopt').",
+        fix="if the other query still runs or will run again, give this query its own application.id. If "
+        "this query replaces it, start with startingOffsets=group and .option('onForeignQuery', 'adopt'); "
+        "it then continues only if offsets prove that it starts where the other one stopped.",
+    )
+
+
+def _unless_asserted(token: Token, otherwise: str) -> str:
+    """Returns the fix of a refused adoption: a safe way, and then what a person may assert."""
+    return (
+        f"{otherwise} If you know by other means that this query starts exactly where query {token.query_id} "
+        f"stopped, set .option('onForeignQuery', 'adopt_unchecked:{token.query_id}'); if it does not, rows "
+        "are lost or doubled."
+    )
+
+
+def adopted_without_proof(token: Token) -> CheckpointRolledBackError:
+    """Not every source of the query can be compared with what the group holds, or none can."""
+    return CheckpointRolledBackError(
+        f"cannot adopt query {token.query_id}: committed offsets do not show where each source of this query "
+        "must start. A source does not read Kafka or reads another cluster, the group has no offset of any "
+        "partition that this query reads, a topic was created again, or Spark keeps state of its own.",
+        fix=_unless_asserted(token, "give this query a new application.id."),
+    )
+
+
+def adopted_with_another_target(batch: Batch, token: Token) -> CheckpointRolledBackError:
+    """The other query wrote somewhere else, so its offsets say nothing about this query's target."""
+    return CheckpointRolledBackError(
+        f"cannot adopt query {token.query_id}: {_targets(batch, token)}. Its committed offsets do not show "
+        "which rows the target of this query holds.",
+        fix=_unless_asserted(
+            token, "set the topic and the sinks of the other query; or give this query a new application.id."
+        ),
+    )
+
+
+def adopted_moved_offsets(token: Token, moved: list[TopicPartition]) -> CheckpointRolledBackError:
+    """Another program committed offsets of the group after the other query stopped."""
+    return CheckpointRolledBackError(
+        f"cannot adopt query {token.query_id}: another program has committed the offsets of {_list(moved)} "
+        "in its consumer group, so they do not show where that query stopped.",
+        fix=_unless_asserted(token, "set startingOffsets and a new application.id."),
     )
 
 
@@ -124,9 +166,12 @@ def offsets_moved(batch: Batch, token: Token, held: Held, moved: list[TopicParti
         f"application.id={batch.application_id!r} after batch {token.batch_id}: they do not carry the mark "
         f"of a transaction of this query. Committed now: {_offsets(held.committed, moved)}; the checkpoint "
         f"is at {_offsets(batch.starts or {}, moved)}.",
-        fix="to continue from the checkpoint, restart once with .option('onMovedOffsets', 'overwrite'); to "
-        "continue from the moved offsets, start a new checkpoint with startingOffsets=group and "
-        ".option('onForeignQuery', 'adopt').",
+        fix="stop the program that commits to this group. Then, to continue from the checkpoint, which "
+        "neither loses nor doubles rows, restart with .option('onMovedOffsets', "
+        f"'overwrite:{batch.batch_id}'). To continue from the moved offsets instead, start a new checkpoint "
+        "with startingOffsets=group and .option('onForeignQuery', "
+        f"'adopt_unchecked:{token.query_id}'): records that the offsets were moved past are then lost, and "
+        "records that they were moved back to are written again.",
     )
 
 
@@ -162,12 +207,23 @@ def not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
         f"batch {batch.batch_id} does not continue the last transaction that Kafka holds of application.id="
         f"{batch.application_id!r}: {transaction}.{ranges}"
     )
+    if token.target != batch.target:
+        return (CheckpointAheadError if ahead else CheckpointRolledBackError)(
+            f"{text} T{_targets(batch, token)[1:]}, so offsets do not show which rows the target of this "
+            "query holds. Probably a copy of this checkpoint ran with another topic or other sinks.",
+            fix="find out which rows are missing in this query's target: those between its own position and "
+            "the committed offsets. If the topic or the sinks of this query were changed, set them back. To "
+            "write the missing rows, start a new checkpoint with a new application.id, and set "
+            "startingOffsets to the position of this checkpoint, which `kafka-eos inspect` shows.",
+        )
     if ahead:
         return CheckpointAheadError(
             f"{text} The batches between them were written elsewhere or lost.",
-            fix="point the sink at the cluster and application.id that it wrote before; or, if the missing "
-            "batches may be skipped, start a new checkpoint with startingOffsets=group and "
-            ".option('onForeignQuery', 'adopt').",
+            fix="point the sink at the cluster and application.id that it wrote before. If that is not "
+            "possible, start a new checkpoint: with startingOffsets=group and .option('onForeignQuery', "
+            "'adopt'), the query reads the records between again and writes them here, too; with a new "
+            "application.id and startingOffsets at the position of this checkpoint, which `kafka-eos "
+            "inspect` shows, they stay missing in this output.",
         )
     why = (
         "A part of its input is in the output already."
@@ -177,10 +233,19 @@ def not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
     )
     return CheckpointRolledBackError(
         f"{text} {why}",
-        fix="restore the newest checkpoint; or set application.id and onRolledBackCheckpoint=jump on the "
-        "source, so that it continues from the offsets that Kafka holds; or start a new checkpoint with "
-        "startingOffsets=group and .option('onForeignQuery', 'adopt').",
+        fix="restore the newest checkpoint; or, if all sources read Kafka and Spark keeps no state of its "
+        "own, either set application.id and onRolledBackCheckpoint=jump on the source, so that it continues "
+        "from the offsets that Kafka holds, or start a new checkpoint with startingOffsets=group and "
+        ".option('onForeignQuery', 'adopt').",
     )
+
+
+def _targets(batch: Batch, token: Token) -> str:
+    """Returns a clause that says where the token's transaction and the batch write."""
+    held, own = target_topic(token.target), target_topic(batch.target)
+    if held != own:
+        return f"that transaction wrote to {held}, and this query writes to {own}"
+    return "that transaction wrote to other sinks outside Kafka than this query"
 
 
 def _list(partitions: list[TopicPartition]) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, on_cluster
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
-from kafka_eos_source.protocol.identity import Predecessor
 from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token
 
 
@@ -44,7 +43,6 @@ class CommitRequest:
         new_group: whether the group was created for this write, so that it cannot hold anything yet.
         has_native_state: returns whether Spark keeps its own state for the query. The output then depends on
             the boundaries of batches, so offsets alone can never identify a batch.
-        predecessor: names of a series of batch writes in format 1; None if it cannot have had any.
         token_topic: option ``token.topic``.
     """
 
@@ -59,7 +57,6 @@ class CommitRequest:
     source_cluster: str = "auto"
     new_group: bool = False
     has_native_state: Callable[[], bool] = lambda: False
-    predecessor: Predecessor | None = None
     token_topic: str | None = None
 
     def own(self, cluster: Cluster) -> OwnOffsets:

@@ -12,11 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow.fs as pafs
-
 from kafka_eos_source.commit import sink_session, tracing
-from kafka_eos_source.commit.facts import Batch, Digests
-from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit.first_batch import FirstBatchFile
 from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
@@ -25,12 +23,12 @@ from kafka_eos_source.commit.shard_checks import check_one_source
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transaction_client import transactional_producer
-from kafka_eos_source.model import GroupOffset, StagedPart, StagedRead, TopicPartition
+from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
@@ -41,7 +39,7 @@ from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.sinks.registry import targets
 from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
@@ -51,6 +49,9 @@ _log = logging.getLogger(__name__)
 
 #: Number of producers that stay open in one process. The least recently used one is closed first.
 _MOST_SESSIONS = 8
+
+#: What tokens say about the targets of the sinks that this process has committed to.
+_targets: dict[tuple[str | None, ...], str] = {}
 
 _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 
@@ -144,9 +145,9 @@ def commit_micro_batch(
         check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
-        first_batch = FirstBatchFile(
-            checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
-        )
+        first_batch = FirstBatchFile.of(checkpoint, options, query_id, batch_id)
+        if first_batch.is_new_fork and staged.shards:
+            raise _fork_with_state(staged.shards)
         request = _request(
             options,
             who,
@@ -155,12 +156,13 @@ def commit_micro_batch(
                 query_id=query_id,
                 run_id=run_id,
                 batch_id=batch_id,
-                start=digests(before, query_id),
-                end=digests(logged, query_id),
-                promised=first_batch.promises_token(batch_id),
+                start=digest_of(before, query_id),
+                end=logged.digest,
+                target=_target(options),
+                promised=first_batch.promises_token,
             ),
             sources=sources,
-            has_native_state=lambda: _has_native_state(checkpoint),
+            has_native_state=lambda: offset_log.has_native_state(checkpoint),
         )
         if plan is None:
             result = _commit(options, who, request, staged, first_batch=first_batch, trace=trace)
@@ -207,11 +209,31 @@ def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
     return identity.of_series(options.txn_app_id, **names)
 
 
-def digests(logged: LoggedOffsets | None, query_id: str) -> Digests:
-    """Returns the digests of an offset log entry; None = the start, before batch 0."""
-    if logged is None:
-        return Digests(genesis_digest(query_id), "")
-    return Digests(logged.digest, logged.digest_of_format_1)
+def digest_of(logged: LoggedOffsets | None, query_id: str) -> str:
+    """Returns the digest of an offset log entry; None = the start, before batch 0."""
+    return genesis_digest(query_id) if logged is None else logged.digest
+
+
+def _target(options: WriteOptions) -> str:
+    """Returns where the rows of a write go, as its tokens say it.
+
+    Raises:
+        InvalidOptionError: if a sink rejects its options.
+    """
+    key = (options.topic, *(spec.key for spec in options.sinks))
+    if key not in _targets:
+        _targets[key] = identity.target(options.topic, targets(options.sinks))
+    return _targets[key]
+
+
+def _fork_with_state(shards: Sequence[ShardReport]) -> StateLostError:
+    topics = ", ".join(sorted({shard.tp.topic for shard in shards}))
+    return StateLostError(
+        "onMovedCheckpoint=fork is refused for a query with stateful operators, because the state in the "
+        f"changelogs of the original is not copied: {topics} would begin empty. Nothing was written.",
+        fix="start the new query with a new checkpoint, so that its operators read the input from "
+        "startingOffsets on.",
+    )
 
 
 def _logged(checkpoint: str, batch_id: int) -> LoggedOffsets:
@@ -245,13 +267,6 @@ def _refuse_another_plan(
         "edited it. Nothing of this driver's batch was committed.",
         fix="do nothing if the other driver should continue; otherwise stop it and start this query again.",
     )
-
-
-def _has_native_state(checkpoint: str) -> bool:
-    """Whether Spark keeps its own state for the query, such as an aggregation, a join or a deduplication."""
-    fs, path = file_system(checkpoint)
-    folder: pafs.FileInfo = fs.get_file_info(f"{path}/state")
-    return bool(folder.type != pafs.FileType.NotFound)
 
 
 def commit_batch_write(
@@ -295,6 +310,7 @@ def _request_of_write(options: WriteOptions, who: Identity, parts: Iterable[Stag
             query_id=who.query_id,
             run_id=_run_id(parts),
             batch_id=options.txn_version or 0,
+            target=_target(options),
             versioned=who.versioned,
             once=who.once,
         ),
@@ -365,7 +381,6 @@ def _request(
         source_cluster=options.source_cluster,
         new_group=who.disposable,
         has_native_state=has_native_state,
-        predecessor=who.predecessor,
         token_topic=options.token_topic,
     )
 

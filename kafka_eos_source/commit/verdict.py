@@ -13,7 +13,7 @@ from enum import Enum
 from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.model import Offsets, TopicPartition
-from kafka_eos_source.protocol.identity import ONCE
+from kafka_eos_source.protocol.identity import ONCE, adopts
 from kafka_eos_source.protocol.token import Token
 
 
@@ -27,16 +27,12 @@ class Verdict(Enum):
 
 def continues(batch: Batch, token: Token) -> bool:
     """Whether the batch starts exactly where the token ends."""
-    if token.format == 1:
-        return batch.batch_id == token.batch_id + 1 and batch.start.format_1 == token.end_digest
-    return bool(token.end_digest) and batch.start.current == token.end_digest
+    return bool(token.end_digest) and batch.start == token.end_digest
 
 
 def is_batch_of(batch: Batch, token: Token) -> bool:
     """Whether the token was committed with this very batch."""
-    if token.format == 1:
-        return batch.batch_id == token.batch_id and batch.end.format_1 == token.end_digest
-    return bool(token.end_digest) and batch.end.current == token.end_digest
+    return bool(token.end_digest) and batch.end == token.end_digest
 
 
 def batch_verdict(
@@ -55,9 +51,10 @@ def batch_verdict(
         batch: the batch to commit.
         held: what the group holds, read after ``init_transactions``.
         anchor: the partition whose offset carries the full token.
-        missing_token: option ``onMissingToken``: ``fail``, ``assume_committed``, ``assume_not_committed``.
-        foreign_query: option ``onForeignQuery``: ``fail`` or ``adopt``.
-        moved_offsets: option ``onMovedOffsets``: ``fail`` or ``overwrite``.
+        missing_token: option ``onMissingToken``: ``fail``, ``assume_committed:<batch>`` or
+            ``assume_not_committed:<batch>``. An answer that names another batch has no effect.
+        foreign_query: option ``onForeignQuery``: ``fail``, ``adopt`` or ``adopt_unchecked:<query id>``.
+        moved_offsets: option ``onMovedOffsets``: ``fail`` or ``overwrite:<batch>``.
         token_topic: option ``token.topic``, for messages only: ``held`` includes what was found there.
 
     Raises:
@@ -82,7 +79,9 @@ def batch_verdict(
         return Verdict.SKIP if batch.batch_id <= token.batch_id else Verdict.WRITE
     if is_batch_of(batch, token):
         return Verdict.SKIP
-    if moved_offsets != "overwrite":
+    if batch.unproven:
+        return Verdict.WRITE_TOKEN_ONLY
+    if moved_offsets != f"overwrite:{batch.batch_id}":
         _refuse_moved_offsets(batch, held, token)
     if continues(batch, token) and not batch.jump:
         _check_first_batch(batch, token, held)
@@ -109,17 +108,23 @@ def _refuse_shared_group(batch: Batch, held: Held, anchor: TopicPartition) -> No
 def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: str | None) -> Verdict:
     # an offset with a mark proves that there was a token, whatever the checkpoint says
     lost = batch.promised or held.newest_sequence >= 0
-    if batch.once or not lost or missing_token == "assume_not_committed":
+    if batch.once or not lost or missing_token == f"assume_not_committed:{batch.batch_id}":
         return Verdict.WRITE
-    if missing_token == "assume_committed" and not batch.versioned:
+    if missing_token == f"assume_committed:{batch.batch_id}" and not batch.versioned:
         return Verdict.WRITE_TOKEN_ONLY
     raise refusals.token_missing(batch, token_topic)
 
 
 def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) -> None:
-    """Raises unless the batch starts where the other query's last batch ended, as far as Kafka can tell."""
-    if foreign_query != "adopt" or batch.versioned:
+    """Raises unless offsets prove that the batch starts where the other query's last batch ended.
+
+    The proof must cover every source of the query, and something must have been compared. A person may assert
+    what offsets cannot show (``adopt_unchecked``).
+    """
+    if not adopts(foreign_query, token.query_id) or batch.versioned:
         raise refusals.foreign_query(batch, token)
+    if foreign_query != "adopt":
+        return
     if batch.starts is None:
         raise refusals.adopted_start_not_logged(token)
     if batch.shared:
@@ -129,6 +134,13 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
     unknown = sorted(tp for tp in starts if tp not in committed)
     if unknown and held.lacks_offsets():
         raise refusals.adopted_offsets_deleted(token, unknown)
+    if not batch.comparable or len(unknown) == len(starts):
+        raise refusals.adopted_without_proof(token)
+    if token.target != batch.target:
+        raise refusals.adopted_with_another_target(batch, token)
+    moved = moved_partitions(starts, held)
+    if moved:
+        raise refusals.adopted_moved_offsets(token, moved)
     wrong = sorted(tp for tp, start in starts.items() if tp in committed and committed[tp] != start)
     if wrong:
         raise refusals.adopted_from_another_offset(token, wrong[0], starts[wrong[0]], committed[wrong[0]])
@@ -148,7 +160,7 @@ def _check_first_batch(batch: Batch, token: Token, held: Held) -> None:
     it. If the log loses the entry of the first batch after the genesis token was committed, Spark plans the
     batch again, and with ``startingOffsets=latest`` that plan would skip the records in between.
     """
-    if token.sequence > 0 or token.format == 1 or batch.starts is None:
+    if token.sequence > 0 or batch.starts is None:
         return
     for tp, start in batch.starts.items():
         if tp not in batch.shared and held.is_marked(tp) and held.offsets[tp].offset != start:
@@ -159,11 +171,12 @@ def _by_offsets(batch: Batch, token: Token, held: Held) -> Verdict:
     """Decides by offsets, for an offset log that is not the one that the token continues.
 
     Raises:
-        CheckpointRolledBackError, CheckpointAheadError: if offsets do not identify the batch, or if Kafka
-            holds a part of it.
+        CheckpointRolledBackError, CheckpointAheadError: if offsets do not identify the batch, if Kafka holds
+            a part of it, or if the token's transaction wrote to another target.
     """
     committed = held.committed
-    if batch.comparable and batch.starts is not None and batch.ends is not None:
+    same_target = token.target == batch.target  # offsets say nothing about what another target holds
+    if same_target and batch.comparable and batch.starts is not None and batch.ends is not None:
         starts = {tp: batch.starts.get(tp) for tp in batch.ends}
         all_marked = all(held.is_marked(tp) for tp in batch.ends if tp in committed)
         if all_marked and not batch.jump and all(committed.get(tp) == starts[tp] for tp in batch.ends):

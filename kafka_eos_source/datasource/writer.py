@@ -54,11 +54,13 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     Raises:
         InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
         InvalidOptionError: if ``checkpointLocation`` is not set, or the frame was staged for another sink.
+        CheckpointMovedError, GuaranteeChangedError: see `commit.first_batch.FirstBatchFile`.
         UnavailableError: if the brokers or the topic cannot be reached, or the staging folder is not
             writable.
     """
     task_begins()
     from kafka_eos_source.commit import direct
+    from kafka_eos_source.commit.first_batch import check_identity
 
     packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
     if staged is not None:
@@ -72,8 +74,10 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         raise _cannot_commit_state("processing.guarantee=at_least_once")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
+        direct.leave_guarantee(options.checkpoint_location)
         sink: _Sink = _DirectSink(options, columns)
     else:
+        check_identity(options)
         sink = StagedSink.of_stream(options, columns, plan, in_read=staged is not None)
         if plan is not None:
             from kafka_eos_source.commit import sink_session

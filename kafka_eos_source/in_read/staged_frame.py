@@ -35,6 +35,7 @@ _OF_COMMIT = frozenset(
         "missing_token",
         "foreign_query",
         "moved_offsets",
+        "moved_checkpoint",
         "commit_timeout_ms",
         "source_cluster",
         "query_name",

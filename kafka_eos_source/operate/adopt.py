@@ -1,10 +1,11 @@
 """Lets a checkpoint continue under an ``application.id`` when only a person can decide that it may.
 
-Two cases: the token belongs to another query (FOREIGN_QUERY), or it is lost (TOKEN_MISSING). In both, the
-command commits the token of an *empty* batch with the same code that commits every batch: it fences, then
-reads the token, then decides. To take over another query's work, it commits the batch before the new
-checkpoint's first batch, with the same offsets. For a lost token, it commits the batch in question if a
-person found it in the output, and otherwise the batch before it.
+Three cases: the token belongs to another query (FOREIGN_QUERY), it is lost (TOKEN_MISSING), or batches were
+written with ``at_least_once`` since (GUARANTEE_CHANGED). In each, the command commits the token of an *empty*
+batch with the same code that commits every batch: it fences, then reads the token, then decides. To take over
+another query's work, it commits the batch before the new checkpoint's first batch, with the same offsets. For
+a lost token, it commits the batch in question if a person found it in the output, and otherwise the batch
+before it. After ``at_least_once``, it commits the newest batch in Spark's commit log.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from enum import Enum
 import pyarrow as pa
 
 from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit.first_batch import set_unproven
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.session import KafkaClients, digests
+from kafka_eos_source.commit.session import KafkaClients, digest_of
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.verdict import batch_verdict
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
@@ -30,6 +32,8 @@ from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Stands in the token in place of Spark's run id.
@@ -50,12 +54,14 @@ class Adoption:
     Attributes:
         messages: describe the situation, a sentence each.
         request: commit request of the empty batch; None = there is nothing to write.
+        returns: the checkpoint whose batches leave tokens again after it; None = no checkpoint.
         options: options that a person has to set on the query, by "source" and "sink".
         refused: why the command cannot write although something is wrong.
     """
 
     messages: Sequence[str]
     request: CommitRequest | None = None
+    returns: str | None = None
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refused: Finding | None = None
 
@@ -75,6 +81,8 @@ def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -
     if wrong_id:
         return Adoption((), refused=wrong_id[0])
     token = kafka.token
+    if checkpoint is not None and checkpoint.unproven_since is not None:
+        return _after_at_least_once(inspection, target, kafka, checkpoint, outcome)
     if token is None:
         return _without_token(inspection, target, kafka, outcome)
     held = (
@@ -96,7 +104,7 @@ def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -
         )
     if checkpoint.query_id == token.query_id:
         return Adoption((*held, "That is this checkpoint's own query.", inspection.verdict.text))
-    return _hand_over(inspection, target, kafka, checkpoint, held)
+    return _hand_over(inspection, target, kafka, token, checkpoint, held)
 
 
 def perform(
@@ -119,22 +127,30 @@ def perform(
     session = ProducerSession()
     sinks = UndecidedSinks(finished=sinks_finished)
     try:
-        return Commit(adoption.request, NoRows(), KafkaClients(kafka), session, deadline, sinks).run()
+        result = Commit(adoption.request, NoRows(), KafkaClients(kafka), session, deadline, sinks).run()
     finally:
         session.drop()
+    if adoption.returns is not None:
+        set_unproven(adoption.returns, None)
+    return result
 
 
 def _hand_over(
-    inspection: Inspection, target: Target, kafka: KafkaView, checkpoint: Checkpoint, held: Sequence[str]
+    inspection: Inspection,
+    target: Target,
+    kafka: KafkaView,
+    token: Token,
+    checkpoint: Checkpoint,
+    held: Sequence[str],
 ) -> Adoption:
     """Plans an empty batch that hands the application.id to this checkpoint's query."""
     batch = replace(
-        checkpoint.describe_next_batch(inspection.application_id, kafka.own),
+        checkpoint.describe_next_batch(inspection.application_id, kafka.own, token.target),
         run_id=RUN,
         batch_id=checkpoint.next_batch - 1,
-        end=digests(checkpoint.before if checkpoint.replays else checkpoint.logged, checkpoint.query_id),
+        end=digest_of(checkpoint.before if checkpoint.replays else checkpoint.logged, checkpoint.query_id),
         ends=None,
-        comparable=False,
+        comparable=kafka.own.comparable and not checkpoint.has_native_state,
     )
     try:
         batch_verdict(batch, kafka.held, kafka.anchor, foreign_query="adopt")
@@ -148,7 +164,9 @@ def _hand_over(
             options=_options(inspection, None, adopts=True),
             refused=Finding(
                 f"cannot check that this checkpoint starts at the group's committed offsets in {new}.",
-                fix="to continue without this check, start the query with onForeignQuery=adopt.",
+                fix="give the query of this checkpoint a new application.id; or, if you know by other means "
+                "that it starts exactly where the other query stopped, start it with "
+                f"onForeignQuery=adopt_unchecked:{token.query_id}. If it does not, rows are lost or doubled.",
             ),
         )
     messages = [
@@ -156,8 +174,6 @@ def _hand_over(
         f"Batch {checkpoint.next_batch} of the new checkpoint starts where that query stopped, so the "
         f"application.id can be handed over to query {checkpoint.query_id}.",
     ]
-    if not starts:
-        messages.append("The new query reads nothing from this cluster, so no offsets were compared.")
     return Adoption(
         messages,
         request=CommitRequest(
@@ -166,6 +182,7 @@ def _hand_over(
             anchor=_anchor(target.anchor_topic, kafka),
             sources=(SourceRange(starts, starts, kafka.cluster_id),) if starts else (),
             foreign_query="adopt",
+            has_native_state=lambda: checkpoint.has_native_state,
         ),
         options=_options(inspection, None, adopts=False),
     )
@@ -203,31 +220,91 @@ def _without_token(
             messages,
             refused=Finding(
                 f"Spark's offset log no longer has batch {token_batch}.",
-                fix="restart once with .option('onMissingToken', "
-                f"'assume_{'committed' if outcome is BatchOutcome.COMMITTED else 'not_committed'}').",
+                fix="restart with .option('onMissingToken', "
+                f"'assume_{outcome.value.replace(' ', '_')}:{batch_id}').",
             ),
         )
     before = offset_log.read(checkpoint.location, token_batch - 1)
     messages.append(f"Batch {batch_id} is {outcome.value}: the new token names batch {token_batch}.")
     return Adoption(
         messages,
-        request=CommitRequest(
-            batch=Batch(
-                application_id=inspection.application_id,
-                query_id=checkpoint.query_id,
-                run_id=RUN,
-                batch_id=token_batch,
-                start=digests(before, checkpoint.query_id),
-                end=digests(logged, checkpoint.query_id),
-                promised=True,
+        request=_declared(inspection, target, kafka, checkpoint, logged, before, token_batch),
+    )
+
+
+def _after_at_least_once(
+    inspection: Inspection,
+    target: Target,
+    kafka: KafkaView,
+    checkpoint: Checkpoint,
+    outcome: BatchOutcome | None,
+) -> Adoption:
+    """Plans the token of the newest batch that Spark has logged, after batches that left none."""
+    messages = [
+        f"Batches from batch {checkpoint.unproven_since} on were written with at_least_once, without a token."
+    ]
+    if outcome is not None:
+        return Adoption(
+            messages,
+            refused=Finding(
+                "--committed and --not-committed are only for a lost token.",
+                fix="remove --committed and --not-committed.",
             ),
-            group_id=inspection.group_id,
-            anchor=_anchor(target.anchor_topic, kafka),
-            sources=tuple(ranges(logged, before)),
-            missing_token="assume_committed",
-            source_cluster=target.source_cluster,
-            token_topic=None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic,
+        )
+    token_batch = checkpoint.next_batch - 1
+    logged = offset_log.read(checkpoint.location, token_batch)
+    if logged is None:
+        return Adoption(
+            messages,
+            refused=Finding(
+                f"Spark's offset log has no batch {token_batch}, so its end is not known.",
+                fix="start a new checkpoint with a new application.id, and set startingOffsets.",
+            ),
+        )
+    messages.append(f"The new token names batch {token_batch}, the newest in Spark's commit log.")
+    if checkpoint.replays:
+        messages.append(
+            f"Batch {checkpoint.next_batch} is planned and not logged. The query writes it whole: if "
+            "at_least_once has written rows of it, they are then in the output twice."
+        )
+    before = offset_log.read(checkpoint.location, token_batch - 1)
+    request = _declared(inspection, target, kafka, checkpoint, logged, before, token_batch)
+    batch = replace(request.batch, target="" if kafka.token is None else kafka.token.target, unproven=True)
+    return Adoption(messages, request=replace(request, batch=batch), returns=checkpoint.location)
+
+
+def _declared(
+    inspection: Inspection,
+    target: Target,
+    kafka: KafkaView,
+    checkpoint: Checkpoint,
+    logged: LoggedOffsets,
+    before: LoggedOffsets | None,
+    batch_id: int,
+) -> CommitRequest:
+    """Returns the request to commit the token of a batch that a person declared committed.
+
+    Args:
+        inspection, target, kafka, checkpoint: the query.
+        logged, before: the entries of the batch and of the batch before it in the offset log.
+        batch_id: Spark's id of the batch.
+    """
+    return CommitRequest(
+        batch=Batch(
+            application_id=inspection.application_id,
+            query_id=checkpoint.query_id,
+            run_id=RUN,
+            batch_id=batch_id,
+            start=digest_of(before, checkpoint.query_id),
+            end=digest_of(logged, checkpoint.query_id),
+            promised=True,
         ),
+        group_id=inspection.group_id,
+        anchor=_anchor(target.anchor_topic, kafka),
+        sources=tuple(ranges(logged, before)),
+        missing_token=f"assume_committed:{batch_id}",
+        source_cluster=target.source_cluster,
+        token_topic=None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic,
     )
 
 

@@ -1,6 +1,6 @@
 """Reads what a checkpoint contains, without contacting Kafka.
 
-That is: Spark's offset log and commit log, and the first-batch file of this package.
+That is: Spark's offset log and commit log, and the identity file of this package.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source.commit.facts import Batch, Digests
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.first_batch import FirstBatch, read_first_batch
-from kafka_eos_source.commit.session import digests
+from kafka_eos_source.commit.session import digest_of
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.protocol import offset_log
@@ -32,7 +32,7 @@ class Checkpoint:
             batch.
         planned_at_seconds: when that entry was written, in seconds since 1970.
         committed: newest batch in Spark's commit log, which Spark writes after the batch; None = no batch.
-        first_batch: the first-batch file; None = this package has not committed a batch of this checkpoint.
+        first_batch: the identity file; None = this package has not committed a batch of this checkpoint.
         logged: offsets of the batch ``planned``.
         before: offsets of the batch before ``planned``, if the log still has them.
     """
@@ -58,6 +58,16 @@ class Checkpoint:
         """Whether a restart repeats a batch that Spark has already planned."""
         return self.planned is not None and self.next_batch == self.planned
 
+    @property
+    def unproven_since(self) -> int | None:
+        """The first batch that ``at_least_once`` may have written since the last token; else None."""
+        return None if self.first_batch is None else self.first_batch.unproven_since
+
+    @property
+    def has_native_state(self) -> bool:
+        """Whether Spark keeps its own state for the query, such as an aggregation or a deduplication."""
+        return offset_log.has_native_state(self.location)
+
     def sources(self) -> Sequence[SourceRange]:
         """Returns the offset ranges of the next batch; empty ranges if Spark has not planned it."""
         if self.logged is None:
@@ -66,12 +76,13 @@ class Checkpoint:
             return ranges(self.logged, self.before)
         return [replace(each, start=each.end) for each in ranges(self.logged, self.before)]
 
-    def describe_next_batch(self, application_id: str, own: OwnOffsets) -> Batch:
+    def describe_next_batch(self, application_id: str, own: OwnOffsets, target: str) -> Batch:
         """Returns the next batch in the form that `batch_verdict` takes.
 
         Args:
             application_id: the transactional id.
             own: offsets of the next batch's `sources` that lie on the sink's cluster.
+            target: where the query writes, as its token says; commands assume that this did not change.
         """
         known = self.replays and self.logged is not None
         start = self.before if self.replays else self.logged
@@ -80,15 +91,16 @@ class Checkpoint:
             query_id=self.query_id,
             run_id="",
             batch_id=self.next_batch,
-            start=digests(start, self.query_id),
-            end=digests(self.logged, self.query_id) if known else Digests(),
+            start=digest_of(start, self.query_id),
+            end=digest_of(self.logged, self.query_id) if known else "",
+            target=target,
             starts=own.starts,
             ends=own.ends if known else None,
             comparable=own.comparable and known,
             jump=known and any(each.jump for each in self.sources()),
             jumped=own.jumped if known else frozenset(),
             shared=own.shared,
-            promised=self.first_batch is not None and self.first_batch.promises_token(self.next_batch),
+            promised=self.first_batch is not None and self.first_batch.query_id == self.query_id,
         )
 
 

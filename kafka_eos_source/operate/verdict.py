@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kafka_eos_source.commit.first_batch import FirstBatchFile
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict
-from kafka_eos_source.errors import DataLossError, InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import DataLossError, KafkaEosError
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView
+from kafka_eos_source.sinks.targets import location
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
     else:
         found.append(_restart(application_id, checkpoint, kafka))
     if checkpoint is not None:
-        found += _first_batch_file(application_id, checkpoint)
+        found += _identity_file(application_id, checkpoint)
     if kafka is not None:
         found += _transactions(application_id, kafka)
         if kafka.losses:
@@ -69,7 +71,8 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
 def _restart(application_id: str, checkpoint: Checkpoint, kafka: KafkaView) -> Finding:
     if kafka.unrecovered is not None:
         return Finding.of(kafka.unrecovered)
-    batch = checkpoint.describe_next_batch(application_id, kafka.own)
+    target = "" if kafka.token is None else kafka.token.target
+    batch = checkpoint.describe_next_batch(application_id, kafka.own, target)
     token_topic = None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic
     try:
         verdict = batch_verdict(batch, kafka.held, kafka.anchor, token_topic=token_topic)
@@ -109,7 +112,7 @@ def _without_checkpoint(application_id: str, kafka: KafkaView) -> Finding:
     )
 
 
-def _first_batch_file(application_id: str, checkpoint: Checkpoint) -> list[Finding]:
+def _identity_file(application_id: str, checkpoint: Checkpoint) -> list[Finding]:
     first = checkpoint.first_batch
     if first is None:
         if checkpoint.planned is None:
@@ -120,19 +123,15 @@ def _first_batch_file(application_id: str, checkpoint: Checkpoint) -> list[Findi
     if first.query_id != checkpoint.query_id:
         return [
             Finding(
-                f"the checkpoint's first-batch file belongs to query {first.query_id}: somebody copied the "
+                f"the checkpoint's identity file belongs to query {first.query_id}: somebody copied the "
                 "folder from that query's checkpoint."
             )
         ]
-    if first.application_id != application_id:
-        return [
-            Finding(
-                f"the checkpoint was committed with application.id={first.application_id!r}, "
-                f"not {application_id!r}.",
-                short_name(InvalidOptionError),
-                f"set .option('application.id', {first.application_id!r}), or use a new checkpoint.",
-            )
-        ]
+    wanted = replace(first, application_id=application_id, location=location(checkpoint.location))
+    try:
+        FirstBatchFile(checkpoint.location, wanted).check_guarantee()
+    except KafkaEosError as error:
+        return [Finding.of(error)]
     return []
 
 

@@ -190,7 +190,8 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
             "application_id": first.application_id,
             "query_id": first.query_id,
             "first_batch": first.first_batch,
-            "genesis": first.genesis,
+            "location": first.location,
+            "unproven_since": first.unproven_since,
         },
     }
 

@@ -77,6 +77,7 @@ class WriteOptions:
     missing_token: str
     foreign_query: str
     moved_offsets: str
+    moved_checkpoint: str
     commit_timeout_ms: int
     source_cluster: str
     anchor_topic: str | None

@@ -136,6 +136,7 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         missing_token=found["onMissingToken"],
         foreign_query=found["onForeignQuery"],
         moved_offsets=found["onMovedOffsets"],
+        moved_checkpoint=found["onMovedCheckpoint"],
         commit_timeout_ms=found["commitTimeoutMs"],
         source_cluster=found["source.cluster"],
         anchor_topic=found["anchor.topic"],

@@ -523,31 +523,45 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "onMissingToken",
-        (STREAM_WRITE,),
-        values.choice("fail", "assume_committed", "assume_not_committed"),
+        WRITE,
+        values.answer(("fail",), ("assume_committed", "assume_not_committed"), values.batch_number),
         "fail",
-        "`fail`, `assume_committed`, `assume_not_committed`",
-        "What happens if Spark repeats a batch and Kafka no longer has the commit token, because the "
-        "consumer group was deleted or has expired. `fail` fails the query, `assume_committed` commits a "
-        "token but not the records of the batch, and `assume_not_committed` writes the batch.",
+        "`fail`, `assume_committed:<batch>`, `assume_not_committed:<batch>`",
+        "What happens if Kafka no longer has the commit token of the query, because the consumer group was "
+        "deleted or has expired. `fail` fails the query and names the batch. `assume_committed:17` commits a "
+        "token for batch 17 but not its records, and `assume_not_committed:17` writes the batch. An answer "
+        "has no effect on any other batch.",
     ),
     Option(
         "onForeignQuery",
         (STREAM_WRITE, *STATE),
-        values.choice("fail", "adopt"),
+        values.answer(("fail", "adopt"), ("adopt_unchecked",), values.anything),
         "fail",
-        "`fail`, `adopt`",
-        "What happens if the `application.id` has the commit token of another query. `adopt` continues from "
-        "where that query stopped.",
+        "`fail`, `adopt`, `adopt_unchecked:<query id>`",
+        "What happens if the `application.id` has the commit token of another query. `adopt` continues where "
+        "that query stopped, if committed offsets prove that each source of this query starts there and that "
+        "the target is the same. `adopt_unchecked` continues the work of the query with this id without a "
+        "proof: if a source does not start where that query stopped, records are lost or doubled.",
     ),
     Option(
         "onMovedOffsets",
         (STREAM_WRITE,),
-        values.choice("fail", "overwrite"),
+        values.answer(("fail",), ("overwrite",), values.batch_number),
         "fail",
-        "`fail`, `overwrite`",
+        "`fail`, `overwrite:<batch>`",
         "What happens if another program, such as Kafka's offset reset tool, has committed offsets to the "
-        "query's consumer group. `overwrite` continues from the checkpoint and replaces those offsets.",
+        "query's consumer group. `overwrite:17` lets batch 17 continue from the checkpoint and replace those "
+        "offsets. It has no effect on any other batch.",
+    ),
+    Option(
+        "onMovedCheckpoint",
+        (STREAM_WRITE,),
+        values.answer(("fail", "fork"), ("continue",), values.text),
+        "fail",
+        "`fail`, `continue:<former URI>`, `fork`",
+        "What happens if the checkpoint ran at another location before. `continue:file:/data/old` continues the "
+        "query that ran at `file:/data/old`, where nothing may run any more. `fork` makes the copy a query of its "
+        "own with a new `application.id`; it begins at the offsets of the checkpoint.",
     ),
     Option(
         "source.cluster",

@@ -6,9 +6,11 @@ the parts are joined with ``:``, which no encoded part contains.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote
@@ -19,27 +21,13 @@ from kafka_eos_source.model import TopicPartition
 #: groups has it.
 _ANCHOR_OF_LAST_RESORT = "__consumer_offsets"
 
+#: Stands in a target for the column ``topic``. No topic has this name.
+_COLUMN = "*"
+
 #: Prefix of the query ids of batch writes without ``txnVersion``.
 ONCE = "once:"
 _ONCE_NAMES = "kafka-eos-batch-"
 _SERIES = "txnAppId:"
-
-
-@dataclass(frozen=True)
-class Predecessor:
-    """The names that a series of batch writes had in format 1.
-
-    They were ambiguous: application ``a`` writing topic ``b-c`` and application ``a-b`` writing topic ``c``
-    had the same names. But each token was committed on partition 0 of its own topic, so the topic identifies
-    the series.
-
-    Attributes:
-        application_id: the former transactional id.
-        query_id: the former query id in tokens.
-    """
-
-    application_id: str
-    query_id: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,6 @@ class Identity:
         anchor: the partition whose offset always carries the full token, whatever the sources are.
         versioned: whether this is a series of batch writes, identified by ``txnAppId``.
         once: whether this is one batch write without ``txnVersion``.
-        predecessor: names that the series may have had in format 1; None for all other writers.
     """
 
     application_id: str
@@ -62,12 +49,35 @@ class Identity:
     anchor: TopicPartition
     versioned: bool = False
     once: bool = False
-    predecessor: Predecessor | None = None
 
     @property
     def disposable(self) -> bool:
         """Whether the group was created for one batch write, which deletes it at its end."""
         return self.once and self.group_id.startswith(_ONCE_NAMES)
+
+
+def target(topic: str | None, sinks: Mapping[str, str]) -> str:
+    """Returns what a token says about where rows go: the topic, and a digest of the sinks outside Kafka.
+
+    Args:
+        topic: option ``topic``; None = the column ``topic`` of each row.
+        sinks: the normalised target of each sink, by the name of the sink.
+    """
+    text = json.dumps(sorted(sinks.items()))
+    return f"{topic or _COLUMN}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def target_topic(found: str) -> str:
+    """Returns the topic that a target names, for messages."""
+    topic = found.rpartition(":")[0]
+    if not topic:
+        return "a topic that is not known"
+    return "the topics that the column 'topic' names" if topic == _COLUMN else f"topic {topic!r}"
+
+
+def adopts(foreign_query: str, query_id: str) -> bool:
+    """Whether the option ``onForeignQuery`` lets a query continue the work of the query ``query_id``."""
+    return foreign_query in ("adopt", f"adopt_unchecked:{query_id}")
 
 
 def derived_application_id(query_id: str) -> str:
@@ -117,15 +127,12 @@ def of_series(
     """
     encoded = quote(txn_app_id, safe="") + ("" if topic is None else f":{quote(topic, safe='')}")
     own = application_id or f"kafka-eos-txn-{encoded}"
-    series = f"{txn_app_id}-{topic}" if topic else txn_app_id
-    former = application_id or "kafka-eos-" + re.sub(r"[^A-Za-z0-9._-]", "_", series)
     return Identity(
         own,
         group_id or own,
         f"{_SERIES}{encoded}",
         anchor(anchor_topic, topic),
         versioned=True,
-        predecessor=Predecessor(former, f"{_SERIES}{series}"),
     )
 
 

@@ -17,6 +17,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pyarrow.fs as pafs
+
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime.file_systems import file_system, names_in
@@ -39,11 +41,6 @@ class LoggedOffsets:
     sources: Mapping[str, str | None]
     digest: str
     planned_at_ms: int | None = None
-
-    @property
-    def digest_of_format_1(self) -> str:
-        """The digest that tokens of format 1 store; it covers only the lines of the sources."""
-        return digest(f"{name}:{line or _NO_OFFSET}" for name, line in sorted(self.sources.items()))
 
 
 def genesis_digest(query_id: str) -> str:
@@ -151,6 +148,13 @@ def query_id(checkpoint: str) -> str:
             f"file {checkpoint}/metadata is damaged ({error}); expected JSON with the id of the query.",
             fix="restore the checkpoint from a copy, or start a new one (docs/runbooks.md, FOREIGN_QUERY).",
         ) from error
+
+
+def has_native_state(checkpoint: str) -> bool:
+    """Whether Spark keeps its own state for the query, such as an aggregation, a join or a deduplication."""
+    fs, path = file_system(checkpoint)
+    folder: pafs.FileInfo = fs.get_file_info(f"{path}/state")
+    return bool(folder.type != pafs.FileType.NotFound)
 
 
 def _read(checkpoint: str, name: str) -> str | None:

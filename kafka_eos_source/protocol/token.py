@@ -26,11 +26,9 @@ from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
 from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
 
-#: Format of the tokens that this version writes.
-FORMAT = 2
-#: Formats of tokens that this version reads. Format 1 has no sequence number. A token that lacks a key of its
-#: format is damaged; keys that its format does not have are ignored.
-READABLE = (1, 2)
+#: Format of the tokens that this version writes and reads. A token that lacks a key is damaged; unknown keys
+#: are ignored.
+FORMAT = 1
 _TOKEN_START = '{"kafka-eos":'
 _MARK = re.compile(r"kafka-eos:([0-9a-f]{12}):([0-9]{1,19})")
 
@@ -101,6 +99,8 @@ class Token:
         batch_id: Spark's batch id, or ``txnVersion``.
         start_digest, end_digest: digests of the offset log entries before and of this batch.
         rows: number of records written.
+        target: digest of where the rows of the batch go (`identity.target`). Offsets show that Kafka holds a
+            batch only if the token's target is that of the batch.
         partitions: how many partitions, the anchor among them, got an offset in the transaction; -1 = not
             known. Fewer marks with the token's sequence number in the group mean that offsets were deleted.
         transaction_number: how many transactions this commit call began for the batch, this one included.
@@ -109,8 +109,7 @@ class Token:
             to the changelog do not change it.
         in_read: on a changelog partition only: whether the tasks that read Kafka run the operator.
         sinks: None if no sink outside Kafka took part.
-        due: None if no operator requested a micro-batch, or if an older version wrote the token.
-        format: format of the token as it was read; tokens are always written in `FORMAT`.
+        due: None if no operator requested a micro-batch.
     """
 
     application_id: str
@@ -121,6 +120,7 @@ class Token:
     start_digest: str
     end_digest: str
     rows: int
+    target: str = ""
     transaction_number: int = 1
     partitions: int = -1
     shard: ShardProgress | None = None
@@ -128,7 +128,6 @@ class Token:
     in_read: bool = False
     sinks: PreparedSinks | None = None
     due: Due | None = None
-    format: int = FORMAT
 
     def encode(self) -> str:
         """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
@@ -146,6 +145,7 @@ class Token:
             "start": self.start_digest,
             "end": self.end_digest,
             "rows": self.rows,
+            "target": self.target,
             "txn": self.transaction_number,
             "parts": self.partitions,
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
@@ -157,9 +157,7 @@ class Token:
 
     @classmethod
     def decode(cls, metadata: str) -> Token | None:
-        """Reads the full token in an offset's metadata, of this format or an older one.
-
-        A token of format 1 has no sequence number of its own; its batch id serves as one.
+        """Reads the full token in an offset's metadata.
 
         Returns:
             None if the metadata holds no full token: a mark, or another program's text.
@@ -181,24 +179,24 @@ class Token:
                     fix="run that command again with the same number of shards; it continues where it "
                     "stopped.",
                 )
-            version = _readable_format(found)
+            _check_format(found)
             return cls(
                 application_id=found["app"],
                 query_id=found["query"],
                 run_id=found["run"],
-                sequence=int(found["batch" if version == 1 else "seq"]),
+                sequence=int(found["seq"]),
                 batch_id=int(found["batch"]),
                 start_digest=found["start"],
                 end_digest=found["end"],
                 rows=int(found["rows"]),
-                transaction_number=int(found["attempt" if version == 1 else "txn"]),
+                target=str(found["target"]),
+                transaction_number=int(found["txn"]),
                 partitions=int(found.get("parts", -1)),
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
                 in_read=bool(found.get("in_read", False)),
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
-                format=version,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(
@@ -267,8 +265,7 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
     """
     tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
     own = [token for token in tokens if application_id in (None, token.application_id)]
-    # a query upgraded from format 1 continues above its last batch id
-    return max(own, key=lambda token: (token.sequence, token.format, token.shard is None), default=None)
+    return max(own, key=lambda token: (token.sequence, token.shard is None), default=None)
 
 
 def number_of_shards(tokens: Iterable[Token | None]) -> int | None:
@@ -289,8 +286,8 @@ def digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _readable_format(found: Mapping[str, object]) -> int:
-    """Returns the format of a token's JSON.
+def _check_format(found: Mapping[str, object]) -> None:
+    """Checks the format of a token's JSON.
 
     Raises:
         NewerVersionError: if a newer version of this package wrote it.
@@ -298,10 +295,9 @@ def _readable_format(found: Mapping[str, object]) -> int:
     """
     version = found["kafka-eos"]
     if type(version) is int and version > FORMAT:
-        raise newer_version("the token in Kafka", found, version, READABLE)
-    if type(version) is not int or version not in READABLE:
+        raise newer_version("the token in Kafka", found, version, FORMAT)
+    if type(version) is not int or version != FORMAT:
         raise ValueError(f"format {version!r}")
-    return version
 
 
 def _due(at_ms: object, clock_ms: object) -> Due:

@@ -6,7 +6,7 @@ makes it exactly as new as the token in the group.
 
 The key of the record is the ``application.id``. Its value is compact JSON::
 
-    {"kafka-eos-record":2, "by":"1.2.0", "token":"<text of the token>", "group":"orders", "anchor":["out",0],
+    {"kafka-eos-record":1, "by":"1.2.0", "token":"<text of the token>", "group":"orders", "anchor":["out",0],
      "topic-id":"<id of the token topic>", "partition":0, "time":1760000000123,
      "ends":{"in":[[0,120,98,131],[7,55]]},
      "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]},
@@ -40,17 +40,13 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
 
-#: Newest format of the records that this version writes. A record without ``in-read`` has format 1, so that
-#: older releases read it.
-FORMAT = 2
+#: Format of the records that this version writes and reads. The token inside has a format of its own.
+FORMAT = 1
 _FORMAT_KEY = "kafka-eos-record"
-_REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
-_REQUIRED_2 = _REQUIRED | {BY, "shards", "in-read"}
-#: Keys that a record of a format must have, and those that it may have. A record has no other key, so whoever
-#: adds a key raises the format. The token inside has a format of its own.
-_KEYS = {1: (_REQUIRED, _REQUIRED | {"shards"}), 2: (_REQUIRED_2, _REQUIRED_2)}
-#: Formats of records that this version reads.
-READABLE = tuple(_KEYS)
+#: Keys of a record. It must have the first set, may have the second, and has no other key: whoever adds a key
+#: raises the format.
+_REQUIRED = frozenset({_FORMAT_KEY, BY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
+_OPTIONAL = frozenset({"shards", "in-read"})
 _LONG_MAX = 2**63 - 1
 
 
@@ -126,7 +122,8 @@ class TokenRecord:
     def encode(self) -> bytes:
         """Returns the value of the record."""
         fields: dict[str, Any] = {
-            _FORMAT_KEY: 2 if self.in_read else 1,
+            _FORMAT_KEY: FORMAT,
+            BY: package_version(),
             "token": self.token.encode(),
             "group": self.group_id,
             "anchor": list(self.anchor),
@@ -141,7 +138,7 @@ class TokenRecord:
                 for topic, partitions in _by_topic(self.shards)
             }
         if self.in_read:
-            fields |= {BY: package_version(), "in-read": sorted(self.in_read)}
+            fields["in-read"] = sorted(self.in_read)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -163,7 +160,7 @@ class TokenRecord:
                 f"{value[:200].decode(errors='replace')}",
                 fix="find out which program writes to the token topic, and let only kafka-eos do so.",
             ) from error
-        raise newer_version(f"the record of {_shown(key)} in the token topic", found, version, READABLE)
+        raise newer_version(f"the record of {_shown(key)} in the token topic", found, version, FORMAT)
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
         """Returns the offsets of the group after the transaction, each with its token or mark."""
@@ -206,8 +203,7 @@ def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
 
 def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
     """Builds the record from its JSON. Any exception means that the record is damaged."""
-    required, known = _KEYS[found[_FORMAT_KEY]]
-    if not required <= found.keys() <= known:
+    if found[_FORMAT_KEY] != FORMAT or not _REQUIRED <= found.keys() <= _REQUIRED | _OPTIONAL:
         raise ValueError(f"format {found[_FORMAT_KEY]} with the keys {sorted(found)}")
     token = Token.decode(_text(found["token"]))
     if token is None:

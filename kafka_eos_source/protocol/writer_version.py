@@ -1,13 +1,11 @@
 """Which version of this package wrote something that outlives it, so that a refusal can name that version.
 
-Tokens, and token records since format 2, carry the version under the key ``by``. Every later format of
-tokens, token records and first-batch files has this key, so that an older version can read it although it can
-read nothing else.
+Tokens, token records and identity files carry the version under the key ``by``. Every later format keeps
+this key, so that an older version can read it although it can read nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 
 from kafka_eos_source.errors import NewerVersionError
@@ -35,20 +33,19 @@ def writer_of(found: object) -> str:
     return f"kafka-eos {by}" if isinstance(by, str) and by else "a newer version of kafka-eos"
 
 
-def newer_version(what: str, found: object, version: object, readable: Collection[int]) -> NewerVersionError:
+def newer_version(what: str, found: object, version: object, readable: int) -> NewerVersionError:
     """Returns the error for something that a newer version of this package wrote.
 
     Args:
         what: what was found, for the message.
         found: the JSON that was read.
         version: its format.
-        readable: the formats that this version reads.
+        readable: the newest format that this version reads.
     """
     writer = writer_of(found)
     own = f"kafka-eos {package_version()}" if package_version() else "a copy of kafka-eos without a version"
-    formats = " and ".join(map(str, sorted(readable)))
     return NewerVersionError(
-        f"{what} has format {version}, written by {writer}; this is {own}, which reads format {formats}.",
+        f"{what} has format {version}, written by {writer}; this is {own}, which reads format {readable}.",
         fix=f"run the query with {writer}, which has committed batches that this version cannot continue "
         "(docs/upgrading.md).",
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
+from kafka_eos_source.protocol.identity import adopts
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 
@@ -78,7 +79,7 @@ def check_owner(
                 "checkpoint and a new application.id.",
             )
         return
-    if token.query_id != requested.query_id and foreign_query != "adopt":
+    if token.query_id != requested.query_id and not adopts(foreign_query, token.query_id):
         raise ForeignQueryError(
             f"the state in the changelog belongs to query {token.query_id} (batch {token.batch_id}, run "
             f"{token.run_id or 'unknown'}), but this is query {requested.query_id}: the query uses another "

@@ -1,0 +1,229 @@
+"""What people do to queries: copy, move, fork, another target, another guarantee, answers that stay.
+
+Nothing is decided by a name that something else can have: each of these ends with the output exact, or with
+an error that names what was found, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from integration.chaos.scenario import Scenario
+from integration.support.kafka import TIMEOUT_SECONDS, read_back
+from kafka_eos_source.cli import main
+from kafka_eos_source.protocol import offset_log
+
+_COPIED = pytest.mark.fault("T360", "a checkpoint is copied or moved to another place", "stopped")
+_CLONED = pytest.mark.fault(
+    "T361", "a clone of the checkpoint at the same place writes another topic", "stopped"
+)
+_SWITCHED_OFF = pytest.mark.fault(
+    "T54", "a rule is switched off; the others' tests must then fail", "its own"
+)
+
+
+def refused(scenario: Scenario, condition: str, **spec: object) -> str:
+    """Starts the query, which must end with this condition and write nothing. Returns its log."""
+    written = scenario.written()
+    driver = scenario.start(**spec)  # type: ignore[arg-type]
+    assert driver.wait() == 1, driver.tail()
+    text = driver.log.read_text()
+    assert f"[KAFKA_EOS.{condition}]" in text, driver.tail()
+    assert scenario.written() == written, "nothing was written, not even a transaction that was aborted"
+    return text
+
+
+def values(scenario: Scenario, topic: str) -> list[str]:
+    return sorted(each.value.decode() for each in read_back(scenario.bootstrap, topic))
+
+
+def exact(scenario: Scenario) -> None:
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@_COPIED
+def test_t360_a_copied_checkpoint_asks_and_is_forked_and_a_moved_one_continues(scenario: Scenario) -> None:
+    scenario.feed(100)
+    scenario.run()
+    copy, moved = scenario.folder / "copy", scenario.folder / "moved"
+    shutil.copytree(scenario.checkpoint, copy)
+    other = scenario.admin.create(f"{scenario.sink}-of-the-copy", 1)
+    scenario.feed(50)
+    sink = {"topic": other}
+    said = refused(scenario, "CHECKPOINT_MOVED", checkpoint=copy, sink=sink)
+    assert str(scenario.checkpoint) in said
+    assert str(copy) in said
+    refused(scenario, "INVALID_OPTION", checkpoint=copy, sink={**sink, "onMovedCheckpoint": "fork"})
+    assert values(scenario, other) == []
+    fork = {**sink, "onMovedCheckpoint": "fork", "application.id": f"{scenario.application_id}-copy"}
+    for _ in range(2):
+        scenario.run(checkpoint=copy, sink=fork)
+    assert values(scenario, other) == [value for _, value in scenario.sent[100:]]
+    # the original is not affected, and continues where it was moved to
+    scenario.checkpoint.rename(moved)
+    refused(scenario, "CHECKPOINT_MOVED", checkpoint=moved)
+    answer = {"onMovedCheckpoint": f"continue:{scenario.checkpoint}"}
+    scenario.run(checkpoint=moved, sink=answer)
+    exact(scenario)
+    scenario.feed(20)
+    shutil.copytree(moved, scenario.folder / "copied again")
+    refused(scenario, "CHECKPOINT_MOVED", checkpoint=scenario.folder / "copied again", sink=answer)
+    scenario.run(checkpoint=moved)
+    exact(scenario)
+
+
+def run_a_clone(scenario: Scenario, *mutations: str) -> str:
+    """Runs a clone of the checkpoint with another topic, puts the original back, and returns that topic."""
+    scenario.feed(100)
+    scenario.run(mutations=mutations)
+    original_place = scenario.folder / "original"
+    shutil.copytree(scenario.checkpoint, original_place)
+    other = scenario.admin.create(f"{scenario.sink}-of-the-clone", 1)
+    scenario.feed(100)
+    scenario.run(sink={"topic": other}, mutations=mutations)
+    shutil.rmtree(scenario.checkpoint)
+    shutil.copytree(original_place, scenario.checkpoint)
+    scenario.feed(100)
+    return other
+
+
+@_CLONED
+@pytest.mark.parametrize("jumps", [False, True])
+def test_t361_the_original_never_skips_what_only_its_clones_topic_holds(
+    scenario: Scenario, jumps: bool
+) -> None:
+    """A clone of the volume has the same path, so only the target in the token shows what happened."""
+    source = {"application.id": scenario.application_id, "onRolledBackCheckpoint": ("read", "jump")[jumps]}
+    other = run_a_clone(scenario)
+    assert values(scenario, other) == [value for _, value in scenario.sent[100:200]]
+    said = refused(scenario, "CHECKPOINT_ROLLED_BACK", source=source)
+    assert f"wrote to topic '{other}', and this query writes to topic '{scenario.sink}'" in said
+    # the fix that the message names: a query of its own from the position of this checkpoint on
+    position = offset_log.read(str(scenario.checkpoint), 1)
+    assert position is not None
+    own = position.sources["0"]
+    assert own is not None
+    shutil.rmtree(scenario.checkpoint)
+    scenario.application_id += "-again"
+    scenario.run(source={"startingOffsets": offsets_of(own)})
+    exact(scenario)
+
+
+def offsets_of(logged: str) -> str:
+    """Returns the offsets of a logged position as the option ``startingOffsets``."""
+    return json.dumps({topic: each for topic, each in json.loads(logged).items() if topic != "@"})
+
+
+@_SWITCHED_OFF
+def test_t54_without_targets_in_tokens_the_original_misses_what_its_clone_wrote(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    run_a_clone(scenario, "targets")
+    scenario.run(mutations=["targets"])
+    found = scenario.outcome()
+    assert (found.rows.missing, found.rows.doubled) == (100, 0), found
+
+
+@pytest.mark.fault("T362", "a new checkpoint adopts, and offsets cannot prove where it starts", "start")
+def test_t362_an_adoption_without_a_proof_is_refused(scenario: Scenario) -> None:
+    """Spark's own state and another target cannot be compared, whatever the offsets are."""
+    scenario.feed(100)
+    scenario.run()
+    former = offset_log.query_id(str(scenario.checkpoint))
+    group = {"startingOffsets": "group", "application.id": scenario.application_id}
+    adopts = {"onForeignQuery": "adopt"}
+    scenario.feed(50)
+    stateful = scenario.folder / "stateful"
+    (stateful / "state").mkdir(parents=True)
+    said = refused(scenario, "CHECKPOINT_ROLLED_BACK", checkpoint=stateful, source=group, sink=adopts)
+    assert f"'adopt_unchecked:{former}'" in said
+    other = scenario.admin.create(f"{scenario.sink}-other", 1)
+    new = scenario.folder / "new"
+    said = refused(
+        scenario, "CHECKPOINT_ROLLED_BACK", checkpoint=new, source=group, sink={**adopts, "topic": other}
+    )
+    assert f"wrote to topic '{scenario.sink}', and this query writes to topic '{other}'" in said
+    assert values(scenario, other) == []
+    # an assertion about another query is none about this one
+    wrong = {"onForeignQuery": "adopt_unchecked:another"}
+    refused(scenario, "FOREIGN_QUERY", checkpoint=stateful, source=group, sink=wrong)
+    asserted = {"onForeignQuery": f"adopt_unchecked:{former}"}
+    scenario.run(checkpoint=stateful, source=group, sink=asserted)
+    exact(scenario)
+
+
+@pytest.mark.fault("T363", "exactly_once, at_least_once and exactly_once on one checkpoint", "restart")
+@pytest.mark.parametrize("pending", [False, True])
+def test_t363_the_way_back_to_exactly_once_is_one_command(scenario: Scenario, pending: bool) -> None:
+    """With ``pending``, the driver of at_least_once dies before Spark logs its last batch."""
+    scenario.feed(100)
+    scenario.run()
+    scenario.feed(100)
+    weaker = {"processing.guarantee": "at_least_once"}
+    if pending:
+        killed = scenario.start(f"direct.after_flush=kill*2@{scenario.once('weaker')}", sink=weaker)
+        assert killed.wait() != 0, killed.tail()
+    else:
+        scenario.run(sink=weaker)
+    scenario.feed(50)
+    said = refused(scenario, "GUARANTEE_CHANGED")
+    assert "kafka-eos adopt" in said
+    where = ["--checkpoint", str(scenario.checkpoint), "--bootstrap-servers", scenario.bootstrap]
+    command = CliRunner().invoke(main, ["adopt", *where, "--yes"])
+    assert command.exit_code == 0, command.output
+    assert "The query writes it whole" in command.output
+    scenario.run()
+    found = scenario.outcome()
+    assert found.rows.missing == 0, found
+    assert found.rows.doubled == (50 if pending else 0), "what at_least_once had written of the pending batch"
+    scenario.feed(30)
+    scenario.run()
+    assert scenario.outcome().rows.missing == 0
+
+
+@_SWITCHED_OFF
+def test_t54_without_a_trace_of_at_least_once_the_query_names_another_cause(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    scenario.feed(100)
+    scenario.run()
+    scenario.feed(100)
+    scenario.run(sink={"processing.guarantee": "at_least_once"}, mutations=["trace of at_least_once"])
+    scenario.feed(50)
+    refused(scenario, "CHECKPOINT_AHEAD")
+
+
+def answered_for_ever(scenario: Scenario, *mutations: str) -> None:
+    """An answer stays in the program; later the group is deleted while a batch is pending."""
+    answer = {"onMissingToken": "assume_not_committed:0"}
+    scenario.feed(50)
+    scenario.run(sink=answer)
+    scenario.feed(50)
+    killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('later')}", sink=answer)
+    assert killed.wait() == -9, killed.tail()
+    for future in scenario.admin.client.delete_consumer_groups([scenario.application_id]).values():
+        future.result(TIMEOUT_SECONDS)
+    if mutations:
+        scenario.run(sink=answer, mutations=mutations)
+        return
+    said = refused(scenario, "TOKEN_MISSING", sink=answer)
+    assert "'assume_committed:1'" in said
+    scenario.run(sink={"onMissingToken": "assume_committed:1"})
+
+
+@pytest.mark.fault(
+    "T364", "an answer to a lost token stays in the program, and a token is lost later", "restart"
+)
+def test_t364_an_answer_acts_for_the_batch_that_it_names(scenario: Scenario) -> None:
+    answered_for_ever(scenario)
+    exact(scenario)
+
+
+@_SWITCHED_OFF
+def test_t54_an_answer_for_every_batch_doubles_a_later_one(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    answered_for_ever(scenario, "numbers of answers")
+    assert scenario.outcome().rows.doubled == 50
