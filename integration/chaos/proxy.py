@@ -112,6 +112,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._is_cut = False
         self._closed = False
+        self._flows = threading.Event()
+        self._flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def catch(self, api_key: int, action: Action, *, times: int = 1, skip: int = 0) -> Rule:
@@ -133,9 +135,16 @@ class Proxy:
         threading.Event().wait(seconds)  # the fault itself
         self._is_cut = False
 
+    def silence_for(self, seconds: float) -> None:
+        """Delivers no request for ``seconds``, and then those that came meanwhile; connections stay open."""
+        self._flows.clear()
+        threading.Event().wait(seconds)  # the fault itself
+        self._flows.set()
+
     def close(self) -> None:
         self._closed = True
         self._listener.close()
+        self._flows.set()
         self._reset_all()
 
     def _reset_all(self) -> None:
@@ -171,6 +180,7 @@ class Proxy:
         try:
             while True:
                 frame = _frame(link.client)
+                self._flows.wait()
                 rule = self._matching(struct.unpack_from(">h", frame, 4)[0])
                 if rule is None:
                     link.broker.sendall(frame)

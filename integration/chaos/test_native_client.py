@@ -5,6 +5,7 @@ The other modules use it too, as it is the default; `./dev soak` runs the whole 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, read_back
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.errors import KafkaEosError, OperatorError
+from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.native_support import NATIVE
@@ -137,6 +138,26 @@ def check_written(bootstrap: str, topic: str, transactions: int) -> None:
     assert sorted(each.value for each in written if each.value is not None) == sorted(
         b"%d-%d" % (number, row) for number in range(transactions) for row in range(20)
     )
+
+
+@pytest.mark.fault(
+    "T300", "the broker is silent for longer than a new topic may be unknown", "before produce"
+)
+def test_t300_a_silent_broker_delays_the_lookup_of_a_topic_only_while_it_is_silent(proxied: Proxied) -> None:
+    """An output topic that does not exist is still reported soon, and not after the deadline."""
+    found = kernel.choice().kernel
+    assert found is not None
+    topic = Admin(proxied.bootstrap).create("silent-lookup", 2)
+    client = WireProducer(producer_config({"bootstrap.servers": proxied.bootstrap}, "silent-lookup"), found)
+    client.check_partitions({topic: 1}, Deadline.after_seconds(60))
+    client._counts.clear()  # as after a minute
+    silence = threading.Thread(target=proxied.proxy.silence_for, args=(6,))
+    silence.start()
+    client.check_partitions({topic: 1}, Deadline.after_seconds(60))
+    silence.join()
+    with pytest.raises(UnavailableError, match="UNKNOWN_TOPIC_OR_PART"):
+        client.check_partitions({"missing": -1}, Deadline.after_seconds(60))
+    client.close()
 
 
 @pytest.mark.long
