@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from functools import partialmethod
 from typing import Any, get_type_hints
@@ -409,6 +410,29 @@ def test_an_id_that_another_node_registered_a_moment_ago_is_awaited(
 
     monkeypatch.setattr(server, "answer", lagging)
     assert texts(decoder(server).decode(pa.array([message(1, b"a")]))) == ["one:a"]
+
+
+def test_a_registry_that_is_slow_for_one_id_does_not_make_records_of_another_bad(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request for the first id takes longer than new ids are awaited."""
+    answer, asked = server.answer, 0
+
+    def slow(method: str, path: str, body: dict[str, Any]) -> Any:
+        nonlocal asked
+        if path.startswith("/schemas/ids/1"):
+            asked += 1
+            if asked == 2:
+                time.sleep(2 * catalogs._KNOWN_AFTER_SECONDS)  # the fault itself
+        found = answer(method, path, body)
+        if asked == 2 and not server.schemas:
+            server.add("s", "one")
+            server.add("s", "two")
+        return found
+
+    monkeypatch.setattr(server, "answer", slow)
+    rows = pa.array([message(1, b"a"), message(2, b"b")])
+    assert texts(decoder(server).decode(rows)) == ["one:a", "two:b"]
 
 
 def test_an_id_that_was_awaited_in_vain_is_asked_for_again_without_waiting(

@@ -89,13 +89,14 @@ class Catalog:
         awaited = new[:_MOST_AWAITED]
         deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
         pauses = Pauses(deadline, 0.1, 1.0)
-        while not pauses.expired and any(each in unknown for each in awaited):
+        is_last = False
+        while not is_last and any(each in unknown for each in awaited):
             pauses.wait()
+            # after the deadline, once more for each id, however long the registry took for the others
+            is_last = deadline.expired
             for each in awaited:
                 if each in unknown and each not in self._unknown:
                     self._ask(each, found, unknown)
-                if not deadline.remaining_seconds():
-                    break
         for each in new:
             if each in unknown:
                 self._remember(each, unknown[each])
