@@ -21,13 +21,21 @@ class Client:
     """A client that returns these answers, one per request, repeats the last one, and raises KafkaErrors."""
 
     answers: list[Any]
+    limits: list[float]
 
     def __init__(self, config: Any, logger: Any) -> None:
         self.config = config
 
-    def list_offsets(self, wanted: dict[ClientTopicPartition, Any], **_: Any) -> Any:
+    def list_offsets(
+        self, wanted: dict[ClientTopicPartition, Any], request_timeout: float, **_: Any
+    ) -> dict[ClientTopicPartition, Future[Any]]:
+        self.limits.append(request_timeout)
         answer: Future[Any] = Future()
-        answer.set_result(SimpleNamespace(offset=self._next()))
+        offset = self._next()
+        if isinstance(offset, KafkaError):
+            answer.set_exception(KafkaException(offset))
+        else:
+            answer.set_result(SimpleNamespace(offset=offset))
         return dict.fromkeys(wanted, answer)
 
     def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
@@ -47,7 +55,7 @@ class Client:
 
 
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
-    monkeypatch.setattr(admin, "_AdminClient", type("_", (Client,), {"answers": list(answers)}))
+    monkeypatch.setattr(admin, "_AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []}))
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
 
@@ -69,6 +77,23 @@ def test_a_timestamp_after_the_last_record_has_no_offset(
     assert source_admin(monkeypatch, -1).at_time({A: 1000}) == {A: None}
 
 
+TIMED_OUT = KafkaError(KafkaError._TIMED_OUT)
+
+
+def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More short requests than retries fit into that time; later ones have time for a slow broker."""
+    made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
+    assert made.latest([A]) == {A: 42}
+    limits = admin._AdminClient.limits
+    assert limits == [admin._SOON_SECONDS] * 11
+    limits.clear()
+    monkeypatch.setattr(admin, "_REPLACED_SECONDS", 0.0)
+    assert made.latest([A]) == {A: 42}
+    assert limits == [admin._REQUEST_SECONDS]
+
+
 MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 HIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
@@ -85,6 +110,11 @@ def test_existing_topic_ids_asks_again_before_a_topic_counts_as_deleted(
 ) -> None:
     assert source_admin(monkeypatch, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {"t": "id-1"}
     assert source_admin(monkeypatch, MISSING, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {}
+
+
+def test_time_outs_do_not_use_up_the_retries_of_a_missing_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [*[TIMED_OUT] * 5, MISSING, "id-1"]
+    assert source_admin(monkeypatch, *answers).existing_topic_ids(["t"]) == {"t": "id-1"}
 
 
 def test_existing_topic_ids_raises_for_a_hidden_topic(monkeypatch: pytest.MonkeyPatch) -> None:

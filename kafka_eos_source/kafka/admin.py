@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -40,8 +41,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: Time limit of one request. A query waits this long for each try if no broker answers.
+#: Time limit of one request.
 _REQUEST_SECONDS = 10.0
+#: Time limit of the requests that are sent within the first seconds of a call. The other brokers replace one
+#: that hangs within that time, so they are asked again and again.
+_SOON_SECONDS, _REPLACED_SECONDS = 3.0, 15.0
 
 _MISSING = frozenset(
     {
@@ -104,6 +108,7 @@ class SourceAdmin:
         self._client: Any = None
         self._complaints = Complaints(config)
         self._known_cluster_id: str | None = None
+        self._seconds = _SOON_SECONDS
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -139,7 +144,7 @@ class SourceAdmin:
         """
 
         def ask(client: Any) -> Topics:
-            listed = client.list_topics(timeout=_REQUEST_SECONDS).topics
+            listed = client.list_topics(timeout=self._seconds).topics
             names = [name for name, one in listed.items() if one.error is None and re.search(pattern, name)]
             return self._topics(client, names, matched=True)
 
@@ -210,7 +215,7 @@ class SourceAdmin:
         if not names:
             return {}
         found = {}
-        futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
+        futures = client.describe_topics(TopicCollection(list(names)), request_timeout=self._seconds)
         for name, future in futures.items():
             try:
                 found[name] = self._complaints.await_answer(client, future)
@@ -275,10 +280,10 @@ class SourceAdmin:
         """
 
         def ask(client: Any) -> int:
-            described = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
+            described = client.describe_cluster(request_timeout=self._seconds)
             nodes = self._complaints.await_answer(client, described).nodes
             resource = _ConfigResource(_BROKER, str(nodes[0].id))
-            (future,) = client.describe_configs([resource], request_timeout=_REQUEST_SECONDS).values()
+            (future,) = client.describe_configs([resource], request_timeout=self._seconds).values()
             found = self._complaints.await_answer(client, future).get(_RETENTION)
             if found is None:
                 raise OperatorError(f"broker {nodes[0].id} does not report its property {_RETENTION!r}.")
@@ -296,7 +301,7 @@ class SourceAdmin:
             futures = client.list_offsets(
                 {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()},
                 isolation_level=self._isolation if isolation is None else isolation,
-                request_timeout=_REQUEST_SECONDS,
+                request_timeout=self._seconds,
             )
             found = {
                 TopicPartition(tp.topic, tp.partition): self._complaints.await_answer(client, future).offset
@@ -312,27 +317,28 @@ class SourceAdmin:
 
     def _cluster_id(self, client: Any) -> str | None:
         if self._known_cluster_id is None:
-            described = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
+            described = client.describe_cluster(request_timeout=self._seconds)
             self._known_cluster_id = self._complaints.await_answer(client, described).cluster_id
         return self._known_cluster_id
 
     def _ask(self, doing: str, ask: Callable[[Any], T]) -> T:
         """Calls ``ask`` and retries temporary failures, each time with a new client.
 
-        A broker reports at once that a leader is not ready, so the number of such answers means little. They
-        are retried for as long as that many requests without any answer would take.
+        A broker reports at once that a leader is not ready, and the first requests have little time, so the
+        number of such failures means little. They are retried for as long as that many requests without any
+        answer would take. A topic that brokers do not know counts apart from other failures.
         """
-        patience = self._patience()
-        failures = 0
+        patience, soon = self._patience(), Deadline.after_seconds(_REPLACED_SECONDS)
+        failures: Counter[bool] = Counter()
 
         def call() -> T:
+            self._seconds = _REQUEST_SECONDS if soon.expired else _SOON_SECONDS
             if self._client is None:
                 config = {**self._config, "error_cb": self._complaints.on_error}
                 self._client = make(_AdminClient, config, logger=_log)
             return ask(self._client)
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:
-            nonlocal failures
             error = kafka_error(failure)
             is_missing = error.code() in _MISSING
             if is_login(error):
@@ -343,10 +349,11 @@ class SourceAdmin:
             refused = self._complaints.permanent_login_error(doing)
             if refused is not None:
                 return refused
-            failures += 1
-            if failures > self._retries and (error.code() not in _LEADER_NOT_READY or patience.expired):
+            failures[is_missing] += 1
+            means_little = error.code() in _LEADER_NOT_READY or error.code() == KafkaError._TIMED_OUT
+            if failures[is_missing] > self._retries and (not means_little or patience.expired):
                 return self._complaints.login_error(doing) or self._unavailable(
-                    error, doing, is_missing, failures
+                    error, doing, is_missing, failures.total()
                 )
             if not is_missing:
                 self._client = None
