@@ -7,7 +7,7 @@ from typing import Any
 
 from fetched_log import Log
 from kafka.protocol.consumer import FetchResponse, ListOffsetsResponse
-from wire_cluster import NOT_LEADER, UNKNOWN_TOPIC, Fault, Partition, WireCluster
+from wire_cluster import NOT_LEADER, UNKNOWN_TOPIC, Partition, WireCluster
 
 OUT_OF_RANGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 1, 74, 75
 
@@ -17,7 +17,6 @@ class FetchCluster(WireCluster):
 
     Attributes:
         logs: the log of each partition.
-        hung: brokers that accept connections and requests, and answer nothing.
         refuse: returns the error code with which a Fetch of a partition is answered; 0 = none.
         spoil: returns what is sent instead of these record batches of a partition.
         most_asked: the most bytes that one Fetch asked for.
@@ -25,7 +24,6 @@ class FetchCluster(WireCluster):
 
     def __init__(self, logs: dict[Partition, Log], *, brokers: int = 1) -> None:
         self.logs = logs
-        self.hung: set[int] = set()
         self.refuse: Callable[[Partition], int] = lambda tp: 0
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
         self.most_asked = 0
@@ -33,10 +31,6 @@ class FetchCluster(WireCluster):
         for topic, number in logs:
             counts[topic] = max(counts.get(topic, 0), number + 1)
         super().__init__(counts, brokers=brokers)
-
-    def leader(self, number: int) -> int:
-        """Returns the node that leads the partitions of this number."""
-        return self._node_of(number)
 
     def remove_topic(self, name: str) -> None:
         """Deletes a topic."""
@@ -49,9 +43,6 @@ class FetchCluster(WireCluster):
         with self._lock:
             self._topics[name] = len(logs)
             self.logs |= {(name, number): log for number, log in enumerate(logs)}
-
-    def _handle(self, node: int, data: bytes) -> tuple[bytes, Fault] | None:
-        return (b"", Fault("silent")) if node in self.hung else super()._handle(node, data)
 
     def _code(self, node: int, tp: Partition, epoch: int) -> int:
         if tp not in self.logs:

@@ -153,6 +153,7 @@ class WireCluster:
         received: number of requests by kind.
         most_open: most requests of one connection that had no answer.
         is_stuck: whether the coordinator failed to write its state.
+        hung: brokers that accept connections and requests, and answer nothing.
     """
 
     def __init__(self, topics: dict[str, int], *, brokers: int = 1, version: int = 2) -> None:
@@ -163,6 +164,8 @@ class WireCluster:
         self.received: dict[str, int] = defaultdict(int)
         self.session_ms = 0
         self.is_stuck = False
+        self.hung: set[int] = set()
+        self._fenced: set[int] = set()
         self._stated_version = 0
         self._topics = topics
         self._logs: dict[Partition, _Log] = defaultdict(_Log)
@@ -220,6 +223,16 @@ class WireCluster:
                 for log in self._logs.values()
                 for each in log.batches
             )
+
+    def leader(self, number: int) -> int:
+        """Returns the node that leads the partitions of this number; coordinators are those of 0 and 1."""
+        return self._node_of(number)
+
+    def fence(self, node: int) -> None:
+        """Removes a broker from the cluster, and moves what it leads to the next one."""
+        with self._lock:
+            self._fenced.add(node)
+            self._shift += len(self._listeners)  # a new epoch with the same leaders otherwise
 
     def move(self) -> None:
         """Moves every leader and coordinator to the next broker."""
@@ -291,6 +304,8 @@ class WireCluster:
 
     def _handle(self, node: int, data: bytes) -> tuple[bytes, Fault] | None:
         """Returns the answer; None = the connection ends."""
+        if node in self.hung:
+            return b"", Fault("silent")
         key, version, correlation_id = struct.unpack_from(">hhi", data)
         kind, answer_kind, _ = _REQUESTS[key]
         name = kind.__name__.removesuffix("Request")
@@ -328,7 +343,9 @@ class WireCluster:
             return handler(node, request, version, refusal)
 
     def _node_of(self, number: int) -> int:
-        return (number + self._shift) % len(self._listeners) + 1
+        count = len(self._listeners)
+        nodes = [(number + self._shift + more) % count + 1 for more in range(count)]
+        return next(each for each in nodes if each not in self._fenced)
 
     def _on_ApiVersions(self, *_: Any) -> dict[str, Any]:  # noqa: N802
         keys = [
@@ -375,6 +392,7 @@ class WireCluster:
                 node_id=number, host="127.0.0.1", port=each.getsockname()[1], rack=None, version=version
             )
             for number, each in enumerate(self._listeners, 1)
+            if number not in self._fenced
         ]
         return {"brokers": brokers, "topics": topics, "cluster_id": "c", "controller_id": 1}
 

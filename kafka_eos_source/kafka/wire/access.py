@@ -159,7 +159,7 @@ class Session:
 
 
 def open_session(
-    connection: socket.socket, host: str, address: str, access: Access, deadline: Deadline
+    connection: socket.socket, host: str, address: str, access: Access, soon: Deadline, deadline: Deadline
 ) -> Session:
     """Asks the broker for its versions and logs in, while the socket still blocks.
 
@@ -168,7 +168,8 @@ def open_session(
         host: of the broker.
         address: host and port, for messages.
         access: the login.
-        deadline: for all requests.
+        soon: for the first answer.
+        deadline: for all answers, and for what services that know credentials answer.
 
     Raises:
         OSError: if the broker does not answer in time, or its answer is not one of Kafka's.
@@ -177,19 +178,19 @@ def open_session(
     """
     session = Session()
 
-    def answer_to(request: Any) -> bytes:
+    def answer_to(request: Any, until: Deadline = deadline) -> bytes:
         session.requests += 1
-        limit(connection, deadline)
+        limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
-        (size,) = struct.unpack(">i", receive(connection, 4, deadline))
+        (size,) = struct.unpack(">i", receive(connection, 4, until))
         check_size(size, address)
-        return receive(connection, size, deadline)
+        return receive(connection, size, until)
 
     def ask(request: Any) -> Any:
         return decoded(request, answer_to(request), session.requests)
 
     first = versions_request()
-    data = answer_to(first)
+    data = answer_to(first, soon)
     if data[4:6] == _UNSUPPORTED_VERSION:  # answered in version 0, which every broker knows (KIP-511)
         session.learn(ask(versions_request(0)), address)
     else:

@@ -7,6 +7,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -20,7 +21,7 @@ from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.leaders import Leaders
 from kafka_eos_source.kafka.wire.messages import offsets_request
-from kafka_eos_source.kafka.wire.network import Network
+from kafka_eos_source.kafka.wire.network import SILENT_SECONDS, Network
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -40,8 +41,29 @@ class TemporaryError(Exception):
     """A request failed, and may succeed a moment later on this or another broker."""
 
 
+@dataclass
+class _Away:
+    """An address that failed or is silent. Other addresses are asked first.
+
+    Attributes:
+        again_at: when to connect to it again at the earliest, on the monotonic clock. A thread that connects
+            does nothing else, so it must not do that all the time.
+        seconds: how long the next attempt waits for its first answer. This doubles with each attempt, in case
+            the broker is only slow.
+    """
+
+    again_at: float
+    seconds: float
+
+
 class Cluster:
     """The brokers of a cluster, and the connections to those that were asked.
+
+    The connections of a broker that hangs stay open, so only its silence shows that something is wrong. The
+    cluster replaces it as leader and coordinator after ``broker.session.timeout.ms`` (9 s). So while a broker
+    is silent, another one is asked which brokers the cluster has. If the silent one is not among them, its
+    requests fail at once, and their senders look for its successor. Otherwise one request after the other
+    would have to time out.
 
     Args:
         config: librdkafka properties.
@@ -56,7 +78,7 @@ class Cluster:
     def __init__(self, config: Mapping[str, Any]) -> None:
         kafka = {name: str(value) for name, value in config.items() if isinstance(value, (str, int))}
         self.bootstrap = kafka.get("bootstrap.servers", "")
-        self.network = Network()
+        self.network = Network(self._on_silence)
         self.complaint = ""
         self.leaders = Leaders()
         #: why brokers refuse a login that worked before; None = they accept it
@@ -70,8 +92,13 @@ class Cluster:
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, Connection] = {}
         self._any: Connection | None = None
-        #: When an address failed last, on the monotonic clock; others are asked first.
-        self._failed: dict[str, float] = {}
+        #: When `anyone` left an address, on the monotonic clock; others are asked first.
+        self._left: dict[str, float] = {}
+        self._away: dict[str, _Away] = {}
+        #: How long `anyone` may take to answer until another broker is asked. It doubles each time until one
+        #: answers, because all of them may be slow.
+        self._patience_seconds = SILENT_SECONDS
+        self._is_looking = False
         self._coordinators: dict[tuple[int, str], int] = {}
 
     # -- requests --------------------------------------------------------------------------------
@@ -100,6 +127,9 @@ class Cluster:
                 self.complain(error)
                 raise TemporaryError(str(error)) from error
             self._login.record_success()
+            self._away.pop(connection.address, None)
+            if connection is self._any:
+                self._patience_seconds = SILENT_SECONDS
             return answer
 
         return answer
@@ -171,7 +201,7 @@ class Cluster:
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
             addresses = list(dict.fromkeys([*candidates, *_addresses(self.bootstrap)]))
-            addresses.sort(key=lambda each: self._failed.get(f"{each[0]}:{each[1]}", 0.0))
+            addresses.sort(key=self._order)
             for index, (host, port) in enumerate(addresses):
                 # a broker that hangs must leave time for the others
                 remaining = deadline.remaining_seconds()
@@ -190,7 +220,7 @@ class Cluster:
         """Makes `anyone` choose a broker again: the present one may be cut off from the others."""
         chosen, self._any = self._any, None
         if chosen is not None:
-            self._failed[chosen.address] = time.monotonic()
+            self._left[chosen.address] = time.monotonic()
             chosen.fail(ConnectionAbortedError("another broker is asked"))
 
     def broker(self, node: int, deadline: Deadline) -> Connection:
@@ -339,18 +369,65 @@ class Cluster:
         """Closes all connections."""
         self.network.close()
 
+    # -- silence ---------------------------------------------------------------------------------
+
+    def _on_silence(self, silent: Collection[Connection]) -> None:
+        """Asks another broker which brokers the cluster has, and gives up a silent `anyone`."""
+        addresses, now = {each.address for each in silent}, time.monotonic()
+        for address in addresses:
+            self._away.setdefault(address, _Away(now, SILENT_SECONDS))
+        known = {f"{host}:{port}" for host, port in [*self._brokers.values(), *_addresses(self.bootstrap)]}
+        if known <= addresses:
+            return
+        if self._any is not None and self._any.address in addresses:
+            if self._any.in_flight:
+                if now - self._any.owes_since < self._patience_seconds:
+                    return
+                self._patience_seconds = min(2 * self._patience_seconds, self._access.request_seconds)
+            self.ask_another()
+        if self._is_looking:
+            return
+        try:
+            connection = self.anyone(Deadline.after_seconds(_LEAST_CONNECT_SECONDS))
+        except (TemporaryError, AuthorizationError) as error:
+            self.complain(error)
+            return
+        if connection.address not in addresses:
+            self._is_looking = True
+            version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
+            request = MetadataRequest(topics=[], allow_auto_topic_creation=False, version=version)
+            connection.send(request, self._on_look)
+
+    def _on_look(self, answer: Any, error: Exception | None) -> None:
+        """Ends the connections to silent brokers that the cluster no longer has."""
+        self._is_looking = False
+        if error is not None:
+            self.complain(error)
+            return
+        self._learned(answer, has_topics=False)
+        for node, each in list(self._connections.items()):
+            seconds = time.monotonic() - each.owes_since
+            if node not in self._brokers and seconds >= SILENT_SECONDS:
+                why = f"broker {each.address} has not answered for {seconds:.1f} s, and left the cluster"
+                each.fail(TimeoutError(why))
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _connect(self, host: str, port: int, deadline: Deadline) -> Connection:
         if deadline.expired:
             raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
+        address, started = f"{host}:{port}", time.monotonic()
+        away = self._away.get(address)
+        if away is not None and started < away.again_at:
+            raise TemporaryError(f"{address} did not answer a moment ago")
+        seconds = _LEAST_CONNECT_SECONDS if away is None else away.seconds
         try:
-            connection = self.network.connect(host, port, self._access, deadline)
+            connection = self.network.connect(host, port, self._access, deadline, seconds)
             self._refusal = None
-            self._failed.pop(connection.address, None)
+            self._away.pop(connection.address, None)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
-            raise self._no_connection(host, port, failure) from failure
+            raise self._no_connection(host, port, started, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
             self.complain(refusal)
             is_tls = isinstance(refusal, ssl.SSLError)
@@ -362,11 +439,21 @@ class Cluster:
             raise TemporaryError(str(refusal)) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker
-            raise self._no_connection(host, port, failure) from failure
+            raise self._no_connection(host, port, started, failure) from failure
 
-    def _no_connection(self, host: str, port: int, failure: Exception) -> TemporaryError:
+    def _order(self, address: tuple[str, int]) -> tuple[float, float]:
+        """Returns a key that sorts addresses which failed or were asked lately to the end."""
+        name = f"{address[0]}:{address[1]}"
+        away = self._away.get(name)
+        return 0.0 if away is None else away.again_at, self._left.get(name, 0.0)
+
+    def _no_connection(self, host: str, port: int, started: float, failure: Exception) -> TemporaryError:
         self.complain(f"{host}:{port}: {failure}")
-        self._failed[f"{host}:{port}"] = time.monotonic()
+        now, before = time.monotonic(), self._away.get(f"{host}:{port}")
+        seconds = _LEAST_CONNECT_SECONDS if before is None else 2 * before.seconds
+        self._away[f"{host}:{port}"] = _Away(
+            now + min(now - started, SILENT_SECONDS), min(seconds, self._access.connect_seconds)
+        )
         return TemporaryError(f"cannot connect to {host}:{port}: {failure}")
 
 

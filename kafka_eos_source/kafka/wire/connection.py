@@ -58,6 +58,7 @@ class Connection:
         port: of the broker.
         access: TLS and login.
         deadline: for connecting, which also has its own limit.
+        answer_seconds: limits the wait for the first answer, which takes no time if the broker does not hang.
         on_end: called once when the connection ends, before the socket is closed.
 
     Attributes:
@@ -73,6 +74,7 @@ class Connection:
         port: int,
         access: Access,
         deadline: Deadline,
+        answer_seconds: float,
         on_end: Callable[[Connection], None],
     ) -> None:
         self._access = access
@@ -86,16 +88,16 @@ class Connection:
         self._large: memoryview | None = None
         self._arrived = 0
         self.muted_until = 0.0
-        seconds = deadline.remaining_seconds(access.connect_seconds)
-        if not seconds:
+        connected = Deadline.after_seconds(deadline.remaining_seconds(access.connect_seconds))
+        soon = Deadline.after_seconds(connected.remaining_seconds(answer_seconds))
+        if soon.expired:
             raise TimeoutError(f"no time is left to connect to {self.address}")
-        soon = Deadline.after_seconds(seconds)
-        self.socket = socket.create_connection((host, port), seconds)
+        self.socket = socket.create_connection((host, port), soon.budget_seconds)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit(self.socket, soon)
             self.socket = access.wrapped(self.socket, host)
-            self._session = open_session(self.socket, host, self.address, access, soon)
+            self._session = open_session(self.socket, host, self.address, access, soon, connected)
             self.socket.setblocking(False)
         except BaseException:
             self.socket.close()
@@ -118,6 +120,14 @@ class Connection:
     def in_flight(self) -> int:
         """Number of requests without an answer."""
         return len(self._in_flight)
+
+    @property
+    def owes_since(self) -> float:
+        """Since when the broker owes an answer, on the monotonic clock; infinity = it owes none.
+
+        The time that a request asks the broker to wait does not count.
+        """
+        return self._in_flight[0].due - self._access.request_seconds if self._in_flight else float("inf")
 
     @property
     def has_room(self) -> bool:

@@ -1,0 +1,126 @@
+"""The native client when a broker hangs: its connections stay open, and the cluster replaces it later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fetch_cluster import FetchCluster
+from test_wire_consumer import expected as expected_rows
+from test_wire_consumer import log_of, read
+from test_wire_faults import PARTITIONS, TOPIC, expected, producer, soon, write
+from wire_cluster import Fault, WireCluster
+
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.wire import cluster as cluster_module
+from kafka_eos_source.kafka.wire import network
+
+pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+
+#: No test waits until a request times out.
+PATIENT = {"socket.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "60000"}
+#: Kinds of requests, and the partition or coordinator of whose node they are sent to: 0 = partition 0 and the
+#: group, 1 = the transactional id.
+SENT_TO = {"Produce": 0, "TxnOffsetCommit": 0, "ApiVersions": 1, "EndTxn": 1}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (network, cluster_module):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(network, "_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_module, "_LEAST_CONNECT_SECONDS", 0.2)
+    yield
+    POOL.close()
+
+
+def fenced_after(cluster: WireCluster, looks: int) -> Callable[[str], None]:
+    """Returns a function that is told of each request, and fences hung brokers at that many looks."""
+    left = looks
+
+    def told(kind: str) -> None:
+        nonlocal left
+        if kind == "Metadata" and cluster.hung and left:
+            left -= 1
+            if not left:
+                for node in cluster.hung:
+                    cluster.fence(node)
+
+    return told
+
+
+@pytest.mark.parametrize("node", [1, 2, 3])
+def test_a_transaction_goes_on_without_a_broker_that_hung_before_it(node: int) -> None:
+    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        client = producer(cluster, **PATIENT)
+        client.init(soon())
+        write(client, 0)
+        told = fenced_after(cluster, 3)
+        cluster.fault = lambda kind: told(kind)
+        cluster.hung = {node}
+        write(client, 1)
+        client.close()
+        assert cluster.committed(TOPIC) == expected(2)
+
+
+@pytest.mark.parametrize("at", SENT_TO)
+def test_a_broker_that_hangs_within_a_transaction_is_replaced(at: str) -> None:
+    """It took the request, so the same request to its successor is a repetition."""
+    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        client = producer(cluster, **PATIENT)
+        client.init(soon())
+        write(client, 0)
+        told = fenced_after(cluster, 3)
+
+        def fault(kind: str) -> Fault | None:
+            told(kind)
+            if kind != at or cluster.hung:
+                return None
+            cluster.hung = {cluster.leader(SENT_TO[at])}
+            return Fault("silent")
+
+        cluster.fault = fault
+        for number in (1, 2):
+            write(client, number)
+        client.close()
+        assert cluster.hung
+        assert cluster.committed(TOPIC) == expected(3)
+
+
+@pytest.mark.parametrize("node", [1, 2])
+def test_records_are_read_from_the_successor_of_a_broker_that_hangs(node: int) -> None:
+    with FetchCluster({("t", number): log_of(30) for number in range(4)}, brokers=2) as cluster:
+        read(cluster, **PATIENT)
+        told = fenced_after(cluster, 3)
+        cluster.fault = lambda kind: told(kind)
+        cluster.hung = {node}
+        assert read(cluster, poll_timeout_ms=20_000, **PATIENT) == expected_rows(cluster)
+
+
+def test_brokers_that_all_are_slow_get_more_and_more_time() -> None:
+    """To connect, and to answer: otherwise no attempt would ever succeed."""
+    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        slow = {"Metadata", "ApiVersions", "FindCoordinator"}
+        cluster.fault = lambda kind: Fault("delay", 350) if kind in slow else None
+        client = producer(cluster, **PATIENT)
+        client.check_partitions({TOPIC: 0}, soon())
+        client.init(soon())
+        client.close()
+        assert cluster.received["Metadata"] > 1
+
+
+def test_a_slow_broker_that_the_cluster_still_has_keeps_its_requests() -> None:
+    """A second Produce would be harmless, but a broker under load must not be asked for everything again."""
+    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        client = producer(cluster, **PATIENT)
+        client.init(soon())
+        write(client, 0)
+        sent, asked = cluster.received["Produce"], cluster.received["Metadata"]
+        cluster.fault = lambda kind: Fault("delay", 400) if kind in ("Produce", "EndTxn") else None
+        write(client, 1)
+        client.close()
+        assert cluster.received["Produce"] == 2 * sent
+        assert cluster.received["EndTxn"] == 2
+        assert cluster.received["Metadata"] > asked, "the brokers that the cluster has were asked for"
+        assert cluster.committed(TOPIC) == expected(2)
