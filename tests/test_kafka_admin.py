@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin
+from kafka_eos_source.kafka import admin, request
 from kafka_eos_source.model import TopicPartition
 
 A = TopicPartition("t", 0)
@@ -66,7 +66,7 @@ def test_the_offset_of_a_partition_without_one_is_requested_again(monkeypatch: p
 
 def test_an_unknown_offset_is_never_used_as_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not know the offset is asked again until the timeout, as if it did not answer."""
-    monkeypatch.setattr(admin, "_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"tried \d{2,} times"):
         source_admin(monkeypatch, OFFSET_INVALID).earliest([A])
 
@@ -87,11 +87,11 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
     made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
     assert made.latest([A]) == {A: 42}
     limits = admin._AdminClient.limits
-    assert limits == [admin._SOON_SECONDS] * 11
+    assert limits == [request.SOON_SECONDS] * 11
     limits.clear()
-    monkeypatch.setattr(admin, "_REPLACED_SECONDS", 0.0)
+    monkeypatch.setattr(request, "REPLACED_SECONDS", 0.0)
     assert made.latest([A]) == {A: 42}
-    assert limits == [admin._REQUEST_SECONDS]
+    assert limits == [request.REQUEST_SECONDS]
 
 
 MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)

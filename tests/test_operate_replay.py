@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -146,8 +147,8 @@ class Cluster:
             if start <= each.record.offset < end:
                 yield each
 
-    def run(self, request: Replay, *, skip_refused: bool = False) -> replay.Outcome:
-        deadline = Deadline.after_seconds(10)
+    def run(self, request: Replay, *, skip_refused: bool = False, seconds: float = 10) -> replay.Outcome:
+        deadline = Deadline.after_seconds(seconds)
 
         def clients_of(kafka: Mapping[str, str]) -> Clients:
             self.kafka = kafka
@@ -332,6 +333,22 @@ def test_one_broker_that_does_not_know_a_topic_does_not_stop_the_replay(
     cluster.unknown[name] = 2
     assert cluster.run(request_of()).sent == {"in": 1}
     assert cluster.unknown[name] == 0, "the topic was not looked up again"
+
+
+def test_slow_brokers_do_not_make_a_topic_count_as_missing(
+    cluster: Cluster, request_of: Callable[..., Replay]
+) -> None:
+    """Each answer takes longer than all of them may; still, only several answers say that a topic is gone."""
+    cluster.write(FULL, 0)
+    cluster.unknown["in"] = 2
+    answer = cluster.topic_ids
+
+    def topic_ids(topics: Collection[str]) -> Mapping[str, str]:
+        time.sleep(0.1)  # the fault itself
+        return answer(topics)
+
+    cluster.topic_ids = topic_ids  # type: ignore[method-assign]
+    assert cluster.run(request_of(), seconds=0.05).sent == {"in": 1}
 
 
 def test_a_topic_that_was_created_again_is_not_looked_up_again(

@@ -24,7 +24,7 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableErr
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, TryLimit
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -41,11 +41,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: Time limit of one request.
-_REQUEST_SECONDS = 10.0
-#: Time limit of the requests that are sent within the first seconds of a call. The other brokers replace one
-#: that hangs within that time, so they are asked again and again.
-_SOON_SECONDS, _REPLACED_SECONDS = 3.0, 15.0
 
 _MISSING = frozenset(
     {
@@ -108,7 +103,8 @@ class SourceAdmin:
         self._client: Any = None
         self._complaints = Complaints(config)
         self._known_cluster_id: str | None = None
-        self._seconds = _SOON_SECONDS
+        #: time limit of the present try
+        self._seconds = REQUEST_SECONDS
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -269,7 +265,7 @@ class SourceAdmin:
             UnavailableError: if no coordinator answers in the time of one request.
             AuthorizationError: if the principal may not describe the group.
         """
-        return GroupOffsets(self._config).now(group_id, (), Deadline.after_seconds(_REQUEST_SECONDS))[0]
+        return GroupOffsets(self._config).now(group_id, (), Deadline.after_seconds(REQUEST_SECONDS))[0]
 
     def offsets_retention_ms(self) -> int:
         """Returns how long brokers keep the offsets of an unused group (``offsets.retention.minutes``), ms.
@@ -328,11 +324,11 @@ class SourceAdmin:
         number of such failures means little. They are retried for as long as that many requests without any
         answer would take. A topic that brokers do not know counts apart from other failures.
         """
-        patience, soon = self._patience(), Deadline.after_seconds(_REPLACED_SECONDS)
+        patience, limit = self._patience(), TryLimit()
         failures: Counter[bool] = Counter()
 
         def call() -> T:
-            self._seconds = _REQUEST_SECONDS if soon.expired else _SOON_SECONDS
+            self._seconds = limit.seconds()
             if self._client is None:
                 config = {**self._config, "error_cb": self._complaints.on_error}
                 self._client = make(_AdminClient, config, logger=_log)
@@ -367,7 +363,7 @@ class SourceAdmin:
 
     def _patience(self) -> Deadline:
         """Returns the time that all tries of a request take if no broker answers."""
-        return Deadline.after_seconds((self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds))
+        return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
         tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"

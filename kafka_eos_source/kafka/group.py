@@ -15,12 +15,11 @@ from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, named_partitions, unreachable
 from kafka_eos_source.kafka.offset_fetch import NO_LIMIT_MS, fetch
-from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, TryLimit, request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
-_REQUEST_SECONDS = 10.0
 #: Between two tries of `stable_offsets`, which a task calls for each batch.
 _TASK_PAUSE_SECONDS = 0.02
 
@@ -126,7 +125,7 @@ class GroupOffsets:
         future = client.delete_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
         doing = f"deleting group {group_id!r}"
         try:
-            future.result(deadline.remaining_seconds(_REQUEST_SECONDS))
+            future.result(deadline.remaining_seconds(REQUEST_SECONDS))
         except concurrent.futures.TimeoutError:
             client.poll(0)  # runs the error callback
             raise self._complaints.login_error(doing) or unreachable(
@@ -170,7 +169,8 @@ class GroupOffsets:
                     return None
                 raise
 
-        return request(_doing(group_id, partitions), send, deadline, self._complaints, self._bootstrap)
+        doing = _doing(group_id, partitions)
+        return request(doing, send, deadline, self._complaints, self._bootstrap, only_reads=True)
 
     def _fetch_once(
         self, group_id: str, partitions: Collection[TopicPartition] | None, seconds: float, stable: bool
@@ -213,11 +213,11 @@ def stable_offsets(
         AuthorizationError: if the principal may not describe the group.
     """
     doing = _doing(group_id, partitions)
-    misled = Deadline.after_seconds(_NOT_COORDINATOR_SECONDS)
+    misled, limit = Deadline.after_seconds(_NOT_COORDINATOR_SECONDS), TryLimit()
 
     def send() -> dict[TopicPartition, GroupOffset] | None:
         nonlocal misled
-        timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
+        timeout_ms = int(1000 * limit.seconds(deadline))
         try:
             found = fetch(
                 consumer.client,

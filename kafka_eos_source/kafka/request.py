@@ -21,6 +21,12 @@ T = TypeVar("T")
 #: How long to wait for an answer before checking whether the brokers refused the login.
 _LOGIN_CHECK_SECONDS = 0.5
 
+#: Time limit of one try of a request.
+REQUEST_SECONDS = 10.0
+#: Time limit of a try in the first seconds of a request that only reads. The other brokers replace one that
+#: hangs within that time, so they are asked again and again.
+SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +92,18 @@ class Complaints:
                     raise KafkaException(self._refused) from None
 
 
+class TryLimit:
+    """The time limit of each try of one request that only reads."""
+
+    def __init__(self) -> None:
+        self._replaced = Deadline.after_seconds(REPLACED_SECONDS)
+
+    def seconds(self, deadline: Deadline | None = None) -> float:
+        """Returns the limit of a try that begins now, and ends at ``deadline`` if that is earlier."""
+        limit = REQUEST_SECONDS if self._replaced.expired else SOON_SECONDS
+        return limit if deadline is None else max(0.5, deadline.remaining_seconds(limit))
+
+
 def request(
     doing: str,
     send: Callable[[float], T],
@@ -95,7 +113,8 @@ def request(
     *,
     poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
-    request_seconds: float = 10.0,
+    request_seconds: float = REQUEST_SECONDS,
+    only_reads: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
 
@@ -108,6 +127,7 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
+        only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
 
     Raises:
         UnavailableError: if no broker answered before ``deadline``.
@@ -136,8 +156,15 @@ def request(
     def report(failure: KafkaException, seconds: float) -> None:
         _log.debug("%s: %s; retrying in %.2f s", doing, concealed(kafka_error(failure).str()), seconds)
 
+    limit = TryLimit()
+
+    def send_once() -> T:
+        if only_reads:
+            return send(limit.seconds(deadline))
+        return send(max(0.5, deadline.remaining_seconds(request_seconds)))
+
     answer = retry(
-        lambda: send(max(0.5, deadline.remaining_seconds(request_seconds))),
+        send_once,
         KafkaException,
         Pauses(deadline, pause_seconds),
         permanent=permanent,

@@ -307,7 +307,7 @@ class _Session:
             if producer.enqueued != len(rows):
                 raise AbortableError(f"the client enqueued {producer.enqueued} of {len(rows)} records")
             failpoints.reach("replay.after_flush")
-            _check_topics(topic_ids, _present_ids(producer, topic_ids, deadline))
+            _check_topics(topic_ids, _present_ids(producer, topic_ids))
             producer.send_offsets(offsets, self._request.group_id, deadline)
             self._confirm(deadline)
             failpoints.reach("replay.before_commit")
@@ -342,13 +342,14 @@ class _Session:
         return Deadline.after_seconds(self._seconds)
 
 
-def _present_ids(producer: Producer, topics: Collection[str], deadline: Deadline) -> dict[str, str]:
+def _present_ids(producer: Producer, topics: Collection[str]) -> dict[str, str]:
     """Returns the ids of topics; only topics that several answers do not contain are missing.
 
     A broker that has just started may not know a topic for a moment. An id is never asked for again: if it
     differs from the former one, the topic was created again, and a broker that lags behind may not know that.
+    The number of answers counts, and not the time: a slow broker does not say that a topic is missing.
     """
-    pauses = Pauses(deadline, _PAUSE_SECONDS, 8 * _PAUSE_SECONDS, most=_TIMES_MISSING)
+    pauses = Pauses(None, _PAUSE_SECONDS, 8 * _PAUSE_SECONDS, most=_TIMES_MISSING)
     found = dict(producer.topic_ids(topics))
     while (missing := sorted(set(topics) - set(found))) and not pauses.expired:
         pauses.wait()
