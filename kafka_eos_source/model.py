@@ -27,6 +27,17 @@ READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "ti
 #: Next offset to read, per partition. A "start" offset is included in a range, an "end" offset is not.
 Offsets = Mapping[TopicPartition, int]
 
+#: The leader epoch (KIP-320) that belongs to an offset, per partition: the log of the leader with this epoch
+#: contains all records before the offset. So they have this epoch or a lower one, unless the log was cut.
+Epochs = Mapping[TopicPartition, int]
+
+
+class LogEnd(NamedTuple):
+    """The end of a partition's log, and the epoch of the leader that named it; -1 = unknown."""
+
+    offset: int
+    epoch: int = -1
+
 
 @dataclass(frozen=True)
 class OffsetRange:
@@ -34,11 +45,16 @@ class OffsetRange:
 
     The range holds at most ``size`` *records*: control records, aborted records and records that compaction
     removed take up offsets too.
+
+    Attributes:
+        tp, start, end: the offsets.
+        epoch: leader epoch that belongs to ``end``; -1 = unknown.
     """
 
     tp: TopicPartition
     start: int
     end: int
+    epoch: int = -1
 
     @property
     def size(self) -> int:
@@ -64,11 +80,14 @@ class GroupOffset:
         offset: the next offset to read.
         metadata: text that was committed together with the offset: a token or mark of this package, or the
             text of another program.
+        epoch: leader epoch that belongs to the offset; -1 = unknown. It is not compared: records of the token
+            topic and other programs do not keep it.
     """
 
     tp: TopicPartition
     offset: int
     metadata: str = ""
+    epoch: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from chain_product import Deadline, GroupOffset, TopicPartition, is_ours
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError, UnavailableError
+from kafka_eos_source.model import Epochs, LogEnd
 
 CLUSTER_ID = "model-cluster"
 #: The broker's ``offsets.retention.minutes``.
@@ -384,10 +385,14 @@ class ModelAdmin:
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: self._cluster.end(tp) for tp in partitions}
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        return {tp: LogEnd(self._cluster.end(tp)) for tp in partitions}
 
-    high_watermarks = latest
+    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+        return {}
+
+    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self._cluster.end(tp) for tp in partitions}
 
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.admin import Topics
-from kafka_eos_source.model import GroupOffset, OffsetRange, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
@@ -31,6 +31,8 @@ class Cluster:
         retention: ``offsets.retention.minutes`` in ms, or the error that asking for it raises.
         refusal: the error that asking for committed offsets raises.
         requests: names of the methods that were called.
+        epochs: leader epochs in the log of the leader of a partition, each with its first offset; a partition
+            that is not named has brokers that do not know epochs.
     """
 
     logs: dict[TopicPartition, tuple[int, int]]
@@ -42,6 +44,27 @@ class Cluster:
     refusal: KafkaEosError | None = None
     requests: list[str] = field(default_factory=list)
     cluster_id: str | None = "cluster-1"
+    epochs: dict[TopicPartition, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def append(self, tp: TopicPartition, count: int) -> None:
+        """Appends records to a partition."""
+        low, high = self.logs[tp]
+        self.logs[tp] = low, high + count
+
+    def elect(self, tp: TopicPartition, epoch: int, *, end: int | None = None, forgets: bool = False) -> None:
+        """Elects another leader of a partition.
+
+        Args:
+            tp: the partition.
+            epoch: of the leader, higher than those before.
+            end: where its log ends, if the election is unclean.
+            forgets: whether it was no leader before, so that its log lacks epochs without records.
+        """
+        low, high = self.logs[tp]
+        end = high if end is None else end
+        known = [each for each in self.epochs.get(tp, []) if each[1] < end or not forgets]
+        self.epochs[tp] = [each for each in known if each[1] <= end] + [(epoch, end)]
+        self.logs[tp] = low, end
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Sets offsets of a group."""
@@ -82,9 +105,21 @@ class Cluster:
             self.requests.append("earliest")
         return {tp: self.logs[tp][0] for tp in partitions}
 
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         self.requests.append("latest")
-        return {tp: self.open_transactions.get(tp, self.logs[tp][1]) for tp in partitions}
+        ends = {tp: self.open_transactions.get(tp, self.logs[tp][1]) for tp in partitions}
+        return {tp: LogEnd(end, self.epochs.get(tp, [(-1, 0)])[-1][0]) for tp, end in ends.items()}
+
+    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+        self.requests.append("epoch_ends")
+        return {tp: self._epoch_end(tp, epoch) for tp, epoch in epochs.items()}
+
+    def _epoch_end(self, tp: TopicPartition, epoch: int) -> int:
+        """Returns what Kafka's leader answers to OffsetForLeaderEpoch."""
+        known = self.epochs[tp]
+        if epoch == known[-1][0]:
+            return self.logs[tp][1]
+        return next((start for each, start in known if each > epoch), -1)
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         self.requests.append("high_watermarks")

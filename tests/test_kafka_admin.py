@@ -35,7 +35,7 @@ class Client:
         if isinstance(offset, KafkaError):
             answer.set_exception(KafkaException(offset))
         else:
-            answer.set_result(SimpleNamespace(offset=offset))
+            answer.set_result(SimpleNamespace(offset=offset, leader_epoch=None))
         return dict.fromkeys(wanted, answer)
 
     def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
@@ -61,7 +61,7 @@ def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.Source
 
 def test_the_offset_of_a_partition_without_one_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """During a leader election there is no offset yet; using it as one would look like data loss."""
-    assert source_admin(monkeypatch, OFFSET_INVALID, OFFSET_INVALID, 42).latest([A]) == {A: 42}
+    assert source_admin(monkeypatch, OFFSET_INVALID, OFFSET_INVALID, 42).latest([A]) == {A: (42, -1)}
 
 
 def test_an_unknown_offset_is_never_used_as_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,11 @@ _OFFSETS = st.dictionaries(
     st.builds(TopicPartition, _TOPICS, st.integers(0, 99)), st.integers(0, 2**63 - 1), max_size=6
 )
 _POSITIONS = st.builds(
-    SourcePosition,
+    lambda end, epochs, **more: SourcePosition(
+        end, epochs={tp: epoch for tp, epoch in zip(end, epochs, strict=False) if epoch >= 0}, **more
+    ),
     end=_OFFSETS,
+    epochs=st.lists(st.integers(-1, 2**31 - 1)),
     start=st.none() | _OFFSETS,
     cluster_id=st.none() | st.text(max_size=5),
     topic_ids=st.dictionaries(_TOPICS, st.text(min_size=1, max_size=5), max_size=3),
@@ -87,6 +90,12 @@ def test_an_empty_position_of_sparks_kafka_source_is_recognised() -> None:
         '{"@":{"start":{"t":{"0":"1"}}},"t":{"0":1}}',
         '{"@":{"topics":[1]},"t":{"0":1}}',
         '{"@":{"cluster":7},"t":{"0":1}}',
+        '{"@":{"epochs":[1]},"t":{"0":1}}',
+        '{"@":{"epochs":{"t":1}},"t":{"0":1}}',
+        '{"@":{"epochs":{"t":[1,1]}},"t":{"0":1}}',
+        '{"@":{"epochs":{"u":[1]}},"t":{"0":1}}',
+        '{"@":{"epochs":{"t":[-2]}},"t":{"0":1}}',
+        '{"@":{"epochs":{"t":[true]}},"t":{"0":1}}',
         '{"@":{"tick":"1"},"t":{"0":1}}',
         '{"@":{"tick":true},"t":{"0":1}}',
         '{"@":{"jump":1},"t":{"0":1}}',
@@ -106,6 +115,12 @@ def test_the_json_of_an_ordinary_position_omits_all_optional_keys() -> None:
     """Each optional key appears only with a value other than its default."""
     ordinary = SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c", topic_ids={"t": "i"})
     assert ordinary.to_json() == '{"@":{"cluster":"c","topics":{"t":"i"}},"t":{"0":1}}'
+
+
+def test_epochs_are_listed_in_the_order_of_the_partitions() -> None:
+    ends = {TopicPartition("t", number): 1 for number in (10, 2, 0)}
+    position = SourcePosition(ends, epochs={TopicPartition("t", 10): 7, TopicPartition("t", 0): 0})
+    assert position.to_json() == '{"@":{"epochs":{"t":[0,-1,7]}},"t":{"0":1,"2":1,"10":1}}'
 
 
 def test_keys_of_later_versions_are_ignored() -> None:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -24,11 +24,15 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableErr
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.native_support import missing
 from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, TryLimit
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.wire.cluster import Cluster
 
 _AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
@@ -101,6 +105,7 @@ class SourceAdmin:
         self._retries = retries
         self._retry_interval_seconds = retry_interval_ms / 1000
         self._client: Any = None
+        self._wire: Cluster | None = None
         self._complaints = Complaints(config)
         self._known_cluster_id: str | None = None
         #: time limit of the present try
@@ -108,9 +113,12 @@ class SourceAdmin:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Drops the client, and ends the current pause between two tries."""
+        """Drops the clients, and ends the current pause between two tries."""
         self._closed.set()
         self._client = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
 
     @property
     def complaint(self) -> str:
@@ -222,19 +230,57 @@ class SourceAdmin:
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the first offset in each partition's log."""
-        return self._offsets({tp: _OffsetSpec.earliest() for tp in partitions}, "the earliest offsets")
+        found = self._offsets({tp: _OffsetSpec.earliest() for tp in partitions}, "the earliest offsets")
+        return {tp: each.offset for tp, each in found.items()}
 
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the offset up to which a reader may read: the last stable offset or the high watermark."""
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        """Returns the offset up to which a reader may read: the last stable offset or the high watermark.
+
+        Brokers name their own epoch as leader with it, and not that of the last record before it.
+        """
         return self._offsets({tp: _OffsetSpec.latest() for tp in partitions}, "the latest offsets")
+
+    def epoch_ends(self, epochs: Epochs) -> dict[TopicPartition, int]:
+        """Returns where a leader epoch ends in the log of each partition's present leader (KIP-320).
+
+        Confluent's client cannot ask this, so it goes through the native client.
+
+        Args:
+            epochs: epoch of each partition; that of a leader that there was.
+
+        Returns:
+            The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
+            whether there was such an epoch. Empty if the native client does not support the connection.
+
+        Raises:
+            UnavailableError: if no broker answers.
+            AuthorizationError: if the principal may not describe a topic.
+        """
+        lacking = missing(self._config)
+        if lacking:
+            _log.warning("the source cannot find out whether a new leader has lost records: %s", lacking)
+            return {}
+        # the import takes 0.1 s, and leaders change rarely
+        from kafka_eos_source.kafka.wire.cluster import Cluster
+
+        if self._wire is None:
+            self._wire = Cluster(self._config)
+        wire, deadline = self._wire, self._patience()
+        topics = sorted({tp.topic for tp in epochs})
+        return wire.retried(
+            f"looking up the ends of leader epochs of {', '.join(topics)}",
+            deadline,
+            lambda: wire.epoch_ends(epochs, deadline),
+        )
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the end of each log, open transactions included, at any isolation level."""
-        return self._offsets(
+        found = self._offsets(
             {tp: _OffsetSpec.latest() for tp in partitions},
             "the high watermarks",
             IsolationLevel.READ_UNCOMMITTED,
         )
+        return {tp: each.offset for tp, each in found.items()}
 
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Returns the first offset whose timestamp is at or after a time; None = no such record.
@@ -245,7 +291,7 @@ class SourceAdmin:
         found = self._offsets(
             {tp: _OffsetSpec.for_timestamp(at_ms) for tp, at_ms in times_ms.items()}, "the offsets at a time"
         )
-        return {tp: None if offset < 0 else offset for tp, offset in found.items()}
+        return {tp: None if each.offset < 0 else each.offset for tp, each in found.items()}
 
     def committed(
         self, group_id: str, partitions: Collection[TopicPartition]
@@ -289,21 +335,22 @@ class SourceAdmin:
 
     def _offsets(
         self, specs: Mapping[TopicPartition, Any], what: str, isolation: IsolationLevel | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, LogEnd]:
         if not specs:
             return {}
 
-        def ask(client: Any) -> dict[TopicPartition, int]:
+        def ask(client: Any) -> dict[TopicPartition, LogEnd]:
             futures = client.list_offsets(
                 {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()},
                 isolation_level=self._isolation if isolation is None else isolation,
                 request_timeout=self._seconds,
             )
-            found = {
-                TopicPartition(tp.topic, tp.partition): self._complaints.await_answer(client, future).offset
-                for tp, future in futures.items()
-            }
-            if OFFSET_INVALID in found.values():
+            found = {}
+            for tp, future in futures.items():
+                answer = self._complaints.await_answer(client, future)
+                epoch = -1 if answer.leader_epoch is None else answer.leader_epoch
+                found[TopicPartition(tp.topic, tp.partition)] = LogEnd(answer.offset, epoch)
+            if any(each.offset == OFFSET_INVALID for each in found.values()):
                 # while a leader is elected, brokers may answer with neither an offset nor an error
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
             return found

@@ -116,4 +116,4 @@ class ClusterReader:
         end = self._admin.high_watermarks(partitions)
         # the stable offset last: otherwise records that arrive in between would look like an open transaction
         stable = self._admin.latest(partitions)
-        return {tp: LogEnds(earliest[tp], stable[tp], end[tp]) for tp in partitions}
+        return {tp: LogEnds(earliest[tp], stable[tp].offset, end[tp]) for tp in partitions}

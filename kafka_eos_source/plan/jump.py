@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from kafka_eos_source.errors import OperatorError, StateError
-from kafka_eos_source.model import GroupOffset, Offsets, TopicPartition
+from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Mark, application_hash
 
@@ -37,7 +38,7 @@ def jump_target(
     committed: Mapping[TopicPartition, GroupOffset],
     topic_ids: Mapping[str, str],
     application_id: str,
-) -> Offsets | None:
+) -> SourcePosition | None:
     """Returns where the source continues if its checkpoint is an old copy.
 
     A partition without a committed offset keeps its start. A partition that was added to a topic after the
@@ -50,8 +51,9 @@ def jump_target(
         application_id: the application that must have committed the offsets, as their marks show.
 
     Returns:
-        The offsets. None if no committed offset is higher than the checkpoint's; or if one is lower, was
-        committed by another application, or is on a topic that the checkpoint does not contain.
+        The checkpoint's position with other ends. None if no committed offset is higher than in the
+        checkpoint; or if one is lower, was committed by another application, or is on a topic that the
+        checkpoint does not contain.
     """
     if not _same_topics(start, committed, topic_ids):
         return None
@@ -66,7 +68,12 @@ def jump_target(
         ahead |= read_to is None or held.offset > read_to
     if not ahead:
         return None
-    return {**start.end, **{tp: held.offset for tp, held in committed.items()}}
+    kept = {tp: epoch for tp, epoch in start.epochs.items() if tp not in committed}
+    return replace(
+        start,
+        end={**start.end, **{tp: held.offset for tp, held in committed.items()}},
+        epochs={**kept, **{tp: held.epoch for tp, held in committed.items() if held.epoch >= 0}},
+    )
 
 
 def _same_topics(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.model import Offsets, TopicPartition
 
-_DROPPED = "NO_LONGER_SUBSCRIBED"
+_DROPPED, _CUT = "NO_LONGER_SUBSCRIBED", "LOG_WAS_CUT"
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Loss:
 
     Attributes:
         kind: ``PARTITIONS_GONE``, ``NO_LONGER_SUBSCRIBED``, ``TOPIC_RECREATED``, ``AGED_OUT``,
-            ``NEW_PARTITION_NOT_AT_ZERO`` or ``OFFSETS_WENT_BACK``.
+            ``NEW_PARTITION_NOT_AT_ZERO``, ``OFFSETS_WENT_BACK`` or ``LOG_WAS_CUT``.
         text: description that names partitions and offsets.
     """
 
@@ -46,6 +46,7 @@ def reconcile(
     latest: Offsets,
     current_ids: Mapping[str, str],
     subscribed: Callable[[TopicPartition], bool] = lambda _: True,
+    cuts: Offsets | None = None,
 ) -> Reconciled:
     """Compares the position of the query with the partitions and offsets that exist now.
 
@@ -61,6 +62,8 @@ def reconcile(
         current_ids: topic ids now.
         subscribed: returns whether the options include a partition, whether it exists or not. If they do not,
             the user removed it from the query.
+        cuts: where logs were cut (`cut_logs`). The next batch starts there, because from there on the log has
+            records that the query has not read, whatever their offsets.
     """
     losses: list[Loss] = []
     starts: dict[TopicPartition, int] = {}
@@ -87,6 +90,16 @@ def reconcile(
                         f"{tp}: the partition is new, but starts at offset {first}",
                     )
                 )
+        elif cuts and tp in cuts:
+            starts[tp] = cuts[tp]
+            losses.append(
+                Loss(
+                    _CUT,
+                    f"{tp}: the query is at offset {next_offset}, but the log was cut at offset {cuts[tp]}, "
+                    "and its records from there on are others than those that the query has read (an unclean "
+                    "leader election, or a lost or restored disk)",
+                )
+            )
         elif next_offset < earliest.get(tp, next_offset):
             starts[tp] = earliest[tp]
             losses.append(
@@ -103,6 +116,21 @@ def reconcile(
         else:
             starts[tp] = next_offset
     return Reconciled(starts, losses)
+
+
+def cut_logs(position: Offsets, epoch_ends: Offsets) -> dict[TopicPartition, int]:
+    """Returns where logs were cut below the position of the query, for partitions to which that happened.
+
+    The first leader epoch above that of the position begins where its leader's log ended when it was elected.
+    An election loses no record that consumers have read, unless it is unclean. So if the later epoch begins
+    below the position, records that the query has read are gone, and others took their offsets.
+
+    Args:
+        position: next offset to read per partition, after the last batch.
+        epoch_ends: end of the position's leader epoch in the present leader's log, from OffsetForLeaderEpoch
+            (KIP-320); -1 = the leader cannot tell, so nothing follows from it.
+    """
+    return {tp: end for tp, end in epoch_ends.items() if 0 <= end < position[tp]}
 
 
 def recreated(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[str]:
@@ -145,7 +173,14 @@ def lost_since_planned(
 def data_loss(losses: Collection[Loss]) -> DataLossError:
     """Returns the error that ends a query with ``failOnDataLoss=true``."""
     otherwise = "Otherwise check the retention and the history of the topic."
-    if any(loss.kind == _DROPPED for loss in losses):
+    kinds = {loss.kind for loss in losses}
+    if _CUT in kinds:
+        otherwise = (
+            "It begins where the log was cut, and rows of the lost records stay in the output. Also check "
+            "the brokers' disks and unclean.leader.election.enable, and whether producers have to send the "
+            "lost records again."
+        )
+    elif _DROPPED in kinds:
         otherwise = "Otherwise add those topics to 'subscribe', 'subscribePattern' or 'assign' again."
     return DataLossError(
         f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true).",

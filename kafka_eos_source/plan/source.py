@@ -7,6 +7,13 @@ Spark starts a batch when the position of a source changes:
 query's commit token before Kafka deletes it (`renewal`).
 * A *jump* moves a source whose checkpoint is an old copy to the offsets that Kafka has for the query
 (`jump`).
+
+An unclean leader election, or a lost or restored disk, can cut a log below the position of the query, and
+producers fill it again: other records then have the offsets that the query has read. Offsets alone do not
+show that, so a position also has leader epochs (KIP-320). The brokers name the epoch of the leader with each
+end of a log. If it is another one than when the position was taken, or last compared, the planner asks the
+leader where the position's epoch ends in its log (`loss.cut_logs`). So this costs no request while leaders
+stay the same.
 """
 
 from __future__ import annotations
@@ -18,13 +25,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
-from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.plan.due import due_batches
 from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
-from kafka_eos_source.plan.loss import Loss, data_loss, lost_since_planned, reconcile, recreated
+from kafka_eos_source.plan.loss import Loss, cut_logs, data_loss, lost_since_planned, reconcile, recreated
 from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.renewal import Renewal
 from kafka_eos_source.plan.split import Task, split
@@ -51,7 +58,8 @@ class Admin(Protocol):
     def matching(self, pattern: str) -> Topics: ...
     def existing_topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]: ...
+    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]: ...
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]: ...
     def committed(
@@ -89,6 +97,8 @@ class SourcePlan:
         self._due = due_batches(options, admin.all_committed, clock, now_ms)
         self._turn = 0
         self._last_batch_at: float | None = None
+        #: Offsets of the query that were found in the log of a leader with another epoch, and that epoch.
+        self._verified: dict[TopicPartition, LogEnd] = {}
         self._stop_at: Offsets | None = None
         self._available: SourcePosition | None = None
         self._initial: SourcePosition | None = None
@@ -121,13 +131,14 @@ class SourcePlan:
             AuthorizationError: if the brokers refuse a request.
         """
         topics = self._topics()
-        offsets = self._resolve(self._options.starting, topics.partitions)
-        self._initial = self._position(offsets, offsets, topics)
+        offsets, epochs = self._resolve(self._options.starting, topics.partitions)
+        self._initial = self._position(offsets, offsets, topics, epochs)
         return self._initial
 
     def stop_at_latest(self) -> None:
         """Limits this run to the records that exist now (Trigger.AvailableNow)."""
-        self._stop_at = self._admin.latest(self._topics().partitions)
+        ends = self._admin.latest(self._topics().partitions)
+        self._stop_at = {tp: end.offset for tp, end in ends.items()}
 
     def latest(self, start: SourcePosition, *, once: bool = False, may_jump: bool = True) -> SourcePosition:
         """Returns the end of the next batch; equal to ``start`` if there is no batch to run.
@@ -152,16 +163,22 @@ class SourcePlan:
     def _next_end(self, start: SourcePosition, once: bool, may_jump: bool) -> SourcePosition:
         first_of_run, self._asked_for_latest = not self._asked_for_latest, True
         topics = self._topics()
-        now = self._without_false_losses(start, topics, self._admin.latest(topics.partitions))
+        newest = self._admin.latest(topics.partitions)
+        cuts = self._cut_logs(start, topics, newest)
+        now = self._without_false_losses(
+            start, topics, {tp: each.offset for tp, each in newest.items()}, cuts
+        )
         self._available = SourcePosition(now, None, topics.cluster_id, topics.ids)
         if first_of_run and may_jump and not once:
             target = self._jump_target(start, topics)
             if target is not None:
                 first = _recorded_start(start, {})
-                return replace(start, end=target, start=first, tick=0, jump=True, lossy=self._accepts_loss)
+                return replace(target, start=first, tick=0, jump=True, lossy=self._accepts_loss)
         new = self._admin.earliest(_new_partitions(start.end, start.topic_ids, topics.partitions, topics.ids))
         subscribed = self._options.subscription.has
-        found = reconcile(start.end, start.topic_ids, topics.partitions, new, now, topics.ids, subscribed)
+        found = reconcile(
+            start.end, start.topic_ids, topics.partitions, new, now, topics.ids, subscribed, cuts
+        )
         self._raise_or_log(found.losses, accepted=self._accepts_loss)
         ends = {tp: max(end, found.starts[tp]) for tp, end in now.items()}
         if self._stop_at is not None:
@@ -172,7 +189,13 @@ class SourcePlan:
         ends = self._limited(found.starts, ends, once)
         if backlog(found.starts, ends) or found.losses:
             self._renewal.batch_caused()
-            return self._position(ends, _recorded_start(start, {tp: found.starts[tp] for tp in new}), topics)
+            begins = {tp: found.starts[tp] for tp in (*new, *cuts)}
+            moved = {tp for tp, end in ends.items() if tp in begins or start.end[tp] != end}
+            epochs = {
+                **{tp: epoch for tp, epoch in start.epochs.items() if tp in ends and tp not in moved},
+                **{tp: newest[tp].epoch for tp in moved},
+            }
+            return self._position(ends, _recorded_start(start, begins), topics, epochs)
         # a new partition without records is not added to the position yet, because that would start a batch
         if once or self._stop_at is not None:
             return start
@@ -201,7 +224,27 @@ class SourcePlan:
         first = _recorded_start(start, {})
         return replace(start, start=first, tick=start.tick + 1, jump=False, lossy=self._accepts_loss)
 
-    def _jump_target(self, start: SourcePosition, topics: Topics) -> Offsets | None:
+    def _cut_logs(
+        self, start: SourcePosition, topics: Topics, newest: Mapping[TopicPartition, LogEnd]
+    ) -> dict[TopicPartition, int]:
+        """Returns where logs were cut below the query's position; asks only about those with a new leader."""
+        changed = recreated(start.topic_ids, topics.ids)
+        epochs = {
+            tp: start.epochs[tp]
+            for tp in topics.partitions
+            if tp in start.epochs
+            and tp.topic not in changed
+            and newest[tp].epoch not in (-1, start.epochs[tp])
+            and self._verified.get(tp) != (start.end[tp], newest[tp].epoch)
+        }
+        if not epochs:
+            return {}
+        cuts = cut_logs(start.end, self._admin.epoch_ends(epochs))
+        found = {tp: LogEnd(start.end[tp], newest[tp].epoch) for tp in epochs if tp not in cuts}
+        self._verified.update(found)
+        return cuts
+
+    def _jump_target(self, start: SourcePosition, topics: Topics) -> SourcePosition | None:
         """Returns the offsets that the query has committed, if the checkpoint is an old copy; else None.
 
         A new query never jumps, because its starting options define where it begins.
@@ -268,11 +311,13 @@ class SourcePlan:
         ends = {tp: until for tp, until in end.end.items() if tp.topic not in lost}
         starts = {tp: offset for tp, offset in starts.items() if tp.topic not in lost}
         earliest = {**self._admin.earliest([tp for tp in ends if tp in new]), **recorded}
+        cuts = {tp: at for tp, at in recorded.items() if at < starts.get(tp, at)}
         found = reconcile(
-            starts, ids, list(ends), earliest, ends, end.topic_ids, self._options.subscription.has
+            starts, ids, list(ends), earliest, ends, end.topic_ids, self._options.subscription.has, cuts
         )
         self._raise_or_log(found.losses, accepted=self._accepts_loss or end.lossy)
-        return [OffsetRange(tp, found.starts[tp], until) for tp, until in ends.items()]
+        epochs = end.epochs
+        return [OffsetRange(tp, found.starts[tp], until, epochs.get(tp, -1)) for tp, until in ends.items()]
 
     def _topics_lost_since_planned(self, reads: Collection[TopicPartition], end: SourcePosition) -> set[str]:
         """Returns topics of the batch that were deleted or recreated after `latest` planned it.
@@ -297,8 +342,8 @@ class SourcePlan:
             AuthorizationError: if the brokers refuse a request.
         """
         topics = self._topics()
-        starts = self._resolve(self._options.starting, topics.partitions)
-        ends = self._resolve(self._options.ending, topics.partitions)
+        starts, _ = self._resolve(self._options.starting, topics.partitions)
+        ends, epochs = self._resolve(self._options.ending, topics.partitions)
         for tp, start in starts.items():
             if start > ends[tp] and self._options.fail_on_data_loss:
                 raise InvalidOptionError(
@@ -306,7 +351,11 @@ class SourcePlan:
                     fix="correct the starting or ending option, or set failOnDataLoss=false to skip such "
                     "partitions.",
                 )
-        return [OffsetRange(tp, starts[tp], ends[tp]) for tp in topics.partitions if starts[tp] < ends[tp]]
+        return [
+            OffsetRange(tp, starts[tp], ends[tp], epochs.get(tp, -1))
+            for tp in topics.partitions
+            if starts[tp] < ends[tp]
+        ]
 
     def split(self, ranges: list[OffsetRange]) -> list[Task]:
         """Returns the ranges divided into tasks, as the options demand."""
@@ -327,21 +376,29 @@ class SourcePlan:
         assigned = tuple(tp for tp in subscription.partitions if tp in existing)
         return _AssignedTopics(assigned, found.ids, found.cluster_id)
 
-    def _resolve(self, bound: Bound, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def _resolve(
+        self, bound: Bound, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """Returns the offset of every partition, and the leader epochs that belong to them."""
         options = self._options
         group_id = options.group_id or options.application_id
+        newest = self._admin.latest(partitions)
+        committed: Mapping[TopicPartition, GroupOffset] = {}
+        if bound.kind == "group" and group_id and partitions:
+            committed = self._admin.committed(group_id, partitions)
         known = BrokerOffsets(
             earliest=self._admin.earliest(partitions),
-            latest=self._admin.latest(partitions),
+            latest={tp: end.offset for tp, end in newest.items()},
             at_time=self._admin.at_time(times(bound, partitions)),
-            committed={tp: held.offset for tp, held in self._admin.committed(group_id, partitions).items()}
-            if bound.kind == "group" and group_id and partitions
-            else {},
+            committed={tp: held.offset for tp, held in committed.items()},
         )
-        return resolve(bound, partitions, known)
+        offsets = resolve(bound, partitions, known)
+        # an offset that is not in the log belongs to no epoch
+        epochs = {tp: newest[tp].epoch for tp, at in offsets.items() if at <= newest[tp].offset}
+        return offsets, {**epochs, **{tp: held.epoch for tp, held in committed.items() if held.epoch >= 0}}
 
     def _without_false_losses(
-        self, start: SourcePosition, topics: Topics, now: Offsets
+        self, start: SourcePosition, topics: Topics, now: Offsets, cuts: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Returns ``now``, corrected where the log only seems to end before the position of the query.
 
@@ -354,6 +411,7 @@ class SourcePlan:
             tp
             for tp in topics.partitions
             if start.end.get(tp, 0) > now[tp]
+            and tp not in cuts
             and start.topic_ids.get(tp.topic) in (None, topics.ids.get(tp.topic))
         ]
         if not behind:
@@ -386,8 +444,13 @@ class SourcePlan:
     def _accepts_loss(self) -> bool:
         return not self._options.fail_on_data_loss
 
-    def _position(self, end: Offsets, start: Offsets | None, topics: Topics) -> SourcePosition:
-        return SourcePosition(end, start, topics.cluster_id, topics.ids, lossy=self._accepts_loss)
+    def _position(
+        self, end: Offsets, start: Offsets | None, topics: Topics, epochs: Epochs
+    ) -> SourcePosition:
+        known = {tp: epoch for tp, epoch in epochs.items() if epoch >= 0}
+        return SourcePosition(
+            end, start, topics.cluster_id, topics.ids, lossy=self._accepts_loss, epochs=known
+        )
 
     def _raise_or_log(self, losses: list[Loss], *, accepted: bool) -> None:
         if losses and not accepted:
@@ -403,7 +466,7 @@ def _recorded_start(start: SourcePosition, begins: Offsets) -> Offsets | None:
 
     Args:
         start: the previous position.
-        begins: first offset of each partition that is new or whose topic was recreated.
+        begins: first offset of each partition that is new, whose topic was recreated, or whose log was cut.
     """
     if start.begins_query:
         return {**(start.start or {}), **begins}

@@ -140,6 +140,6 @@ def _cut(each: OffsetRange, pieces: int) -> list[OffsetRange]:
     for left in range(pieces, 0, -1):
         end = start + (each.end - start) // left
         if end > start:
-            found.append(OffsetRange(each.tp, start, end))
+            found.append(OffsetRange(each.tp, start, end, each.epoch))
         start = end
     return found

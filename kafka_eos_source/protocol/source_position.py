@@ -7,9 +7,15 @@ of a topic. It carries what Spark would otherwise lose:
 ``start``
     where the batch begins in partitions that the previous position does not contain. Batch 0 names all its
     partitions, because Spark calls ``initialOffset`` again on a replay, and *latest* has moved by then. Later
-    batches name partitions that are new, or that belong to a topic that was created again.
+    batches name partitions that are new, that belong to a topic that was created again, or whose log was cut
+    below the previous position.
 ``cluster``
     Kafka's id of the cluster that was read. The sink uses it to decide whether it commits the offsets.
+``epochs``
+    the leader epochs (KIP-320) that belong to the ends, as one list for each topic: the epochs of the
+    partitions above, in the order of their numbers; -1 = unknown. They reveal that a log was cut and filled
+    again (`plan.source`). A partition that the batch does not read keeps its epoch, so a new leader alone
+    starts no batch.
 ``topics``
     topic ids (KIP-516), which reveal that a topic was deleted and created again.
 ``tick``
@@ -32,7 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.model import Epochs, Offsets, TopicPartition
 from kafka_eos_source.protocol.token import digest
 
 #: The key that only this package writes.
@@ -49,13 +55,14 @@ class SourcePosition:
     Attributes:
         end: next offset to read, per partition.
         start: first offset of partitions that do not begin at the end of the previous position: all
-            partitions in batch 0, new ones in later batches. None if there are none, and in offsets of
-            Spark's own source.
+            partitions in batch 0, in later batches new ones and those whose log was cut. None if there are
+            none, and in offsets of Spark's own source.
         cluster_id: Kafka's id of the cluster that was read; None in offsets of Spark's own source.
         topic_ids: id of each topic, as far as the brokers returned one.
         tick: number of an empty micro-batch; 0 for an ordinary batch.
         jump: whether the batch skips records that Kafka already holds, and reads none.
         lossy: whether the source continues after a loss (``failOnDataLoss=false``).
+        epochs: leader epochs that belong to ``end``, as far as they are known.
     """
 
     end: Offsets
@@ -65,6 +72,7 @@ class SourcePosition:
     tick: int = 0
     jump: bool = False
     lossy: bool = False
+    epochs: Epochs = field(default_factory=dict)
 
     @property
     def begins_query(self) -> bool:
@@ -92,6 +100,9 @@ class SourcePosition:
             ours["start"] = _nested(self.start)
         if self.cluster_id is not None:
             ours["cluster"] = self.cluster_id
+        epochs = _listed(self.epochs, self.end)
+        if epochs:
+            ours["epochs"] = epochs
         if self.topic_ids:
             ours["topics"] = dict(sorted(self.topic_ids.items()))
         if self.tick:
@@ -121,14 +132,16 @@ class SourcePosition:
                 "checkpoint.",
             )
         ours = found.get(OURS, {})
+        end = _flat({name: entry for name, entry in found.items() if name != OURS})
         return cls(
-            end=_flat({name: entry for name, entry in found.items() if name != OURS}),
+            end=end,
             start=_flat(ours["start"]) if "start" in ours else None,
             cluster_id=ours.get("cluster"),
             topic_ids=ours.get("topics", {}),
             tick=ours.get("tick", 0),
             jump=ours.get("jump", False),
             lossy=ours.get("lossy", False),
+            epochs=_unlisted(ours.get("epochs", {}), end),
         )
 
     @classmethod
@@ -164,7 +177,7 @@ def is_kafka_offset_json(text: str) -> bool:
 
 def _is_position(found: object) -> bool:
     return isinstance(found, dict) and all(
-        _is_ours(entry) if name == OURS else bool(_TOPIC.fullmatch(name)) and _is_topic(entry)
+        _is_ours(entry, found) if name == OURS else bool(_TOPIC.fullmatch(name)) and _is_topic(entry)
         for name, entry in found.items()
     )
 
@@ -183,21 +196,46 @@ def _is_topic(entry: object) -> bool:
     )
 
 
-def _is_ours(entry: object) -> bool:
+def _is_ours(entry: object, position: Mapping[str, object]) -> bool:
     """Whether the value of ``"@"`` is valid. Keys of later versions are allowed."""
     if not isinstance(entry, dict):
         return False
-    start, topics = entry.get("start", {}), entry.get("topics", {})
+    start, topics, epochs = entry.get("start", {}), entry.get("topics", {}), entry.get("epochs", {})
     return (
         isinstance(start, dict)
         and all(map(_is_topic, start.values()))
         and isinstance(entry.get("cluster", ""), str)
+        and isinstance(epochs, dict)
+        and all(_are_epochs(listed, position.get(topic)) for topic, listed in epochs.items())
         and isinstance(topics, dict)
         and all(isinstance(topic_id, str) for topic_id in topics.values())
         and type(entry.get("tick", 0)) is int
         and isinstance(entry.get("jump", False), bool)
         and isinstance(entry.get("lossy", False), bool)
     )
+
+
+def _are_epochs(listed: object, partitions: object) -> bool:
+    return (
+        isinstance(listed, list)
+        and isinstance(partitions, dict)
+        and len(listed) == len(partitions)
+        and all(type(epoch) is int and epoch >= -1 for epoch in listed)
+    )
+
+
+def _listed(epochs: Epochs, end: Offsets) -> dict[str, list[int]]:
+    """Returns the epochs of the partitions of each topic, without topics of which none is known."""
+    listed: dict[str, list[int]] = {}
+    for tp in sorted(end):
+        listed.setdefault(tp.topic, []).append(epochs.get(tp, -1))
+    return {topic: found for topic, found in listed.items() if max(found) >= 0}
+
+
+def _unlisted(listed: Mapping[str, list[int]], end: Offsets) -> dict[TopicPartition, int]:
+    left = {topic: iter(found) for topic, found in listed.items()}
+    epochs = {tp: next(left[tp.topic]) for tp in sorted(end) if tp.topic in left}
+    return {tp: epoch for tp, epoch in epochs.items() if epoch >= 0}
 
 
 def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:

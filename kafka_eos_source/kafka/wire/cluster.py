@@ -6,12 +6,12 @@ import random
 import ssl
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
-from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
@@ -20,9 +20,9 @@ from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.leaders import Leaders
-from kafka_eos_source.kafka.wire.messages import offsets_request
+from kafka_eos_source.kafka.wire.messages import epoch_ends_request, offsets_request
 from kafka_eos_source.kafka.wire.network import SILENT_SECONDS, Network
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 GROUP, TRANSACTION = 0, 1
 
-_METADATA, _COORDINATOR, _LIST_OFFSETS = 12, 4, 7
+_METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS = 12, 4, 7, 4
 _DEFAULT_PORT = 9092
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
@@ -309,26 +309,55 @@ class Cluster:
             TemporaryError: if a partition has no leader, or the leader does not answer.
         """
         wanted = set(partitions)
-        self.metadata({tp.topic for tp in wanted}, deadline)
-        by_leader: dict[int, dict[TopicPartition, int]] = {}
-        for tp in wanted:
-            node = self.leaders.of(tp)
-            if node is None:
-                raise TemporaryError(f"{tp} has no leader")
-            by_leader.setdefault(node, {})[tp] = self.leaders.epoch(tp)
         found: dict[TopicPartition, int] = {}
-        for node, epochs in by_leader.items():
-            connection = self.broker(node, deadline)
+        for connection, epochs in self._by_leader(wanted, deadline):
             version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
             request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
-                    if each.error_code:
-                        raise KafkaException(KafkaError(each.error_code))
+                    _check_partition(each)
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
-        for tp in wanted - found.keys():
-            raise TemporaryError(f"the leader's answer does not mention {tp}")
-        return found
+        return _complete(found, wanted)
+
+    def epoch_ends(self, epochs: Epochs, deadline: Deadline) -> dict[TopicPartition, int]:
+        """Returns where an epoch ends in the log of each partition's leader (OffsetForLeaderEpoch, KIP-320).
+
+        Args:
+            epochs: the epoch, by partition.
+            deadline: for all requests.
+
+        Returns:
+            The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
+            whether there was such an epoch.
+
+        Raises:
+            KafkaException: if a leader refuses.
+            TemporaryError: if a partition has no leader, or the leader does not answer.
+        """
+        found: dict[TopicPartition, int] = {}
+        for connection, current in self._by_leader(epochs, deadline):
+            version = connection.version(OffsetForLeaderEpochRequest, _EPOCH_ENDS, 2)
+            asked = {tp: (epoch, epochs[tp]) for tp, epoch in current.items()}
+            request = epoch_ends_request(version, asked)
+            for topic in self.ask(connection, request, deadline).topics or ():
+                for each in topic.partitions or ():
+                    _check_partition(each)
+                    found[TopicPartition(topic.topic, each.partition)] = each.end_offset
+        return _complete(found, epochs)
+
+    def _by_leader(
+        self, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> Iterator[tuple[Connection, Epochs]]:
+        """Yields a connection to each leader with its partitions and their present leader epochs."""
+        self.metadata({tp.topic for tp in partitions}, deadline)
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for tp in partitions:
+            node = self.leaders.of(tp)
+            if node is None:
+                raise TemporaryError(f"{tp} has no leader")
+            by_leader.setdefault(node, {})[tp] = self.leaders.epoch(tp)
+        for node, epochs in by_leader.items():
+            yield self.broker(node, deadline), epochs
 
     def coordinator(self, kind: int, key: str, deadline: Deadline) -> Connection:
         """Returns the connection to the coordinator of a group or transactional id.
@@ -455,6 +484,19 @@ class Cluster:
             now + min(now - started, SILENT_SECONDS), min(seconds, self._access.connect_seconds)
         )
         return TemporaryError(f"cannot connect to {host}:{port}: {failure}")
+
+
+def _check_partition(answer: Any) -> None:
+    if answer.error_code:
+        raise KafkaException(KafkaError(answer.error_code))
+
+
+def _complete(
+    found: dict[TopicPartition, int], wanted: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    for tp in set(wanted) - found.keys():
+        raise TemporaryError(f"the leader's answer does not mention {tp}")
+    return found
 
 
 def _usable(connection: Connection) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.kafka.wire.batches import EncodedBatch
@@ -58,6 +58,29 @@ def offsets_request(
         replica_id=-1,
         isolation_level=int(committed),
         topics=[kind(name=name, partitions=each, version=version) for name, each in topics.items()],
+        version=version,
+    )
+
+
+def epoch_ends_request(
+    version: int, epochs: Mapping[TopicPartition, tuple[int, int]]
+) -> OffsetForLeaderEpochRequest:
+    """Returns the request for the end of a leader epoch in each partition's log.
+
+    Args:
+        version: of the request.
+        epochs: the epoch of the leader that the caller knows, and the epoch to look up, by partition.
+    """
+    kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    topics: dict[str, list[Any]] = {}
+    for tp, (current, epoch) in epochs.items():
+        partition = kind.OffsetForLeaderPartition(
+            partition=tp.partition, current_leader_epoch=current, leader_epoch=epoch, version=version
+        )
+        topics.setdefault(tp.topic, []).append(partition)
+    return OffsetForLeaderEpochRequest(
+        replica_id=-1,
+        topics=[kind(topic=name, partitions=each, version=version) for name, each in topics.items()],
         version=version,
     )
 
