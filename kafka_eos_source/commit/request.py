@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, on_cluster
-from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token
 
 
@@ -86,7 +86,12 @@ class CommitRequest:
         )
 
     def offsets(
-        self, token: Token, offsets: Offsets, cluster: Cluster, inherited: Sequence[GroupOffset] = ()
+        self,
+        token: Token,
+        offsets: Offsets,
+        cluster: Cluster,
+        inherited: Sequence[GroupOffset] = (),
+        epochs: Epochs | None = None,
     ) -> list[GroupOffset]:
         """Returns the group offsets of one transaction, with the token or its mark as metadata.
 
@@ -95,6 +100,7 @@ class CommitRequest:
             offsets: offsets of source partitions. Partitions that no longer exist are left out.
             cluster: the sink's cluster.
             inherited: changelog offsets whose state this query takes over (`inherited_shards`).
+            epochs: leader epochs that belong to ``offsets``, as far as they are known.
         """
         existing = {tp: offset for tp, offset in offsets.items() if cluster.has(tp)}
         token = replace(token, partitions=len({*existing, self.anchor}))
@@ -102,7 +108,7 @@ class CommitRequest:
         anchor_offset = existing.pop(self.anchor, max(0, token.batch_id))
         carriers = {self.anchor, *sorted(existing)[:1]}
         committed = [
-            GroupOffset(tp, offset, text if tp in carriers else mark)
+            GroupOffset(tp, offset, text if tp in carriers else mark, (epochs or {}).get(tp, -1))
             for tp, offset in sorted({**existing, self.anchor: anchor_offset}.items())
         ]
         return committed + [

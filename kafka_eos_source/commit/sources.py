@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.model import Epochs, Offsets, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
 
@@ -25,6 +25,7 @@ class SourceRange:
         lossy: whether the user accepts that records of this source are lost.
         same_topics: whether no topic was created again between the start and the end of the range. If one
             was, the offsets at the start and those of the consumer group belong to the former topic.
+        epochs: leader epochs that belong to ``end``, as far as the source logs them.
     """
 
     end: Offsets | None
@@ -34,6 +35,7 @@ class SourceRange:
     jump: bool = False
     lossy: bool = False
     same_topics: bool = True
+    epochs: Epochs = field(default_factory=dict)
 
 
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
@@ -69,6 +71,7 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
                 jump,
                 position.lossy,
                 same_topics,
+                position.epochs,
             )
         )
     return found
@@ -87,6 +90,7 @@ class OwnOffsets:
         lossy_topics: topics whose records the user accepts to lose.
         jumped: partitions of the sources that jump in this batch.
         shared: partitions that more than one source reads.
+        epochs: leader epochs that belong to ``ends``, as far as the sources log them.
     """
 
     ends: Offsets
@@ -96,6 +100,7 @@ class OwnOffsets:
     lossy_topics: frozenset[str] = frozenset()
     jumped: frozenset[TopicPartition] = frozenset()
     shared: frozenset[TopicPartition] = frozenset()
+    epochs: Epochs = field(default_factory=dict)
 
 
 def on_cluster(
@@ -128,6 +133,9 @@ def on_cluster(
         lossy_topics=frozenset(topic for each in own if each.lossy for topic in each.topic_ids),
         jumped=frozenset(tp for each in own if each.jump for tp in each.end or {}),
         shared=shared,
+        epochs={
+            tp: epoch for each in own for tp, epoch in each.epochs.items() if (each.end or {})[tp] == ends[tp]
+        },
     )
 
 

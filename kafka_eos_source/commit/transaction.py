@@ -217,7 +217,7 @@ class Transaction:
             each for each in inherited_shards(self._decision.held, token.query_id) if each.tp not in reported
         ]
         return [
-            *request.offsets(token, offsets, session.cluster, inherited),
+            *request.offsets(token, offsets, session.cluster, inherited, self._own.epochs),
             *self._changelog_offsets(),
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -267,7 +268,5 @@ def _by_partition(fetched: Iterable[GroupOffset]) -> dict[TopicPartition, GroupO
     """Returns the offsets by partition, without partitions that have none."""
     # librdkafka appends a NUL to the metadata that it commits
     return {
-        each.tp: GroupOffset(each.tp, each.offset, each.metadata.rstrip("\0"))
-        for each in fetched
-        if each.offset >= 0
+        each.tp: replace(each, metadata=each.metadata.rstrip("\0")) for each in fetched if each.offset >= 0
     }

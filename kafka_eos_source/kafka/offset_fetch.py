@@ -174,8 +174,12 @@ def _offsets(event: int) -> list[GroupOffset]:
 def _offset(each: Any) -> GroupOffset:
     _check(each.err)
     metadata = ctypes.string_at(each.metadata, each.metadata_size) if each.metadata else b""
+    epoch = function("rd_kafka_topic_partition_get_leader_epoch", c_int32, c_void_p)(ctypes.addressof(each))
     return GroupOffset(
-        TopicPartition(each.topic.decode(), each.partition), each.offset, metadata.decode(errors="replace")
+        TopicPartition(each.topic.decode(), each.partition),
+        each.offset,
+        metadata.decode(errors="replace"),
+        epoch,
     )
 
 

@@ -219,7 +219,7 @@ class TransactionalProducer(RecordProducer):
 
     def _send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         wanted = [
-            ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
+            ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata, each.epoch)
             for each in offsets
         ]
         self._call(

@@ -272,7 +272,7 @@ class TransactionRequests:
                             kind.TxnOffsetCommitRequestPartition(
                                 partition_index=each.tp.partition,
                                 committed_offset=each.offset,
-                                committed_leader_epoch=-1,
+                                committed_leader_epoch=each.epoch,
                                 # librdkafka ends metadata with a NUL, and confluent-kafka reads up to it
                                 committed_metadata=each.metadata + "\0" if each.metadata else "",
                                 version=version,
