@@ -1,4 +1,4 @@
-"""A `wire_cluster.WireCluster` that answers Fetch and ListOffsets from models of logs."""
+"""A `wire_cluster.WireCluster` that answers requests for records and offsets from models of logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fetched_log import Log
-from kafka.protocol.consumer import FetchResponse, ListOffsetsResponse
+from kafka.protocol.consumer import FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
 from wire_cluster import NOT_LEADER, UNKNOWN_TOPIC, Partition, WireCluster
 
 OUT_OF_RANGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 1, 74, 75
@@ -67,16 +67,26 @@ class FetchCluster(WireCluster):
                 log = self.logs.get(tp, Log())
                 if not code and not log.start <= each.fetch_offset <= log.end:
                     code = OUT_OF_RANGE
-                records, aborted = b"", ()
-                if not code:
+                records, aborted, diverging = b"", (), None
+                if not code and version >= 12 and each.last_fetched_epoch >= 0:
+                    epoch, epoch_end = log.epoch_end(each.last_fetched_epoch)
+                    if epoch_end < 0:
+                        code = OUT_OF_RANGE
+                    elif epoch < each.last_fetched_epoch or epoch_end < each.fetch_offset:
+                        diverging = kind.PartitionData.EpochEndOffset(
+                            epoch=epoch, end_offset=epoch_end, version=version
+                        )
+                if not code and diverging is None:
                     most = min(left, each.partition_max_bytes)
                     records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
                     if not is_first and len(records) > most:
                         records = b""  # only the first partition gets a batch beyond the limit
                     left = max(0, left - len(records))
                     is_first = is_first and not records
+                told = {} if diverging is None else {"diverging_epoch": diverging}
                 partitions.append(
                     kind.PartitionData(
+                        **told,
                         partition_index=each.partition,
                         error_code=code,
                         high_watermark=-1 if code else log.end,
@@ -119,4 +129,27 @@ class FetchCluster(WireCluster):
                     )
                 )
             topics.append(kind(name=topic.name, partitions=partitions, version=version))
+        return {"throttle_time_ms": 0, "topics": topics}
+
+    def _on_OffsetForLeaderEpoch(  # noqa: N802
+        self, node: int, request: Any, version: int, refusal: int
+    ) -> dict[str, Any]:
+        kind = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for each in topic.partitions:
+                tp = (topic.topic, each.partition)
+                code = refusal or self._code(node, tp, each.current_leader_epoch)
+                epoch, end = self.logs.get(tp, Log()).epoch_end(each.leader_epoch)
+                partitions.append(
+                    kind.EpochEndOffset(
+                        partition=each.partition,
+                        error_code=code,
+                        leader_epoch=-1 if code else epoch,
+                        end_offset=-1 if code else end,
+                        version=version,
+                    )
+                )
+            topics.append(kind(topic=topic.topic, partitions=partitions, version=version))
         return {"throttle_time_ms": 0, "topics": topics}

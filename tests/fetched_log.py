@@ -46,6 +46,7 @@ class Batch:
         codec: how the records are compressed; `XERIAL` = snappy in Java's frame.
         append_ms: the time at which the broker appended it, if the topic is configured so.
         horizon_ms: when compaction may delete its tombstones (KIP-534).
+        epoch: of the leader that appended it.
     """
 
     first: int
@@ -57,6 +58,7 @@ class Batch:
     codec: int = NONE
     append_ms: int | None = None
     horizon_ms: int | None = None
+    epoch: int = 0
 
     def encoded(self) -> bytes:
         """Returns the bytes of the batch."""
@@ -78,6 +80,7 @@ class Batch:
             first_ms=first_ms,
             max_ms=max_ms,
             producer=self.producer,
+            epoch=self.epoch,
         )
 
 
@@ -92,12 +95,13 @@ def sealed(
     max_ms: int = 0,
     producer: int = -1,
     magic: int = 2,
+    epoch: int = 0,
 ) -> bytes:
     """Returns a batch with this body and a right checksum."""
     last_delta = count - 1 if last_delta is None else last_delta
     length = _HEAD.size - 12 + len(body)
     head = _HEAD.pack(
-        first, length, 0, magic, 0, attributes, last_delta, first_ms, max_ms, producer, 0, 0, count
+        first, length, epoch, magic, 0, attributes, last_delta, first_ms, max_ms, producer, 0, 0, count
     )
     return with_checksum(head + body)
 
@@ -168,6 +172,7 @@ class Log:
         aborted: producer, first offset and offset of the marker of each aborted transaction.
         open: first offset of each open transaction, by its producer.
         start: the first offset of the log.
+        epochs: leader epochs with their first offsets.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -175,6 +180,29 @@ class Log:
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
     open: dict[int, int] = field(default_factory=dict)
     start: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+
+    def elect(self, epoch: int, *, end: int | None = None, forgets: bool = False) -> None:
+        """Begins an epoch.
+
+        Args:
+            epoch: the epoch.
+            end: where the log of the new leader ends, if the election is unclean.
+            forgets: whether its log lacks epochs without records.
+        """
+        self.end = self.end if end is None else end
+        self.batches = [each for each in self.batches if each.last < self.end]
+        written = {each.epoch for each in self.batches}
+        known = [each for each in self.epochs if each[1] <= self.end and (not forgets or each[0] in written)]
+        self.epochs = [*known, (epoch, self.end)]
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """Returns the newest epoch up to this one, and where it ends; -1 and -1 if the log cannot tell."""
+        if epoch == self.epochs[-1][0]:
+            return epoch, self.end
+        later = [start for each, start in self.epochs if each > epoch]
+        before = [each for each, _ in self.epochs if each <= epoch]
+        return (before[-1] if before else epoch, later[0]) if later else (-1, -1)
 
     def append(
         self, records: Sequence[Record], *, producer: int = -1, transactional: bool = False, **how: int | None
@@ -183,6 +211,7 @@ class Log:
         placed = [replace(each, offset=self.end + at) for at, each in enumerate(records)]
         transaction = self.open.setdefault(producer, self.end) if transactional else None
         last = self.end + len(placed) - 1
+        how["epoch"] = self.epochs[-1][0]
         self.batches.append(Batch(self.end, last, placed, producer, transaction, **how))  # type: ignore[arg-type]
         self.end = last + 1
 
@@ -191,7 +220,7 @@ class Log:
         first = self.open.pop(producer)
         if kind == ABORT:
             self.aborted.append((producer, first, self.end))
-        self.batches.append(marker(self.end, producer, first, kind))
+        self.batches.append(replace(marker(self.end, producer, first, kind), epoch=self.epochs[-1][0]))
         self.end += 1
 
     def stable(self) -> int:

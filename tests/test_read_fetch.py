@@ -78,7 +78,10 @@ class ModelConsumer:
         pass
 
     def assign(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+        self,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int] | None = None,
+        epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self.positions = dict(positions)
 

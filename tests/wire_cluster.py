@@ -25,6 +25,8 @@ from kafka.protocol.consumer import (
     FetchResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
 )
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
@@ -72,6 +74,7 @@ _REQUESTS: dict[int, tuple[Any, Any, int]] = {
         (DescribeTransactionsRequest, DescribeTransactionsResponse, 0),
         (FetchRequest, FetchResponse, 12),
         (ListOffsetsRequest, ListOffsetsResponse, 7),
+        (OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, 4),
     )
 }
 

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import Epochs, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class Taken:
         gone: partitions that the cluster does not know, or no longer knows.
         reached: offsets before which no more messages will come, by partition. Unlike the offset of the last
             message, they include what readers do not see. Only the native consumer tells them.
+        cut: partitions whose log was cut below the end of what was asked for, and filled again, with the
+            offset of the cut as far as it is known. Only the native consumer tells them.
     """
 
     messages: Any
@@ -80,11 +82,13 @@ class Taken:
     out_of_range: list[TopicPartition] = field(default_factory=list)
     gone: list[TopicPartition] = field(default_factory=list)
     reached: dict[TopicPartition, int] = field(default_factory=dict)
+    cut: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
         """Whether there is neither a message nor an event."""
-        return not (len(self.messages) or self.log_ends or self.out_of_range or self.gone or self.reached)
+        events = self.log_ends or self.out_of_range or self.gone or self.reached or self.cut
+        return not (len(self.messages) or events)
 
 
 class AssignedConsumer:
@@ -142,12 +146,14 @@ class AssignedConsumer:
         self,
         positions: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int] | None = None,  # noqa: ARG002
+        epochs: Epochs | None = None,  # noqa: ARG002
     ) -> None:
         """Starts reading these partitions from their positions, and stops reading all others.
 
         Args:
             positions: the next offset to read, by partition.
             ends: offsets behind which nothing is wanted. librdkafka has no use for them.
+            epochs: leader epochs that belong to the ends. They are not used.
         """
         self.last_complaint = ""
         self._refused = None

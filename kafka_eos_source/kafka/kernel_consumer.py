@@ -37,7 +37,7 @@ from kafka_eos_source.kafka.consumer import AssignedConsumer, Taken
 from kafka_eos_source.kafka.kernel import WANTS, choice, wants
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
 from kafka_eos_source.kafka.native import client_pointer, function
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import Epochs, TopicPartition
 
 #: How often the client is polled for errors and other callbacks, also during a wait.
 _POLL_SECONDS = 0.1
@@ -102,12 +102,15 @@ class KernelConsumer(AssignedConsumer):
         self._wanted = wants(columns)
 
     def assign(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+        self,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int] | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         if self._sources:
             self.release()
         self._forward(positions)
-        super().assign(positions, ends)
+        super().assign(positions, ends, epochs)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         self.drop([tp])

@@ -25,7 +25,7 @@ from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.read_client import reading_consumer
-from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.model import Epochs, OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.read.runs import MessageList, Messages, Run
@@ -90,7 +90,10 @@ class RangeConsumer(Protocol):
 
     def want(self, columns: Collection[str]) -> None: ...
     def assign(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+        self,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int] | None = None,
+        epochs: Epochs | None = None,
     ) -> None: ...
     def move(self, tp: TopicPartition, position: int) -> None: ...
     def drop(self, tps: Sequence[TopicPartition]) -> None: ...
@@ -169,6 +172,7 @@ class Reading:
         consumer.assign(
             {tp: self._progress.position(tp) for tp in unfinished},
             {tp: self._progress.end(tp) for tp in unfinished},
+            {tp: self._progress.epoch(tp) for tp in unfinished},
         )
 
     @property
@@ -235,6 +239,15 @@ class Reading:
             progress.advance(tp, offset)
         for tp in taken.out_of_range:
             self._out_of_range(tp)
+        for tp, cut in taken.cut.items():
+            if progress.is_open(tp):
+                self._skip_or_raise(
+                    tp,
+                    progress.end(tp),
+                    f"the log was cut at offset {cut}, and its records from there on are others than those "
+                    "that the batch was planned to read (an unclean leader election, or a lost or restored "
+                    "disk)",
+                )
         for tp in taken.gone:
             if progress.is_open(tp):
                 self._skip_or_raise(tp, progress.end(tp), "the topic or partition was deleted")

@@ -7,7 +7,7 @@ aborted records and records removed by compaction occupy offsets, but the broker
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Progress:
         ValueError: if two ranges have the same partition, because a consumer has one position per partition.
     """
 
-    def __init__(self, ranges: Iterable[OffsetRange]) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         self._end: dict[TopicPartition, int] = {}
         self._position: dict[TopicPartition, int] = {}
         for wanted in ranges:
@@ -33,6 +33,7 @@ class Progress:
                 raise ValueError(f"the task has two ranges of {wanted.tp}; expected one")
             self._end[wanted.tp] = wanted.end
             self._position[wanted.tp] = wanted.start
+        self._epoch = {each.tp: each.epoch for each in ranges}
         self._open = {tp for tp, end in self._end.items() if self._position[tp] < end}
         self._remaining = sum(self._end[tp] - self._position[tp] for tp in self._open)
         self._finished: list[TopicPartition] = []
@@ -62,6 +63,10 @@ class Progress:
 
     def end(self, tp: TopicPartition) -> int:
         return self._end[tp]
+
+    def epoch(self, tp: TopicPartition) -> int:
+        """Returns the leader epoch that belongs to the end; -1 = unknown."""
+        return self._epoch[tp]
 
     def is_open(self, tp: TopicPartition) -> bool:
         return tp in self._open

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.wire.fetch_sizes import FetchSizes
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
 from kafka_eos_source.kafka.wire.messages import check_correlation
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Answers of a leader that may wait to be decoded before it is asked again.
@@ -68,6 +68,10 @@ class _Partition:
     Attributes:
         position: the next offset to fetch.
         end: no offset from this one on is wanted.
+        epoch: leader epoch that belongs to ``end``; -1 = unknown. Records before ``end`` with a later epoch
+            are others than those that were there when somebody named the end.
+        last_epoch: the epoch that Fetch requests name: ``epoch``, or the newest one below it in the leader's
+            log. An epoch in which nothing was written is missing in the logs of other brokers.
         resumes_at: when to fetch again after an error, on the monotonic clock.
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
@@ -78,6 +82,8 @@ class _Partition:
 
     position: int
     end: int
+    epoch: int = -1
+    last_epoch: int = -1
     resumes_at: float = 0.0
     is_waiting: bool = False
     unknown_since: float | None = None
@@ -139,27 +145,34 @@ class WireConsumer:
         self._wanted = wants(columns)
 
     def assign(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+        self,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int] | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         """Starts reading these partitions from their positions, and stops reading all others.
 
         Args:
             positions: the next offset to read, by partition.
             ends: offsets behind which nothing is wanted, by partition; None = there are no ends.
+            epochs: leader epochs that belong to the ends, by partition; None = they are not known.
         """
         self.release()
         self.last_complaint = ""
-        self._partitions = {
-            tp: _Partition(position, _NO_END if ends is None else ends[tp])
-            for tp, position in positions.items()
-        }
+        self._partitions = {}
+        for tp, position in positions.items():
+            epoch = -1 if epochs is None else epochs[tp]
+            self._partitions[tp] = _Partition(position, _NO_END if ends is None else ends[tp], epoch, epoch)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         """Continues an assigned partition at another offset."""
-        end = self._partitions[tp].end
+        before = self._partitions[tp]
         self.drop([tp])
-        # a new object, so that an answer to the request before is ignored
-        self._partitions[tp] = _Partition(position, end, resumes_at=time.monotonic() + _PAUSE_SECONDS)
+        # A new object, so that an answer to the request before is ignored. The leader may have refused the
+        # epoch of that request, and not its offset; the epochs of the record batches are compared anyway.
+        self._partitions[tp] = _Partition(
+            position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS
+        )
 
     def drop(self, tps: Sequence[TopicPartition]) -> None:
         """Stops reading these partitions and discards what has arrived of them."""
@@ -167,6 +180,7 @@ class WireConsumer:
         for tp in dropped:
             self._partitions.pop(tp, None)
             self._events.log_ends.pop(tp, None)
+            self._events.cut.pop(tp, None)
         for events in (self._events.out_of_range, self._events.gone):
             events[:] = [tp for tp in events if tp not in dropped]
         self._arrived.drop(dropped)
@@ -283,7 +297,8 @@ class WireConsumer:
 
     def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
         most_bytes = self._sizes.of_partition(tp.topic, partition.end - partition.position)
-        return Wanted(partition.position, most_bytes, self._cluster.leaders.epoch(tp))
+        epoch = self._cluster.leaders.epoch(tp)
+        return Wanted(partition.position, most_bytes, epoch, partition.last_epoch)
 
     def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
         started = time.monotonic()
@@ -350,6 +365,9 @@ class WireConsumer:
         if fetched.replica >= 0:
             self._failure = NeedsLibrdkafkaError(f"the leader of {tp} refers to replica {fetched.replica}")
             return
+        if fetched.diverging is not None:
+            self._on_diverging(tp, fetched.diverging, partition)
+            return
         try:
             batches = FetchedBatches.of(
                 self._kernel,
@@ -365,6 +383,12 @@ class WireConsumer:
         except NeedsLibrdkafkaError as error:
             self._failure = error
             return
+        foreign = batches.above(partition.epoch, partition.end)
+        if foreign is not None:
+            batches = batches.first(foreign)
+            if not foreign:
+                self._on_cut(tp, partition.position, partition)
+                return
         if batches.past_offset > partition.position:
             self._sizes.learn(batches)
             partition.position = batches.past_offset
@@ -381,6 +405,22 @@ class WireConsumer:
             if partition.reported_end < partition.position and not self._arrived.has(tp):
                 partition.reported_end = partition.position
                 self._events.log_ends[tp] = partition.position
+
+    def _on_diverging(self, tp: TopicPartition, diverging: tuple[int, int], partition: _Partition) -> None:
+        """Takes the answer of a leader whose log does not have the last epoch up to the position."""
+        epoch, end = diverging
+        if end < partition.end:
+            self._on_cut(tp, end, partition)
+        else:  # the epoch is missing, because nothing was written in it, but no record is
+            partition.last_epoch = epoch
+
+    def _on_cut(self, tp: TopicPartition, cut: int, partition: _Partition) -> None:
+        """Reports that a log was cut and filled again, after what arrived from before the cut."""
+        if self._arrived.has(tp):
+            self._pause(tp, f"the log of {tp} was cut at offset {cut}")
+        else:
+            partition.is_waiting = True  # until the caller moves or drops it
+            self._events.cut[tp] = cut
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
         error = KafkaError(code)

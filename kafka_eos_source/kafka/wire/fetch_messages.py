@@ -19,9 +19,12 @@ from kafka_eos_source.model import TopicPartition
 LOWEST, HIGHEST = 11, 12
 
 _NO_SESSION, _NO_EPOCH, _CONSUMER = 0, -1, -1
+#: The tagged field of a partition that names the end of the last fetched epoch (KIP-595).
+_DIVERGING_EPOCH = 0
 _FLEXIBLE = 12
 _INT16, _INT32, _INT64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _PARTITION = struct.Struct(">ihqqq")
+_EPOCH_END = struct.Struct(">iq")
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,14 @@ class Wanted:
         offset: the first offset to read.
         most_bytes: how much the broker may send; it sends at least one record batch if there is one.
         leader_epoch: epoch of the leader that the caller knows; -1 = unknown.
+        last_epoch: leader epoch that belongs to the offset; -1 = unknown. From version 12 on, the broker
+            sends no records if it ends before the offset in its log, or if there is no such epoch.
     """
 
     offset: int
     most_bytes: int
     leader_epoch: int = -1
+    last_epoch: int = -1
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Fetched:
         records: record batches; the last one may be cut off.
         replica: the broker to read from instead, as the cluster's ``replica.selector.class`` chose it; -1 =
             none.
+        diverging: the newest epoch in the broker's log that is not above the last one of the request, and the
+            offset at which it ends; None unless the broker sends no records because of it.
     """
 
     tp: TopicPartition
@@ -61,6 +69,7 @@ class Fetched:
     aborted: tuple[tuple[int, int], ...]
     records: memoryview
     replica: int = -1
+    diverging: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ def fetch_request(
             partition=tp.partition,
             current_leader_epoch=each.leader_epoch,
             fetch_offset=each.offset,
-            last_fetched_epoch=_NO_EPOCH,
+            last_fetched_epoch=each.last_epoch,
             log_start_offset=-1,
             partition_max_bytes=each.most_bytes,
             version=version,
@@ -158,8 +167,17 @@ def _fetched(reader: _Reader, topic: str) -> Fetched:
         reader.tags()
     replica = reader.int32()
     records = reader.bytes()
-    reader.tags()
-    return Fetched(TopicPartition(topic, number), error_code, high, stable, tuple(aborted), records, replica)
+    diverging = reader.tags().get(_DIVERGING_EPOCH)
+    return Fetched(
+        TopicPartition(topic, number),
+        error_code,
+        high,
+        stable,
+        tuple(aborted),
+        records,
+        replica,
+        None if diverging is None else _EPOCH_END.unpack_from(diverging),
+    )
 
 
 class _Reader:
@@ -196,11 +214,13 @@ class _Reader:
         """Returns the bytes that follow, without copying them; none for null."""
         return self._take(max(0, self._length()))
 
-    def tags(self) -> None:
-        """Skips tagged fields, of which this module uses none."""
+    def tags(self) -> dict[int, memoryview]:
+        """Returns the tagged fields, by number."""
+        found = {}
         for _ in range(self._varint() if self._is_flexible else 0):
-            self._varint()
-            self._take(self._varint())
+            tag = self._varint()
+            found[tag] = self._take(self._varint())
+        return found
 
     def _length(self) -> int:
         return self._varint() - 1 if self._is_flexible else self.int32()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ RECORDS = np.dtype(
 #: Bits of a batch's attributes.
 _COMPRESSION, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _MAGIC = 2
+#: Where a batch's header has the epoch of the leader that appended it.
+_LEADER_EPOCH = np.arange(12, 16)
 #: Batches are rarely smaller than this, so bytes rarely hold more batches than this divides them into.
 _USUAL_BYTES = 512
 #: Type of the control record that ends an aborted transaction.
@@ -142,10 +144,23 @@ class FetchedBatches:
                 raise DamagedBatchError(tp, f"the record batches from offset {position} of {tp} overlap")
         return cls(tp, position, data, batches, aborted)
 
+    def first(self, count: int) -> FetchedBatches:
+        """Returns the first ``count`` batches."""
+        return replace(self, batches=self.batches[:count])
+
     @property
     def past_offset(self) -> int:
         """The offset after the last batch; `position` without batches."""
         return int(self.batches[-1]["past_offset"]) if len(self.batches) else self.position
+
+    def above(self, epoch: int, end: int) -> int | None:
+        """Returns the index of the first batch before an offset whose leader epoch is above ``epoch``."""
+        if epoch < 0 or not len(self.batches):
+            return None
+        at = self.batches["at"][:, None] + _LEADER_EPOCH
+        found = np.frombuffer(self.data, np.uint8)[at].view(">i4")[:, 0] > epoch
+        found &= self.batches["first_offset"] < end
+        return int(found.argmax()) if found.any() else None
 
     @property
     def mean_bytes(self) -> float:
