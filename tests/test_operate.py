@@ -41,7 +41,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.adopt import BatchOutcome
@@ -75,6 +75,7 @@ class FakeReader:
     all_topics: dict[str, int] = field(default_factory=lambda: {"in": 1, "out": 1, "__consumer_offsets": 5})
     ids: dict[str, str] = field(default_factory=lambda: {"in": "id-in"})
     error: Exception | None = None
+    epoch_end: int = -1
 
     def __enter__(self) -> FakeReader:
         return self
@@ -97,6 +98,10 @@ class FakeReader:
     def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
         return {tp: self.log.get(tp, LogEnds(0, 1000, 1000)) for tp in partitions}
 
+    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+        assert epochs == {IN: 5}
+        return {IN: self.epoch_end}
+
 
 class GeneratedCheckpoint(SparkCheckpoint):
     """A checkpoint as Spark and the sink write it: batch n reads offsets 10n to 10n+10 of `IN`."""
@@ -108,7 +113,7 @@ class GeneratedCheckpoint(SparkCheckpoint):
     def plan(self, batch_id: int) -> GeneratedCheckpoint:
         end = {IN: self.first + ROWS_PER_BATCH * (batch_id + 1)}
         start = {IN: self.first} if batch_id == 0 else None
-        self.log_offsets(batch_id, SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}))
+        self.log_offsets(batch_id, SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}, epochs={IN: 5}))
         return self
 
     def write_batches(self, committed: int, planned: int) -> GeneratedCheckpoint:
@@ -491,6 +496,11 @@ def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
     found = inspect_checkpoint(made, reader)
     texts = " ".join(each.text for each in found.findings)
     assert "AGED_OUT: in-0: offsets 70 to 71 no longer exist" in texts
+    reader.epoch_end = 60
+    texts = " ".join(each.text for each in inspect_checkpoint(made, reader).findings)
+    assert "LOG_WAS_CUT: in-0: the query is at offset 70, but the log was cut at offset 60" in texts
+    reader.epoch_end = -1
+    texts = " ".join(each.text for each in found.findings)
     assert "an unfinished transaction is about to change the group's offsets" in texts
     assert "a transaction is open in in-0 from offset 90" in texts
     other = inspect_checkpoint(made, reader, application_id="other")

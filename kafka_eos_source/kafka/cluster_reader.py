@@ -12,7 +12,7 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.request import Complaints, request
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
@@ -104,6 +104,10 @@ class ClusterReader:
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         """Returns topic ids (KIP-516). Raises the same errors as `SourceAdmin.named`."""
         return self._admin.named(sorted(topics)).ids if topics else {}
+
+    def epoch_ends(self, epochs: Epochs) -> dict[TopicPartition, int]:
+        """Returns where leader epochs end. Raises the same errors as `SourceAdmin.epoch_ends`."""
+        return self._admin.epoch_ends(epochs)
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnds]:
         """Returns where each log begins and ends.

@@ -10,9 +10,9 @@ from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
-from kafka_eos_source.plan.loss import Loss, reconcile
+from kafka_eos_source.plan.loss import Loss, cut_logs, reconcile
 from kafka_eos_source.protocol.identity import anchor as anchor_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
@@ -43,6 +43,10 @@ class MetadataReader(Protocol):
 
     def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
         """Returns the bounds of each partition's log."""
+        ...
+
+    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+        """Returns where a leader epoch ends in each partition's log, as `SourceAdmin.epoch_ends` does."""
         ...
 
 
@@ -178,19 +182,26 @@ def _losses(
     if checkpoint is None or not own.starts:
         return []
     partitions = [tp for tp in own.starts if tp in existing]
+    begins = _positions(checkpoint.before if checkpoint.replays else checkpoint.logged)
+    epochs = {
+        tp: epoch
+        for each in begins
+        for tp, epoch in each.epochs.items()
+        if tp in partitions and each.end[tp] == own.starts[tp]
+    }
     return reconcile(
         own.starts,
-        _topic_ids(checkpoint.before if checkpoint.replays else checkpoint.logged),
+        {topic: topic_id for each in begins for topic, topic_id in each.topic_ids.items()},
         partitions,
         {tp: logs[tp].earliest for tp in partitions},
         {tp: logs[tp].end for tp in partitions},
         reader.topic_ids({tp.topic for tp in partitions}),
+        cuts=cut_logs(own.starts, reader.epoch_ends(epochs)) if epochs else None,
     ).losses
 
 
-def _topic_ids(logged: LoggedOffsets | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in (logged.sources if logged is not None else {}).values():
-        if line is not None and is_kafka_offset_json(line):
-            found.update(SourcePosition.from_json(line).topic_ids)
-    return found
+def _positions(logged: LoggedOffsets | None) -> list[SourcePosition]:
+    lines = logged.sources.values() if logged is not None else ()
+    return [
+        SourcePosition.from_json(line) for line in lines if line is not None and is_kafka_offset_json(line)
+    ]
