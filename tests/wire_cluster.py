@@ -157,6 +157,7 @@ class WireCluster:
         most_open: most requests of one connection that had no answer.
         is_stuck: whether the coordinator failed to write its state.
         hung: brokers that accept connections and requests, and answer nothing.
+        unsupported: requests that the brokers do not know.
     """
 
     def __init__(self, topics: dict[str, int], *, brokers: int = 1, version: int = 2) -> None:
@@ -169,6 +170,7 @@ class WireCluster:
         self.is_stuck = False
         self.hung: set[int] = set()
         self._fenced: set[int] = set()
+        self.unsupported: set[str] = set()
         self._stated_version = 0
         self._topics = topics
         self._logs: dict[Partition, _Log] = defaultdict(_Log)
@@ -353,7 +355,8 @@ class WireCluster:
     def _on_ApiVersions(self, *_: Any) -> dict[str, Any]:  # noqa: N802
         keys = [
             ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=newest, version=3)
-            for key, (_, _, newest) in _REQUESTS.items()
+            for key, (kind, _, newest) in _REQUESTS.items()
+            if kind.__name__.removesuffix("Request") not in self.unsupported
         ]
         level = ApiVersionsResponse.FinalizedFeatureKey(
             name="transaction.version", max_version_level=self.version, min_version_level=0, version=3

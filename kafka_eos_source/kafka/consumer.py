@@ -73,8 +73,8 @@ class Taken:
         gone: partitions that the cluster does not know, or no longer knows.
         reached: offsets before which no more messages will come, by partition. Unlike the offset of the last
             message, they include what readers do not see. Only the native consumer tells them.
-        cut: partitions whose log was cut below the end of what was asked for, and filled again, with the
-            offset of the cut as far as it is known. Only the native consumer tells them.
+        cut: partitions whose log was cut below the end of what was asked for, with the offset of the cut.
+            Only the native consumer tells them.
     """
 
     messages: Any

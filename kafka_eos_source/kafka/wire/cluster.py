@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.wire.access import Access
@@ -328,7 +328,7 @@ class Cluster:
 
         Returns:
             The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
-            whether there was such an epoch.
+            whether there was such an epoch, or such a request.
 
         Raises:
             KafkaException: if a leader refuses.
@@ -336,7 +336,11 @@ class Cluster:
         """
         found: dict[TopicPartition, int] = {}
         for connection, current in self._by_leader(epochs, deadline):
-            version = connection.version(OffsetForLeaderEpochRequest, _EPOCH_ENDS, 2)
+            try:
+                version = connection.version(OffsetForLeaderEpochRequest, _EPOCH_ENDS, 2)
+            except OperatorError:  # a service that only resembles Kafka
+                found.update(dict.fromkeys(current, -1))
+                continue
             asked = {tp: (epoch, epochs[tp]) for tp, epoch in current.items()}
             request = epoch_ends_request(version, asked)
             for topic in self.ask(connection, request, deadline).topics or ():

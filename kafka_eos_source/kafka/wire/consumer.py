@@ -7,6 +7,7 @@ little more than what is left of it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import TUNED, Taken
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice, wants
@@ -40,6 +41,8 @@ from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
 from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+
+_log = logging.getLogger(__name__)
 
 #: Answers of a leader that may wait to be decoded before it is asked again.
 _MOST_ANSWERS = 2
@@ -132,6 +135,8 @@ class WireConsumer:
         #: The events that the next `take` returns with its messages.
         self._events = Taken(())
         self._failure: Exception | None = None
+        #: Partitions whose log seems to be cut (`_ask_for_cuts`).
+        self._suspects: set[TopicPartition] = set()
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()
         #: How many leaders are asked at present.
@@ -183,11 +188,13 @@ class WireConsumer:
             self._events.cut.pop(tp, None)
         for events in (self._events.out_of_range, self._events.gone):
             events[:] = [tp for tp in events if tp not in dropped]
+        self._suspects -= dropped
         self._arrived.drop(dropped)
 
     def release(self) -> None:
         """Stops all reading; connections stay open."""
         self._partitions.clear()
+        self._suspects.clear()
         self._arrived.clear()
         self._events = Taken(())
         self._failure = None
@@ -216,6 +223,7 @@ class WireConsumer:
         while True:
             self._fetch()
             self._raise_failure()
+            self._ask_for_cuts()
             if self._arrived or not self._events.empty:
                 return self._taken()
             if deadline.expired and has_waited:
@@ -387,7 +395,7 @@ class WireConsumer:
         if foreign is not None:
             batches = batches.first(foreign)
             if not foreign:
-                self._on_cut(tp, partition.position, partition)
+                self._suspect(tp, partition)
                 return
         if batches.past_offset > partition.position:
             self._sizes.learn(batches)
@@ -410,17 +418,46 @@ class WireConsumer:
         """Takes the answer of a leader whose log does not have the last epoch up to the position."""
         epoch, end = diverging
         if end < partition.end:
-            self._on_cut(tp, end, partition)
+            self._suspect(tp, partition)
         else:  # the epoch is missing, because nothing was written in it, but no record is
             partition.last_epoch = epoch
 
-    def _on_cut(self, tp: TopicPartition, cut: int, partition: _Partition) -> None:
-        """Reports that a log was cut and filled again, after what arrived from before the cut."""
+    def _suspect(self, tp: TopicPartition, partition: _Partition) -> None:
+        """Notes that a log seems to be cut, once the caller has what arrived from before the cut."""
         if self._arrived.has(tp):
-            self._pause(tp, f"the log of {tp} was cut at offset {cut}")
+            self._pause(tp, f"the log of {tp} was cut")
         else:
-            partition.is_waiting = True  # until the caller moves or drops it
-            self._events.cut[tp] = cut
+            partition.is_waiting = True  # until `_ask_for_cuts`
+            self._suspects.add(tp)
+
+    def _ask_for_cuts(self) -> None:
+        """Asks leaders where the logs were cut that seem to be.
+
+        Services that only resemble Kafka may send batches with any epoch, so the batches alone prove nothing.
+        """
+        if not self._suspects:
+            return
+        suspects = {tp: self._partitions[tp] for tp in self._suspects}
+        self._suspects.clear()
+        epochs = {tp: each.epoch for tp, each in suspects.items()}
+        deadline = Deadline.after_seconds(_CONNECT_SECONDS)
+        try:
+            ends = self._cluster.retried(
+                f"looking up the ends of leader epochs of {', '.join(map(str, epochs))}",
+                deadline,
+                partial(self._cluster.epoch_ends, epochs, deadline),
+            )
+        except (RetriableError, UnavailableError) as error:
+            for tp in suspects:
+                self._pause(tp, str(error))  # fetches again, until the timeout
+            return
+        for tp, each in suspects.items():
+            if 0 <= ends[tp] < each.end:
+                self._events.cut[tp] = ends[tp]  # the partition waits until the caller drops it
+                continue
+            _log.warning("%s has a record batch of a later leader epoch than its leader says", tp)
+            each.epoch = each.last_epoch = -1
+            each.is_waiting = False
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
         error = KafkaError(code)
