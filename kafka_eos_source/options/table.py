@@ -253,8 +253,9 @@ OPTIONS: tuple[Option, ...] = (
         True,
         "boolean",
         "Whether the query fails if records were lost before it read them, for example because retention "
-        "removed them or somebody deleted or recreated their topic. With `false`, the query logs a warning "
-        "and continues without them.",
+        "removed them, somebody deleted or recreated their topic, or an unclean leader election cut the log. "
+        "With `false`, the query logs a warning and continues without them; in a log that was cut, from the "
+        "cut on.",
     ),
     Option(
         "includeHeaders",
