@@ -163,3 +163,13 @@ def test_offsets_of_a_topic_that_was_created_again_cannot_be_compared() -> None:
 
     assert own("old")
     assert not own("other")
+
+
+def test_the_epochs_of_the_ends_are_committed() -> None:
+    ours = kafka({"a": {"0": 5, "1": 9}}, cluster="c", epochs={"a": [5, -1]})
+    (source,) = ranges(logged(ours), None)
+    assert source.epochs == {A0: 5}
+    own = on_cluster([source], "c", TOPICS, "auto")
+    assert own.epochs == {A0: 5}
+    behind = SourceRange({A0: 3}, {A0: 1}, "c", epochs={A0: 4})
+    assert on_cluster([source, behind], "c", TOPICS, "auto").epochs == {A0: 4}, "that of the lower end"

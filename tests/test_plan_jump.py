@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,14 @@ def test_an_old_checkpoint_continues_from_the_committed_offsets(caplog: pytest.L
     restarted = source(made)
     assert restarted.tasks(OLD, jumped) == [], "a replay of the jump reads nothing either"
     assert restarted.latest(jumped) == after, "the checkpoint has caught up"
+
+
+def test_a_jump_takes_over_the_epochs_of_the_committed_offsets() -> None:
+    made = cluster((A0, 8, TOKEN))
+    made.groups[APPLICATION][A0] = replace(made.groups[APPLICATION][A0], epoch=6)
+    made.epochs = {A0: [(6, 0)], A1: [(6, 0)]}
+    begun = replace(OLD, epochs={A0: 2, A1: 3})
+    assert source(made).latest(begun).epochs == {A0: 6, A1: 3}
 
 
 def test_a_partition_without_offset_keeps_its_start() -> None:
