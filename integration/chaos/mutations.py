@@ -17,6 +17,7 @@ from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
@@ -170,6 +171,17 @@ def _no_topic_ids() -> None:
     """Takes each topic for the one that it was before, although it may have been created again."""
     transaction.Transaction._check_topic_ids = lambda self: set()  # type: ignore[method-assign]
     replay._check_topics = lambda before, now: None
+
+
+def _no_leader_epochs() -> None:
+    """Never asks whether a new leader has the records that the query has read, as before KIP-320."""
+    SourceAdmin.epoch_ends = lambda self, epochs: {}  # type: ignore[method-assign]
+    assign = WireConsumer.assign
+
+    def assign_offsets(self: WireConsumer, positions: Any, ends: Any = None, _epochs: Any = None) -> None:
+        assign(self, positions, ends)
+
+    WireConsumer.assign = assign_offsets  # type: ignore[method-assign]
 
 
 def _no_mark_check() -> None:
@@ -344,6 +356,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,
     "topic ids": _no_topic_ids,
+    "leader epochs": _no_leader_epochs,
     "mark check": _no_mark_check,
     "targets": _no_targets,
     "places": _no_places,
