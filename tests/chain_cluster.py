@@ -388,7 +388,7 @@ class ModelAdmin:
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         return {tp: LogEnd(self._cluster.end(tp)) for tp in partitions}
 
-    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+    def epoch_ends(self, epochs: Epochs, leaders: Epochs) -> Mapping[TopicPartition, int]:
         return {}
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -110,8 +110,9 @@ class Cluster:
         ends = {tp: self.open_transactions.get(tp, self.logs[tp][1]) for tp in partitions}
         return {tp: LogEnd(end, self.epochs.get(tp, [(-1, 0)])[-1][0]) for tp, end in ends.items()}
 
-    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
+    def epoch_ends(self, epochs: Epochs, leaders: Epochs) -> Mapping[TopicPartition, int]:
         self.requests.append("epoch_ends")
+        assert leaders == {tp: self.epochs[tp][-1][0] for tp in epochs}
         return {tp: self._epoch_end(tp, epoch) for tp, epoch in epochs.items()}
 
     def _epoch_end(self, tp: TopicPartition, epoch: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from confluent_kafka import KafkaException
 from fetch_cluster import FetchCluster
 from fetched_log import Log, Record
 from hypothesis import HealthCheck, given, settings
@@ -101,8 +102,27 @@ def test_a_task_that_accepts_the_loss_leaves_the_new_records_to_the_next_batch()
     assert rows(refilled(), 80, 100, 5, fails=False) == []
 
 
+def test_a_cut_is_noticed_although_compaction_removed_what_took_the_offsets() -> None:
+    log = refilled()
+    log.batches = [each for each in log.batches if each.first >= 100]
+    with pytest.raises(DataLossError, match="cut at offset 60"):
+        rows(log, 80, 100, 5)
+
+
 def test_a_batch_planned_after_the_cut_is_read() -> None:
     assert [at for at, _ in rows(refilled(), 60, 140, 7)] == list(range(60, 140))
+
+
+def test_an_epoch_without_records_that_the_new_leader_lacks_costs_one_more_fetch() -> None:
+    """The broker reports that it diverges: the log of an idle partition whose leader changed often."""
+    log = Log()
+    appended(log, 5, count())
+    log.elect(3)
+    log.elect(5, forgets=True)
+    with FetchCluster({("t", 0): log}) as cluster:
+        found = read(cluster, [OffsetRange(TP, 0, 10, 3)])
+    assert [at for at, _ in found["t", 0]] == list(range(10))
+    assert (cluster.received["Fetch"], cluster.received["OffsetForLeaderEpoch"]) == (2, 0)
 
 
 def test_a_leader_that_refuses_the_epoch_is_asked_without_it() -> None:
@@ -136,9 +156,11 @@ def test_the_ends_of_epochs_are_asked_of_the_leaders() -> None:
             assert wire.epoch_ends({TP: 5, other: 0}, deadline) == {TP: 60, other: 0}
             assert wire.epoch_ends({TP: 7}, deadline) == {TP: 140}
             assert wire.epoch_ends({TP: 9}, deadline) == {TP: -1}
+            with pytest.raises(KafkaException, match="UNKNOWN_LEADER_EPOCH"):
+                wire.epoch_ends({TP: 5}, deadline, {TP: 8})  # this leader is an old one
         finally:
             wire.close()
-    assert cluster.received["OffsetForLeaderEpoch"] == 4
+    assert cluster.received["OffsetForLeaderEpoch"] == 5
 
 
 @st.composite

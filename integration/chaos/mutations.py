@@ -175,7 +175,7 @@ def _no_topic_ids() -> None:
 
 def _no_leader_epochs() -> None:
     """Never asks whether a new leader has the records that the query has read, as before KIP-320."""
-    SourceAdmin.epoch_ends = lambda self, epochs: {}  # type: ignore[method-assign]
+    SourceAdmin.epoch_ends = lambda self, epochs, leaders=None: {}  # type: ignore[method-assign]
     assign = WireConsumer.assign
 
     def assign_offsets(self: WireConsumer, positions: Any, ends: Any = None, _epochs: Any = None) -> None:

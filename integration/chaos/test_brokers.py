@@ -10,12 +10,13 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from integration.chaos.brokers import QUICK, coordinator, leader, undisturbed_end
+from integration.chaos.brokers import QUICK, await_in_sync, coordinator, leader, undisturbed_end
 from integration.chaos.conftest import Proxied, report_measures
 from integration.chaos.interleaved import Interleaved, without_the_abort_rule
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
+from integration.support.kafka import produce
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.native_support import NATIVE
@@ -94,6 +95,69 @@ def test_t32_a_query_continues_while_every_broker_restarts_in_turn(
         on_three.feed(50)
         three.start_node(node)
     undisturbed_end(on_three, driver)
+
+
+@pytest.mark.fault(
+    "T320", "an unclean leader election cuts the source's log, which is filled again", "while it runs"
+)
+def test_t320_an_unclean_election_is_reported_and_the_log_read_from_the_cut_on(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
+    first, second, _ = three.nodes
+    on_three.source = on_three.admin.create_on(
+        f"{on_three.source}-cut",
+        [[first, second]],
+        min_insync_replicas="1",
+        unclean_leader_election_enable="true",
+    )
+    on_three.feed(60)
+    await_in_sync(on_three)
+    three.stop_node(second)
+    on_three.feed(40)
+    driver = on_three.start(available_now=False)
+    await_condition(lambda: on_three.outcome().rows.found == 100, _SECONDS, "the query has read 100 records")
+    three.kill_node(first)
+    three.start_node(second)
+    on_three.feed(80)
+    assert driver.wait() == 1
+    said = driver.log.read_text()
+    assert f"LOG_WAS_CUT: {on_three.source}-0: the query is at offset 100" in said
+    assert "the log was cut at offset 60" in said
+    assert on_three.outcome().rows.found == 100
+    on_three.run(source={"failOnDataLoss": "false"})
+    found = on_three.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T324", "leaders change in order, again and again", "while it runs, and at restarts")
+def test_t324_a_clean_change_of_leaders_is_no_loss(on_three: Scenario, three: EmbeddedKafka) -> None:
+    """The source has transactions, a partition that is idle, and one that was never written."""
+    replicas = [*three.nodes]
+    idle = on_three.admin.create_on(f"{on_three.source}-idle", [replicas, replicas[::-1]])
+    sent = [("idle", f"{number}") for number in range(4)]
+    produce(on_three.bootstrap, idle, [value for _, value in sent[:3]], keys=["idle"] * 3, partition=0)
+    on_three.sent += sent[:3]
+    subscribed = {"subscribe": f"{on_three.source},{idle}"}
+    source = Interleaved(on_three)
+    driver = on_three.start(available_now=False, source=subscribed)
+    for node in three.nodes:
+        three.stop_node(node)
+        source.feed(2)
+        three.start_node(node)
+        await_in_sync(on_three)
+        on_three.admin.elect_preferred_leaders()
+        source.feed(2)
+    undisturbed_end(on_three, driver)
+    three.stop_node(leader(on_three, idle, 0))
+    on_three.run(source=subscribed)
+    produce(on_three.bootstrap, idle, ["3"], keys=["idle"], partition=0)
+    on_three.sent += sent[3:]
+    produce(on_three.bootstrap, idle, ["first"], keys=["new"], partition=1)
+    on_three.sent.append(("new", "first"))
+    source.feed(1)
+    on_three.run(source=subscribed)
+    found = on_three.outcome()
+    assert found.exactly_once, found
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
+    ElectionType,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -76,10 +77,13 @@ class Admin:
         topic = NewTopic(name, partitions, -1, config={**_KEPT_FOR_EVER, **named})
         return self._created(topic, partitions)
 
-    def create_on(self, name: str, brokers: Sequence[int]) -> str:
-        """Creates a topic with one replica of each partition, on these brokers."""
-        assignment = [[broker] for broker in brokers]
-        topic = NewTopic(name, len(brokers), replica_assignment=assignment, config=_KEPT_FOR_EVER)
+    def create_on(self, name: str, brokers: Sequence[int | Sequence[int]], **config: str) -> str:
+        """Creates a topic with these replicas of each partition; a number stands for one replica."""
+        assignment = [[each] if isinstance(each, int) else list(each) for each in brokers]
+        named = {key.replace("_", "."): value for key, value in config.items()}
+        topic = NewTopic(
+            name, len(brokers), replica_assignment=assignment, config={**_KEPT_FOR_EVER, **named}
+        )
         return self._created(topic, len(brokers))
 
     def _created(self, topic: NewTopic, partitions: int) -> str:
@@ -109,6 +113,10 @@ class Admin:
         await_condition(
             lambda: self.partitions(name) == number, TIMEOUT_SECONDS, f"{name!r} has {number} partitions"
         )
+
+    def elect_preferred_leaders(self) -> None:
+        """Makes the first replica of each partition its leader."""
+        self.client.elect_leaders(ElectionType.PREFERRED).result(TIMEOUT_SECONDS)
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
         """Changes the configuration of a topic; returns when a broker shows the new values."""

@@ -240,13 +240,14 @@ class SourceAdmin:
         """
         return self._offsets({tp: _OffsetSpec.latest() for tp in partitions}, "the latest offsets")
 
-    def epoch_ends(self, epochs: Epochs) -> dict[TopicPartition, int]:
+    def epoch_ends(self, epochs: Epochs, leaders: Epochs | None = None) -> dict[TopicPartition, int]:
         """Returns where a leader epoch ends in the log of each partition's present leader (KIP-320).
 
         Confluent's client cannot ask this, so it goes through the native client.
 
         Args:
             epochs: epoch of each partition; that of a leader that there was.
+            leaders: epochs of the present leaders, as far as they are known; older leaders do not count.
 
         Returns:
             The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
@@ -270,7 +271,7 @@ class SourceAdmin:
         return wire.retried(
             f"looking up the ends of leader epochs of {', '.join(topics)}",
             deadline,
-            lambda: wire.epoch_ends(epochs, deadline),
+            lambda: wire.epoch_ends(epochs, deadline, leaders),
         )
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -1,8 +1,8 @@
 """The offset of a source in Spark's offset log: the format of Spark's own Kafka source, and one more key.
 
 ``{"flights":{"0":42,"1":40},"@":{…}}`` holds the next offset to read of each partition, as Spark's built-in
-source writes it, so that each source can read the checkpoint of the other. The key ``"@"`` cannot be the name
-of a topic. It carries what Spark would otherwise lose:
+source writes it, so that a query that used that source can be continued. Spark's source cannot read the key
+``"@"``, which cannot be the name of a topic. It carries what Spark would otherwise lose:
 
 ``start``
     where the batch begins in partitions that the previous position does not contain. Batch 0 names all its

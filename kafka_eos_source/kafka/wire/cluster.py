@@ -319,12 +319,15 @@ class Cluster:
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
         return _complete(found, wanted)
 
-    def epoch_ends(self, epochs: Epochs, deadline: Deadline) -> dict[TopicPartition, int]:
+    def epoch_ends(
+        self, epochs: Epochs, deadline: Deadline, leaders: Epochs | None = None
+    ) -> dict[TopicPartition, int]:
         """Returns where an epoch ends in the log of each partition's leader (OffsetForLeaderEpoch, KIP-320).
 
         Args:
             epochs: the epoch, by partition.
             deadline: for all requests.
+            leaders: epochs of leaders that the caller has heard of; older leaders do not count.
 
         Returns:
             The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
@@ -341,7 +344,8 @@ class Cluster:
             except OperatorError:  # a service that only resembles Kafka
                 found.update(dict.fromkeys(current, -1))
                 continue
-            asked = {tp: (epoch, epochs[tp]) for tp, epoch in current.items()}
+            known = leaders or {}
+            asked = {tp: (max(epoch, known.get(tp, -1)), epochs[tp]) for tp, epoch in current.items()}
             request = epoch_ends_request(version, asked)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
