@@ -231,7 +231,7 @@ def _answers_for_ever() -> None:
 
 def _new_partitions_from_their_end() -> None:
     """Starts partitions that were added to a topic at their end instead of their beginning."""
-    SourceAdmin.earliest = SourceAdmin.latest  # type: ignore[method-assign]
+    SourceAdmin.earliest = SourceAdmin.high_watermarks  # type: ignore[method-assign]
 
 
 def _no_shard_check() -> None:
