@@ -28,6 +28,7 @@
         ├── SinkUndecidedError      a sink holds a prepared batch, and no token decides its fate
         ├── AuthorizationError      the cluster refuses the principal
         ├── DataLossError           records that the query has not read are gone
+        ├── RecordsDamagedError     a record batch in the log of a broker cannot be decoded
         ├── TokenMissingError       Kafka lost the token, so it does not show which batch was committed last
         ├── NewerVersionError       a newer version of kafka-eos has committed batches of this query
         ├── ForeignQueryError       the application.id belongs to another checkpoint
@@ -186,6 +187,12 @@ class DataLossError(OperatorError):
     """Records that the query has not read are gone (``failOnDataLoss=true``)."""
 
     condition = "KAFKA_EOS.DATA_LOSS"
+
+
+class RecordsDamagedError(OperatorError):
+    """A record batch is damaged in the log of its leader, or was written damaged."""
+
+    condition = "KAFKA_EOS.RECORDS_DAMAGED"
 
 
 class TokenMissingError(OperatorError):

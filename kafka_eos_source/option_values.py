@@ -245,6 +245,26 @@ def offsets(name: str, value: str) -> tuple[dict[TopicPartition, int], dict[str,
     return by_partition, by_topic
 
 
+def offset_lists(name: str, value: str) -> dict[TopicPartition, tuple[int, ...]]:
+    """Parses offsets such as ``{"t":{"0":[17,1042]}}``."""
+    example = '{"topic":{"0":[17]}}'
+    found: dict[TopicPartition, tuple[int, ...]] = {}
+    for each, entry in _json_object(name, value, example).items():
+        numbers = entry if isinstance(entry, dict) else {}
+        lists_ok = all(
+            isinstance(offsets, list) and offsets and all(_is_whole(offset, 0) for offset in offsets)
+            for offsets in numbers.values()
+        )
+        if not numbers or not lists_ok or not all(_is_partition(number) for number in numbers):
+            raise invalid(
+                name,
+                value,
+                f"lists of offsets by partition, such as {example}; topic {each!r} has {json.dumps(entry)}",
+            )
+        found |= {TopicPartition(each, int(number)): tuple(entry[number]) for number in numbers}
+    return found
+
+
 def timestamps(name: str, value: str) -> dict[TopicPartition, int]:
     """Parses times such as ``{"t":{"0":1700000000000}}`` (ms since 1970)."""
     example = '{"topic":{"0":1700000000000}} (ms since 1970)'
@@ -261,7 +281,7 @@ def _per_partition(
     if not isinstance(entry, dict) or not entry or each == OTHERS:
         raise invalid(name, value, f"{expected}; topic {each!r} has {json.dumps(entry)}")
     for number, found in entry.items():
-        if not re.fullmatch("0|[1-9][0-9]{0,9}", number) or int(number) > _INT_MAX:
+        if not _is_partition(number):
             raise invalid(name, value, f"{expected}; topic {each!r} has the partition {number!r}")
         if not _is_whole(found, at_least):
             raise invalid(name, value, f"{expected}; partition {each}-{number} has {json.dumps(found)}")
@@ -299,6 +319,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {name!r} occurs twice")
         found[name] = value
     return found
+
+
+def _is_partition(number: str) -> bool:
+    return re.fullmatch("0|[1-9][0-9]{0,9}", number) is not None and int(number) <= _INT_MAX
 
 
 def _is_whole(value: object, at_least: int, at_most: int = _LONG_MAX) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_small_compressed_batches_do_not_keep_large_buffers() -> None:
 
 
 def decoded_rows(data: bytes, aborted: tuple[tuple[int, int], ...] = (), *, checks: bool) -> int:
-    """Returns the number of rows, of whatever the product accepts."""
+    """Returns the number of rows, of whatever the product accepts; raises what it finds damaged."""
     found = FetchedBatches.of(KERNEL, TP, 0, memoryview(data), aborted, checks=checks)
     rows = 0
     for messages, _ in parts_of(found, 1 << 62):
@@ -306,6 +307,8 @@ def decoded_rows(data: bytes, aborted: tuple[tuple[int, int], ...] = (), *, chec
             # times beyond what Arrow knows, or names that are not UTF-8
             with contextlib.suppress(InvalidRecordError, pa.ArrowInvalid, OverflowError):
                 record_batches([Run(TP, messages, offsets)], True, None)
+    if found.damage is not None:
+        raise found.damage
     return rows
 
 
@@ -357,7 +360,7 @@ def test_checksums_find_every_change_of_a_batch(data: st.DataObject, codec: int)
     sent = bytearray(batch.encoded())
     at = data.draw(st.integers(17, len(sent) - 1))
     sent[at] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(DamagedBatchError, match="its checksum is wrong"):
+    with pytest.raises(DamagedBatchError, match="its checksum is 0x"):
         decoded_rows(bytes(sent), checks=True)
 
 
@@ -398,6 +401,48 @@ def test_decompression_has_a_limit(codec: int, monkeypatch: pytest.MonkeyPatch) 
         decompressed(codec, bomb)
 
 
+_ONE, _TWO = b"one" * 50, b"two" * 70
+
+
+def _packed(data: bytes, codec: int) -> bytes:
+    return model.compressed(data, codec)
+
+
+@pytest.mark.parametrize("codec", [model.GZIP, model.XERIAL, model.ZSTD])
+def test_all_members_of_a_stream_are_read_as_javas_clients_do(codec: int) -> None:
+    number = model.SNAPPY if codec == model.XERIAL else codec
+    several = _packed(_ONE, codec) + _packed(b"", codec) * (codec != model.XERIAL) + _packed(_TWO, codec)
+    assert bytes(decompressed(number, memoryview(several))) == _ONE + _TWO
+    assert bytes(decompressed(number, memoryview(_packed(_ONE, codec) * 300))) == _ONE * 300
+
+
+def test_of_an_lz4_stream_only_the_first_frame_is_read_as_javas_clients_do() -> None:
+    one, two = _packed(_ONE, model.LZ4), _packed(_TWO, model.LZ4)
+    for rest in (b"", two, b"x", b"garbage", two[:9]):
+        assert bytes(decompressed(model.LZ4, memoryview(one + rest))) == _ONE
+    for missing in range(1, len(one)):
+        with pytest.raises(OSError, match="Truncated"):
+            decompressed(model.LZ4, memoryview(one[:-missing]))
+
+
+@pytest.mark.parametrize("rest", [b"x", b"garbage that is longer than a header", b"\x1f\x8b\x08", bytes(40)])
+def test_what_follows_a_gzip_stream_is_ignored_as_javas_clients_do(rest: bytes) -> None:
+    assert bytes(decompressed(model.GZIP, memoryview(_packed(_ONE, model.GZIP) + rest))) == _ONE
+
+
+def test_a_second_member_that_is_damaged_is_refused() -> None:
+    one, two = _packed(_ONE, model.GZIP), bytearray(_packed(_TWO, model.GZIP))
+    for spoiled in (two[:-1], two[:10] + b"\xff" + two[11:], two[:-8] + bytes(8)):
+        with pytest.raises((ValueError, zlib.error)):
+            decompressed(model.GZIP, memoryview(one + spoiled))
+
+
+@pytest.mark.parametrize("rest", [b"x", b"garbage"])
+def test_what_follows_a_zstd_frame_is_refused_as_javas_clients_do(rest: bytes) -> None:
+    with pytest.raises(OSError, match="Unknown frame"):
+        decompressed(model.ZSTD, memoryview(_packed(_ONE, model.ZSTD) + rest))
+
+
 def test_batches_that_overlap_are_refused() -> None:
     """Checksums do not cover offsets, and a reader would take records for others that it has."""
     first, second = Log(), Log(end=1)
@@ -412,10 +457,15 @@ def test_batches_that_overlap_are_refused() -> None:
 def test_old_formats_are_named_where_they_begin(magic: int) -> None:
     log = Log()
     log.append([Record(0)] * 3)
-    new, old = log.batches[0].encoded(), model.sealed(3, b"", count=1, magic=magic)
+    new, old = log.batches[0].encoded(), bytearray(model.sealed(3, b"", count=1, magic=magic))
+    old[12:16] = zlib.crc32(old[16:]).to_bytes(4, "big")  # of these formats
     with pytest.raises(NeedsLibrdkafkaError, match=f"offset 3 of t-3 has format {magic}"):
         FetchedBatches.of(KERNEL, TP, 3, memoryview(old))
-    assert FetchedBatches.of(KERNEL, TP, 0, memoryview(new + old)).past_offset == 3
+    found = FetchedBatches.of(KERNEL, TP, 0, memoryview(new + old))
+    assert (found.past_offset, found.damage) == (3, None)
+    old[16] ^= 1
+    found = FetchedBatches.of(KERNEL, TP, 0, memoryview(new + old))
+    assert f"offset 3 of t-3 is damaged: its format is {1 - magic}; expected 2" in str(found.damage)
 
 
 # -- answers

@@ -61,6 +61,30 @@ _GONE = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Damage:
+    """A place in a log whose records cannot be read, because a record batch is damaged.
+
+    Attributes:
+        tp: the partition.
+        offset: the first offset of the batch, as far as it is known.
+        past_offset: the offset before which the damage ends; -1 = unknown.
+        resume: the next offset that can be read; -1 = unknown. It is ``offset`` if the batch can be read
+            nevertheless.
+        text: what is wrong, and which brokers have it like that.
+        leader: the broker that leads the partition.
+        intact_on: other brokers that have an intact copy.
+    """
+
+    tp: TopicPartition
+    offset: int
+    past_offset: int
+    resume: int
+    text: str
+    leader: int = -1
+    intact_on: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Taken:
     """The messages and events that one call of `AssignedConsumer.take` returned.
@@ -75,6 +99,8 @@ class Taken:
             message, they include what readers do not see. Only the native consumer tells them.
         cut: partitions whose log was cut below the end of what was asked for, with the offset of the cut.
             Only the native consumer tells them.
+        damaged: damaged places at which the next records of a partition would be. Only the native consumer
+            finds them.
     """
 
     messages: Any
@@ -83,11 +109,12 @@ class Taken:
     gone: list[TopicPartition] = field(default_factory=list)
     reached: dict[TopicPartition, int] = field(default_factory=dict)
     cut: dict[TopicPartition, int] = field(default_factory=dict)
+    damaged: list[Damage] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
         """Whether there is neither a message nor an event."""
-        events = self.log_ends or self.out_of_range or self.gone or self.reached or self.cut
+        events = self.log_ends or self.out_of_range or self.gone or self.reached or self.cut or self.damaged
         return not (len(self.messages) or events)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kafka_eos_source.model import TopicPartition
     from kafka_eos_source.options.bounds import Bound, Subscription
     from kafka_eos_source.sinks.registry import SinkSpec
 
@@ -39,6 +40,7 @@ class ReadOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
+    skip_damaged: Mapping[TopicPartition, tuple[int, ...]]
     include_headers: bool
     columns: tuple[str, ...] | None
     step_in_read: tuple[str, str] | None

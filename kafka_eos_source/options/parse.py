@@ -14,6 +14,7 @@ import pyspark
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options import bounds as option_bounds
 from kafka_eos_source.options.bounds import Bound, Subscription
 from kafka_eos_source.options.by_table import parse_table, take_group_id
@@ -82,6 +83,7 @@ def parse_read(
         min_partitions=found["minPartitions"],
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
+        skip_damaged=_skip_damaged(found, subscription, kafka),
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
         step_in_read=_step_in_read(found),
@@ -161,6 +163,36 @@ def _read_client(client: str, kafka: Mapping[str, str]) -> str:
 
         READ_CLIENT.choose(config.check_consumer(kafka), client)
     return client
+
+
+def _skip_damaged(
+    found: Mapping[str, Any], subscription: Subscription, kafka: Mapping[str, str]
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Returns the option ``skipDamagedRecords`` after checking that it can have an effect.
+
+    Raises:
+        InvalidOptionError: if it names a partition that is not read, or the native client does not read.
+    """
+    named: dict[TopicPartition, tuple[int, ...]] = found["skipDamagedRecords"]
+    unread = next((tp for tp in named if not subscription.has(tp)), None)
+    if unread is not None:
+        raise InvalidOptionError(
+            f"option 'skipDamagedRecords' names {unread}; expected partitions that are read "
+            f"({subscription}).",
+            fix="correct the topic or the partition, or remove the option.",
+        )
+    if named:
+        from kafka_eos_source.kafka.native_support import NATIVE
+        from kafka_eos_source.kafka.read_client import READ_CLIENT
+
+        chosen = READ_CLIENT.choose(config.check_consumer(kafka), found["read.client"] or "")
+        if chosen.client != NATIVE:
+            raise InvalidOptionError(
+                "option 'skipDamagedRecords' is set, but the native client does not read here, which alone "
+                f"checks records for damage ({chosen}).",
+                fix="set 'read.client' to 'native', or remove the option.",
+            )
+    return named
 
 
 def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> str:

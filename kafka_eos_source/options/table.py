@@ -258,6 +258,18 @@ OPTIONS: tuple[Option, ...] = (
         "cut on.",
     ),
     Option(
+        "skipDamagedRecords",
+        READ,
+        values.offset_lists,
+        {},
+        'JSON `{"t":{"0":[17]}}`',
+        "Damaged record batches to pass over; see [RECORDS_DAMAGED](runbooks.md#records_damaged), whose message "
+        "contains the value to set. Each offset names the batch that contains it. The records of the batch are "
+        "lost; each task that passes over it logs the offsets as a warning. A batch that is intact is read although "
+        "it is named, and a damaged one that is not named stops the query. Needs the native client (`read.client`).",
+        "none",
+    ),
+    Option(
         "includeHeaders",
         READ,
         values.boolean,

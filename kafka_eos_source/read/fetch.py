@@ -6,6 +6,7 @@ differ in the consumer and in how columns are built from its messages.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -19,8 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.errors import DataLossError, KafkaEosError, RetriableError, UnavailableError
-from kafka_eos_source.kafka.consumer import POOL, Taken
+from kafka_eos_source.errors import (
+    DataLossError,
+    KafkaEosError,
+    RecordsDamagedError,
+    RetriableError,
+    UnavailableError,
+)
+from kafka_eos_source.kafka.consumer import POOL, Damage, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
@@ -72,6 +79,7 @@ class ReadSettings:
         poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
         columns: names of the columns to build; None = all.
         client: the option ``read.client``; "" = it is not set.
+        skip_damaged: offsets of damaged record batches to pass over, by partition (``skipDamagedRecords``).
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
@@ -80,6 +88,7 @@ class ReadSettings:
     poll_timeout_ms: int = 120_000
     columns: tuple[str, ...] | None = None
     client: str = ""
+    skip_damaged: Mapping[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
 
 
 class RangeConsumer(Protocol):
@@ -115,6 +124,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
 
     Raises:
         DataLossError: if offsets of a range no longer exist, with ``fail_on_data_loss``.
+        RecordsDamagedError: if a record batch is damaged that ``skip_damaged`` does not name.
         UnavailableError: if nothing arrived for ``poll_timeout_ms`` although a range is not finished.
         AuthorizationError: if the principal is not authorized to read.
         InvalidRecordError: as `record_batches`.
@@ -186,7 +196,7 @@ class Reading:
         They are fewer than `ENOUGH_ROWS` only if their values are large, or every range is finished.
 
         Raises:
-            DataLossError, UnavailableError, AuthorizationError: as `read_ranges`.
+            DataLossError, RecordsDamagedError, UnavailableError, AuthorizationError: as `read_ranges`.
             NeedsLibrdkafkaError: if another consumer must read what is left; see `use`. Nothing is lost.
         """
         self._deadline = Deadline.after_ms(
@@ -251,6 +261,8 @@ class Reading:
         for tp in taken.gone:
             if progress.is_open(tp):
                 self._skip_or_raise(tp, progress.end(tp), "the topic or partition was deleted")
+        for damage in taken.damaged:
+            self._on_damage(damage)
         finished = progress.take_finished()
         if finished and not progress.done:
             self._consumer.drop(sorted(finished))
@@ -345,6 +357,30 @@ class Reading:
         if self._progress.is_open(tp):
             self._consumer.move(tp, self._progress.position(tp))
 
+    def _on_damage(self, damage: Damage) -> None:
+        """Passes over a damaged place if the option names it.
+
+        Raises:
+            RecordsDamagedError: if it does not.
+        """
+        tp, progress = damage.tp, self._progress
+        if not progress.is_open(tp):
+            return
+        named = self._settings.skip_damaged.get(tp, ())
+        position, last = progress.position(tp), damage.past_offset - 1
+        if damage.resume < 0 or not any(damage.offset <= offset <= last for offset in named):
+            raise _records_damaged(damage, position, self._settings.skip_damaged)
+        until = min(damage.resume, progress.end(tp))
+        _log.warning(
+            "%s The task continues at offset %d, as skipDamagedRecords asks; %d offset(s) are lost: %s.",
+            _what(damage),
+            until,
+            until - position,
+            f"{position} to {until - 1}" if until > position else "the records were read nevertheless",
+        )
+        self._consumer.move(tp, damage.resume)
+        progress.advance(tp, until)
+
     def _bounds_timeout(self) -> float:
         return max(0.1, self._deadline.remaining_seconds(BOUNDS_TIMEOUT_SECONDS))
 
@@ -370,3 +406,47 @@ class Reading:
 def _messages(taken: Taken) -> Messages:
     found = taken.messages
     return found if isinstance(found, KernelMessages) else MessageList(found)
+
+
+def _what(damage: Damage) -> str:
+    offsets = f"offset {damage.offset}"
+    if damage.past_offset != damage.offset + 1:
+        last = damage.past_offset - 1 if damage.past_offset >= 0 else "an unknown one"
+        offsets = f"offsets {damage.offset} to {last}"
+    return f"{offsets} of {damage.tp} cannot be read, because the record batch is damaged: {damage.text}."
+
+
+def _records_damaged(
+    damage: Damage, position: int, named: Mapping[TopicPartition, tuple[int, ...]]
+) -> RecordsDamagedError:
+    """Returns the error for a damaged place.
+
+    Args:
+        damage: the place.
+        position: the next offset to read.
+        named: the offsets that the option ``skipDamagedRecords`` names already.
+    """
+    tp = damage.tp
+    if damage.intact_on:
+        fix = (
+            f"make broker {damage.intact_on[0]} the leader of the partition (kafka-reassign-partitions.sh "
+            "with it as the first replica, then kafka-leader-election.sh --election-type PREFERRED), start "
+            f"the query again, and let broker {damage.leader} copy the partition again"
+        )
+    else:
+        fix = (
+            "check the disk of the broker, restore its log from a copy if there is one, and start the query "
+            "again"
+        )
+    if damage.resume < 0:
+        fix += ". No offset behind the damage can be read, so that the query cannot pass over it"
+    else:
+        by_topic: dict[str, dict[str, list[int]]] = {}
+        for each, offsets in {**named, tp: (*named.get(tp, ()), damage.offset)}.items():
+            by_topic.setdefault(each.topic, {})[str(each.partition)] = sorted(set(offsets))
+        lost = max(0, min(damage.resume, damage.past_offset) - max(damage.offset, position))
+        fix += (
+            f". If there is no copy, pass over the batch, whereby {lost} offset(s) are lost: "
+            f".option('skipDamagedRecords', '{json.dumps(by_topic, separators=(',', ':'))}') on the source"
+        )
+    return RecordsDamagedError(_what(damage), fix=f"{fix}. See docs/runbooks.md, RECORDS_DAMAGED.")

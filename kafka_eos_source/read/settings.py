@@ -55,6 +55,7 @@ def task_read(options: ReadOptions) -> TaskRead:
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
         client=options.read_client,
+        skip_damaged=options.skip_damaged,
     )
     operator = None
     if options.operator is not None:

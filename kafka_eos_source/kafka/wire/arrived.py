@@ -32,8 +32,6 @@ class Arrived:
         #: Decodes the first so many of `_fetched`; None = nothing of them was decoded.
         self._parts: Iterator[Part] | None = None
         self._in_parts = 0
-        #: The offset up to which those were decoded.
-        self._reached: dict[TopicPartition, int] = {}
 
     def __len__(self) -> int:
         """Returns how often batches of a partition arrived."""
@@ -67,6 +65,18 @@ class Arrived:
         for tp in tps:
             del self._of_partition[tp]
 
+    def keep_before(self, tp: TopicPartition, offset: int) -> None:
+        """Discards what has arrived of a partition from a record batch on; the rest is decoded again."""
+        if any(batches.tp == tp for *_, batches in islice(self._fetched, self._in_parts)):
+            self._start_again()
+        kept: deque[tuple[int, int, FetchedBatches]] = deque()
+        for node, answer, batches in self._fetched:
+            left = batches.before(offset) if batches.tp == tp else batches
+            if len(left.batches):
+                kept.append((node, answer, left))
+        self._fetched = kept
+        self._of_partition = Counter(batches.tp for *_, batches in kept)
+
     def clear(self) -> None:
         """Discards everything."""
         self._fetched.clear()
@@ -81,16 +91,14 @@ class Arrived:
             end: returns the offset of a partition from which on nothing is wanted.
 
         Raises:
-            DamagedBatchError: if records cannot be decoded. Drop the partition before the next call, and
-                fetch it again from `reached` on.
+            DamagedBatchError: if records cannot be decoded. Call `keep_before` before the next call.
         """
         if self._parts is None:
             group = self._group()
-            self._in_parts, self._reached = len(group), {each.tp: each.position for each in group}
+            self._in_parts = len(group)
             pairs = [(each, end(each.tp)) for each in group]
             self._parts = decode(self._kernel, wanted, pairs, committed=self._committed)
         part = next(self._parts)
-        self._reached.update(part.reached)
         while self._in_parts and part.reached.get(self._fetched[0][-1].tp, -1) >= self._past_first():
             *_, batches = self._fetched.popleft()
             self._of_partition[batches.tp] -= 1
@@ -98,10 +106,6 @@ class Arrived:
         if not self._in_parts:
             self._start_again()
         return part
-
-    def reached(self, tp: TopicPartition) -> int:
-        """Returns the offset up to which `next_part` has decoded a partition that it found damaged."""
-        return self._reached[tp]
 
     def _start_again(self) -> None:
         self._parts, self._in_parts = None, 0

@@ -241,6 +241,13 @@ class Cluster:
             made.muted_until = found.muted_until  # the broker's quota applies to the client
         return made
 
+    def new_connection(self, node: int, deadline: Deadline) -> Connection:
+        """Returns a new connection to a broker, which replaces the one that there is; raises as `broker`."""
+        found = self._connections.get(node)
+        if found is not None:
+            found.fail(ConnectionAbortedError("a new connection replaces it"))
+        return self.broker(node, deadline)
+
     def metadata(self, topics: Collection[str] | None, deadline: Deadline) -> Any:
         """Asks for topics; None = all. Updates brokers and leaders.
 

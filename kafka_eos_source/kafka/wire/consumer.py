@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
@@ -26,13 +25,14 @@ from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.wire.damage import CORRUPT, Examination
 from kafka_eos_source.kafka.wire.fetch_messages import (
     HIGHEST,
     LOWEST,
     FetchAnswer,
     Fetched,
     Wanted,
-    fetch_answer,
+    decoded_fetch,
     fetch_request,
 )
 from kafka_eos_source.kafka.wire.fetch_sizes import FetchSizes
@@ -49,6 +49,9 @@ _MOST_ANSWERS = 2
 #: How long a partition waits after an error.
 _PAUSE_SECONDS = 0.1
 _SHORT_PAUSE_SECONDS = 0.005
+#: How long a leader must not find an offset that its log has until that counts as damage. Right after an
+#: election, a broker may report an end that it does not have yet.
+_STALL_SECONDS = 3.0
 #: How long one connection attempt, or one lookup of leaders, may keep a caller waiting.
 _CONNECT_SECONDS = 10.0
 #: How long brokers may not know a topic that exists (librdkafka's ``topic.metadata.propagation.max.ms``).
@@ -79,6 +82,8 @@ class _Partition:
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
+        stalled_since: since when its leader has sent nothing although its log does not end here, on the
+            monotonic clock; None = it does not do that.
         reported_end: the end of the log that was last reported to the caller. Each end is reported once, as
             librdkafka does, because callers take silence as a sign that something is wrong.
     """
@@ -90,6 +95,7 @@ class _Partition:
     resumes_at: float = 0.0
     is_waiting: bool = False
     unknown_since: float | None = None
+    stalled_since: float | None = None
     reported_end: int = -1
 
 
@@ -136,7 +142,12 @@ class WireConsumer:
         self._events = Taken(())
         self._failure: Exception | None = None
         #: Partitions whose log seems to be cut (`_ask_for_cuts`).
-        self._suspects: set[TopicPartition] = set()
+        self._cut_suspects: set[TopicPartition] = set()
+        self._examination = Examination(kernel, self._cluster, committed=self._committed, checks=self._checks)
+        #: Damaged batches that are examined when the caller has what arrived before them.
+        self._suspected: dict[TopicPartition, DamagedBatchError] = {}
+        #: What follows a damaged batch and is not found by its broker, for `move`.
+        self._rests: dict[TopicPartition, FetchedBatches] = {}
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()
         #: How many leaders are asked at present.
@@ -171,30 +182,39 @@ class WireConsumer:
 
     def move(self, tp: TopicPartition, position: int) -> None:
         """Continues an assigned partition at another offset."""
-        before = self._partitions[tp]
+        before, rest = self._partitions[tp], self._rests.get(tp)
         self.drop([tp])
         # A new object, so that an answer to the request before is ignored. The leader may have refused the
         # epoch of that request, and not its offset; the epochs of the record batches are compared anyway.
-        self._partitions[tp] = _Partition(
+        moved = _Partition(
             position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS
         )
+        self._partitions[tp] = moved
+        if rest is not None:
+            moved.position = rest.past_offset
+            self._arrived.add(self._cluster.leaders.of(tp) or 0, self._answers, rest)
 
     def drop(self, tps: Sequence[TopicPartition]) -> None:
         """Stops reading these partitions and discards what has arrived of them."""
         dropped = set(tps)
         for tp in dropped:
             self._partitions.pop(tp, None)
+            self._suspected.pop(tp, None)
+            self._rests.pop(tp, None)
             self._events.log_ends.pop(tp, None)
             self._events.cut.pop(tp, None)
         for events in (self._events.out_of_range, self._events.gone):
             events[:] = [tp for tp in events if tp not in dropped]
-        self._suspects -= dropped
+        self._cut_suspects -= dropped
+        self._events.damaged = [each for each in self._events.damaged if each.tp not in dropped]
         self._arrived.drop(dropped)
 
     def release(self) -> None:
         """Stops all reading; connections stay open."""
         self._partitions.clear()
-        self._suspects.clear()
+        self._cut_suspects.clear()
+        self._suspected.clear()
+        self._rests.clear()
         self._arrived.clear()
         self._events = Taken(())
         self._failure = None
@@ -222,6 +242,7 @@ class WireConsumer:
         has_waited = False
         while True:
             self._fetch()
+            self._examine()
             self._raise_failure()
             self._ask_for_cuts()
             if self._arrived or not self._events.empty:
@@ -266,8 +287,11 @@ class WireConsumer:
                     self._wanted, lambda tp: self._partitions[tp].end
                 )
             except DamagedBatchError as error:
-                self.last_complaint = str(error)
-                self.move(error.tp, self._arrived.reached(error.tp))  # fetches again, until the timeout
+                tp, end = error.tp, self._partitions[error.tp].end
+                self._arrived.keep_before(tp, error.offset)
+                # a new object, so that an answer to a request that has been sent is ignored
+                self._partitions[tp] = _Partition(max(error.position, error.offset), end)
+                self._suspect(error)
                 return taken
             taken.reached.update(reached)
         return taken
@@ -333,7 +357,7 @@ class WireConsumer:
         connection.send(
             request,
             partial(self._on_answer, node, connection, asked),
-            decode=_decode,
+            decode=decoded_fetch,
             wait_seconds=self._wait_ms / 1000,
         )
 
@@ -384,10 +408,8 @@ class WireConsumer:
                 fetched.records,
                 fetched.aborted,
                 checks=self._checks,
+                log_end=fetched.high_watermark,
             )
-        except DamagedBatchError as error:
-            self._pause(tp, str(error))
-            return
         except NeedsLibrdkafkaError as error:
             self._failure = error
             return
@@ -395,19 +417,28 @@ class WireConsumer:
         if foreign is not None:
             batches = batches.first(foreign)
             if not foreign:
-                self._suspect(tp, partition)
+                self._suspect_cut(tp, partition)
                 return
-        if batches.past_offset > partition.position:
+        is_progress = batches.past_offset > partition.position
+        if is_progress:
             self._sizes.learn(batches)
             partition.position = batches.past_offset
+            partition.stalled_since = None
             self._arrived.add(node, self._answers, batches)
+        if batches.damage is not None and partition.position < partition.end:
+            self._suspect(batches.damage)
+        if is_progress or batches.damage is not None:
             return
         end = fetched.last_stable_offset if self._committed else fetched.high_watermark
         if partition.position < end:
             # Other partitions filled the answer. Or the broker does not have what it reports, and would be
             # busy if it were asked again at once.
             partition.resumes_at = time.monotonic() + _SHORT_PAUSE_SECONDS
+            self._on_stall(
+                tp, partition, f"its leader sends nothing, although the log ends before offset {end}"
+            )
         else:
+            partition.stalled_since = None
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
             # not before the caller has the records that arrived: it would take them for read
             if partition.reported_end < partition.position and not self._arrived.has(tp):
@@ -418,27 +449,27 @@ class WireConsumer:
         """Takes the answer of a leader whose log does not have the last epoch up to the position."""
         epoch, end = diverging
         if end < partition.end:
-            self._suspect(tp, partition)
+            self._suspect_cut(tp, partition)
         else:  # the epoch is missing, because nothing was written in it, but no record is
             partition.last_epoch = epoch
 
-    def _suspect(self, tp: TopicPartition, partition: _Partition) -> None:
+    def _suspect_cut(self, tp: TopicPartition, partition: _Partition) -> None:
         """Notes that a log seems to be cut, once the caller has what arrived from before the cut."""
         if self._arrived.has(tp):
             self._pause(tp, f"the log of {tp} was cut")
         else:
             partition.is_waiting = True  # until `_ask_for_cuts`
-            self._suspects.add(tp)
+            self._cut_suspects.add(tp)
 
     def _ask_for_cuts(self) -> None:
         """Asks leaders where the logs were cut that seem to be.
 
         Services that only resemble Kafka may send batches with any epoch, so the batches alone prove nothing.
         """
-        if not self._suspects:
+        if not self._cut_suspects:
             return
-        suspects = {tp: self._partitions[tp] for tp in self._suspects}
-        self._suspects.clear()
+        suspects = {tp: self._partitions[tp] for tp in self._cut_suspects}
+        self._cut_suspects.clear()
         epochs = {tp: each.epoch for tp, each in suspects.items()}
         deadline = Deadline.after_seconds(_CONNECT_SECONDS)
         try:
@@ -466,10 +497,52 @@ class WireConsumer:
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
             self._events.out_of_range.append(tp)
+        elif code == CORRUPT:
+            self._suspect(_not_found(tp, partition, error.str()))
         elif code in _LOOKS_AGAIN or is_transient(error):
             self._look_again([tp], f"{tp}: {error.str()}")
+            if code == KafkaError.UNKNOWN:
+                self._on_stall(tp, partition, error.str())
         else:
             self._failure = classify(error, f"reading {tp}")
+
+    def _on_stall(self, tp: TopicPartition, partition: _Partition, why: str) -> None:
+        """Suspects damage if the leader of a partition has sent nothing of it for a while."""
+        partition.stalled_since = partition.stalled_since or time.monotonic()
+        if time.monotonic() - partition.stalled_since >= _STALL_SECONDS:
+            partition.stalled_since = None
+            self._suspect(_not_found(tp, partition, why))
+
+    def _suspect(self, error: DamagedBatchError) -> None:
+        """Stops reading a partition until the damaged batch was examined."""
+        self.last_complaint = concealed(str(error))
+        self._partitions[error.tp].is_waiting = True
+        self._suspected[error.tp] = error
+
+    def _examine(self) -> None:
+        """Examines damaged batches of which the caller has what arrived before."""
+        for tp, error in list(self._suspected.items()):
+            if self._arrived.has(tp):
+                continue
+            del self._suspected[tp]
+            partition = self._partitions[tp]
+            try:
+                found = self._examination.run(error, partition.position, self._wanted)
+            except TemporaryError as failure:
+                self._look_again([tp], f"{error}; {failure}")
+                continue
+            except NeedsLibrdkafkaError as failure:
+                self._failure = failure
+                continue
+            if self._partitions.get(tp) is not partition:
+                continue
+            if found is None:
+                self._pause(tp, f"{error}; it was intact when it was read again")
+                continue
+            damage, rest = found
+            self._events.damaged.append(damage)  # the partition waits until the caller moves it
+            if rest is not None:
+                self._rests[tp] = rest
 
     def _fair_pause(self, started: float) -> float:
         """Returns how long a retry waits: as long as the failed call delayed the answers of other brokers."""
@@ -536,6 +609,5 @@ class WireConsumer:
             raise failure
 
 
-def _decode(request: Any, data: memoryview, correlation_id: int) -> FetchAnswer:
-    check_correlation(data, correlation_id)
-    return fetch_answer(request.API_VERSION, data[4:])
+def _not_found(tp: TopicPartition, partition: _Partition, why: str) -> DamagedBatchError:
+    return DamagedBatchError(tp, why, position=partition.position, offset=partition.position)

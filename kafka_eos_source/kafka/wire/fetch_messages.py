@@ -13,6 +13,7 @@ from typing import Any
 
 from kafka.protocol.consumer import FetchRequest
 
+from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import TopicPartition
 
 #: The versions that name topics, not their ids, and tell the aborted transactions.
@@ -157,6 +158,12 @@ def fetch_answer(version: int, data: memoryview) -> FetchAnswer:
     if reader.at != len(data):
         raise ValueError(f"{len(data) - reader.at} bytes follow it")
     return FetchAnswer(throttle_ms, error_code, partitions)
+
+
+def decoded_fetch(request: Any, data: memoryview, correlation_id: int) -> FetchAnswer:
+    """Decodes the answer to a Fetch, with its header; raises as `fetch_answer`."""
+    check_correlation(data, correlation_id)
+    return fetch_answer(request.API_VERSION, data[4:])
 
 
 def _fetched(reader: _Reader, topic: str) -> Fetched:

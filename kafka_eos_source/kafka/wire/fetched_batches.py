@@ -58,6 +58,11 @@ _COMPRESSION, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x2
 _MAGIC = 2
 #: Where a batch's header has the epoch of the leader that appended it.
 _LEADER_EPOCH = np.arange(12, 16)
+#: The byte of a batch that names its format.
+MAGIC = bytes([_MAGIC])
+_CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+#: Positions in a batch: what its length counts, and what its checksum covers. Offsets are not covered.
+_LENGTH_COUNTS_FROM, _CHECKSUM_COVERS_FROM, _OLD_CHECKSUM_COVERS_FROM = 12, 21, 16
 #: Batches are rarely smaller than this, so bytes rarely hold more batches than this divides them into.
 _USUAL_BYTES = 512
 #: Type of the control record that ends an aborted transaction.
@@ -72,16 +77,36 @@ class DamagedBatchError(Exception):
 
     Args:
         tp: its partition.
-        text: what is wrong.
+        text: what is wrong, as a clause about "it".
+        position: the offset that was asked for.
+        offset: the batch's first offset; its header may be wrong, too.
+        at: where it begins in the bytes that the broker sent.
+        digest: identifies the damaged bytes.
+        past_offset: the offset after the batch, if the checksum proves its header; else -1.
     """
 
-    def __init__(self, tp: TopicPartition, text: str) -> None:
+    def __init__(
+        self,
+        tp: TopicPartition,
+        text: str,
+        *,
+        position: int,
+        offset: int,
+        at: int = 0,
+        digest: int = 0,
+        past_offset: int = -1,
+    ) -> None:
         super().__init__(tp, text)
         self.tp = tp
-        self._text = text
+        self.text = text
+        self.position = position
+        self.offset = offset
+        self.at = at
+        self.digest = digest
+        self.past_offset = past_offset
 
     def __str__(self) -> str:
-        return self._text
+        return f"the record batch at offset {self.offset} of {self.tp} is damaged: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +119,8 @@ class FetchedBatches:
         data: the bytes that the broker sent.
         batches: their positions and headers; see `BATCH`.
         aborted: producer id and first offset of each aborted transaction among them.
+        damage: what is wrong with the batch that ends the list; None = the bytes end there.
+        is_proven: whether checksums prove the headers of the batches.
     """
 
     tp: TopicPartition
@@ -101,6 +128,8 @@ class FetchedBatches:
     data: memoryview
     batches: npt.NDArray[np.void]
     aborted: tuple[tuple[int, int], ...] = ()
+    damage: DamagedBatchError | None = None
+    is_proven: bool = True
 
     @classmethod
     def of(
@@ -112,41 +141,86 @@ class FetchedBatches:
         aborted: tuple[tuple[int, int], ...] = (),
         *,
         checks: bool = True,
+        log_end: int = -1,
     ) -> FetchedBatches:
-        """Lists the batches in what a broker sent.
+        """Lists the batches in what a broker sent, up to the first damaged one.
 
         Args:
             kernel: the C kernel.
             tp, position, data, aborted: as in `FetchedBatches`.
             checks: whether to check their checksums.
+            log_end: the high watermark, beyond which no batch can end; -1 = unknown.
 
         Raises:
             NeedsLibrdkafkaError: if the first batch has an older format.
-            DamagedBatchError: if the first batch is damaged, or batches overlap. Another damaged batch ends
-                the list.
         """
-        room = len(data) // _USUAL_BYTES + 16
-        while True:
-            found = np.empty(room, BATCH)
-            count = kernel.list(_address(data), len(data), int(checks), found.ctypes.data, room)
-            if count < room:
-                break
-            room *= 8
-        batches = found[:count]
-        if count:
-            last = batches[-1]
-            if last["magic"] != _MAGIC or not last["is_intact"]:
-                if count == 1:
-                    raise _unreadable(tp, last)
-                batches = batches[:-1]
-            # checksums do not cover offsets
-            if (batches["first_offset"][1:] < batches["past_offset"][:-1]).any():
-                raise DamagedBatchError(tp, f"the record batches from offset {position} of {tp} overlap")
-        return cls(tp, position, data, batches, aborted)
+        batches = listed(kernel, data, checks=checks)
+        damage = None
+        if len(batches) and (batches[-1]["magic"] != _MAGIC or not batches[-1]["is_intact"]):
+            last, batches = batches[-1], batches[:-1]
+            if _has_old_format(data, last):
+                if not len(batches):
+                    offset, magic = last["first_offset"], last["magic"]
+                    raise NeedsLibrdkafkaError(
+                        f"the record batch at offset {offset} of {tp} has format {magic}"
+                    )
+            else:
+                text = what_is_wrong(kernel, data[int(last["at"]) :])
+                damage = cls(tp, position, data, batches).damaged(last, text)
+        # checksums do not cover offsets
+        first, past = batches["first_offset"], batches["past_offset"]
+        overlaps = np.flatnonzero(first[1:] < past[:-1])
+        beyond = np.flatnonzero(past > log_end) if log_end >= 0 else overlaps[:0]
+        if len(overlaps) or len(beyond):
+            index, text = len(batches), ""
+            if len(overlaps):
+                index = int(overlaps[0])
+                text = f"it overlaps with the one at offset {first[index + 1]}"
+                if first[index] <= (past[index - 1] if index else position):
+                    # the batches before are in their place, so that the second of the two is not
+                    index, text = index + 1, f"it overlaps with the one at offset {first[index]}"
+            if len(beyond) and beyond[0] < index:
+                index = int(beyond[0])
+                text = f"it ends before offset {past[index]}, but the log before offset {log_end}"
+            text = f"its first offset is {first[index]}: {text}"
+            bad, batches = batches[index], batches[:index]
+            damage = cls(tp, position, data, batches).damaged(bad, text, offset_is_wrong=True)
+        return cls(tp, position, data, batches, aborted, damage, checks)
+
+    def damaged(
+        self, batch: Any, text: str, *, offset_is_wrong: bool = False, is_proven: bool = False
+    ) -> DamagedBatchError:
+        """Returns the error for a batch that begins behind the list, or is part of it.
+
+        Args:
+            batch: its position and header.
+            text: what is wrong with it.
+            offset_is_wrong: whether its first offset is known to be wrong.
+            is_proven: whether its checksum proves its header.
+        """
+        at, offset = int(batch["at"]), int(batch["first_offset"])
+        before = self.batches[self.batches["at"] < at]
+        reached = int(before[-1]["past_offset"]) if len(before) else self.position
+        if offset_is_wrong or offset < 0 or (len(before) and offset < reached):
+            offset = reached
+        size = max(HEADER_BYTES, int(batch["bytes"]))
+        return DamagedBatchError(
+            self.tp,
+            text,
+            position=self.position,
+            offset=offset,
+            at=at,
+            digest=zlib.crc32(self.data[at : at + size]),
+            past_offset=int(batch["past_offset"]) if is_proven else -1,
+        )
+
+    def before(self, offset: int) -> FetchedBatches:
+        """Returns only the batches that begin before an offset."""
+        return replace(self, batches=self.batches[self.batches["first_offset"] < offset])
 
     def first(self, count: int) -> FetchedBatches:
-        """Returns the first ``count`` batches."""
-        return replace(self, batches=self.batches[:count])
+        """Returns the first ``count`` batches, without what follows them."""
+        return replace(self, batches=self.batches[:count], damage=None)
 
     @property
     def past_offset(self) -> int:
@@ -226,10 +300,8 @@ class FetchedBatches:
             key = _after_varint(record, _after_varint(record, _after_varint(record, at)))
             _version, kind = _CONTROL_KEY.unpack_from(record, key)
         except (IndexError, struct.error) as error:
-            raise DamagedBatchError(
-                self.tp,
-                f"the control record at offset {batch['first_offset']} of {self.tp} cannot be decoded",
-            ) from error
+            text = "its control record cannot be decoded"
+            raise self.damaged(batch, text, is_proven=self.is_proven) from error
         return bool(kind == _ABORT)
 
     def decompressed(self, batch: Any) -> memoryview:
@@ -244,11 +316,8 @@ class FetchedBatches:
         try:
             return decompressed(codec, packed)
         except (OSError, ValueError, zlib.error) as error:
-            raise DamagedBatchError(
-                self.tp,
-                f"the record batch at offset {batch['first_offset']} of {self.tp} cannot be decompressed: "
-                f"{error}",
-            ) from error
+            text = f"its records cannot be decompressed as {_CODECS.get(codec, codec)} ({error})"
+            raise self.damaged(batch, text, is_proven=self.is_proven) from error
 
 
 def _after_varint(data: memoryview, at: int) -> int:
@@ -258,15 +327,50 @@ def _after_varint(data: memoryview, at: int) -> int:
     return at + 1
 
 
-def _unreadable(tp: TopicPartition, batch: Any) -> Exception:
-    offset = int(batch["first_offset"])
-    if 0 <= int(batch["magic"]) < _MAGIC:
-        return NeedsLibrdkafkaError(
-            f"the record batch at offset {offset} of {tp} has format {batch['magic']}"
-        )
-    return DamagedBatchError(
-        tp, f"the record batch at offset {offset} of {tp} is damaged: its checksum is wrong"
-    )
+def listed(kernel: Kernel, data: memoryview, *, checks: bool = True) -> npt.NDArray[np.void]:
+    """Returns positions and headers of the batches in the data; only the last one may be unreadable."""
+    room = len(data) // _USUAL_BYTES + 16
+    while True:
+        found = np.empty(room, BATCH)
+        count = kernel.list(_address(data), len(data), int(checks), found.ctypes.data, room)
+        if count < room:
+            return found[:count]
+        room *= 8
+
+
+def what_is_wrong(kernel: Kernel, batch: memoryview) -> str:
+    """Returns what is wrong with a record batch, as a clause about "it".
+
+    Args:
+        kernel: the C kernel.
+        batch: bytes that begin with it.
+    """
+    if len(batch) < HEADER_BYTES:
+        return f"it ends after {len(batch)} bytes"
+    length, magic = int.from_bytes(batch[8:12], "big", signed=True), batch[16]
+    stored = int.from_bytes(batch[17:21], "big")
+    if magic != _MAGIC:
+        return f"its format is {magic}; expected {_MAGIC}"
+    if length < HEADER_BYTES - _LENGTH_COUNTS_FROM:
+        least = HEADER_BYTES - _LENGTH_COUNTS_FROM
+        return f"its length is {length} bytes; expected at least {least}"
+    if length > len(batch) - _LENGTH_COUNTS_FROM:
+        sent = len(batch) - _LENGTH_COUNTS_FROM
+        return f"its length is {length} bytes, of which the broker's log has only {sent}"
+    covered = batch[_CHECKSUM_COVERS_FROM : _LENGTH_COUNTS_FROM + length]
+    computed = kernel.crc32c(0, _address(covered), len(covered))
+    if computed != stored:
+        return f"its checksum is {stored:#010x}, and that of its bytes is {computed:#010x}"
+    return "its offsets or its number of records are impossible"
+
+
+def _has_old_format(data: memoryview, batch: Any) -> bool:
+    """Whether a batch has a format before version 2, and its checksum proves that."""
+    at, past = int(batch["at"]), int(batch["at"]) + int(batch["bytes"])
+    if not 0 <= int(batch["magic"]) < _MAGIC or past < at + _OLD_CHECKSUM_COVERS_FROM:
+        return False
+    stored = int.from_bytes(data[at + _LENGTH_COUNTS_FROM : at + _OLD_CHECKSUM_COVERS_FROM], "big")
+    return zlib.crc32(data[at + _OLD_CHECKSUM_COVERS_FROM : past]) == stored
 
 
 class Part(NamedTuple):
@@ -361,10 +465,9 @@ def _decoded(
     damaged = int(found.contents.damaged)
     block = Block(kernel, found, {number: name for name, number in topics.items()})
     if damaged >= 0:
-        tp = group[origin[damaged]][0].tp
-        raise DamagedBatchError(
-            tp, f"the record batch at offset {kept[damaged]['first_offset']} of {tp} cannot be decoded"
-        )
+        fetched = group[origin[damaged]][0]
+        text = "its records cannot be decoded: a length, a number or an offset in them is impossible"
+        raise fetched.damaged(kept[damaged], text, is_proven=fetched.is_proven)
     return KernelMessages(block, 0, block.rows)
 
 
