@@ -63,7 +63,7 @@ class Batch:
     def encoded(self) -> bytes:
         """Returns the bytes of the batch."""
         first_ms = self.horizon_ms if self.horizon_ms is not None else next((e.ms for e in self.records), -1)
-        plain = b"".join(_record(each, self.first, first_ms) for each in self.records)
+        plain = b"".join(encoded_record(each, self.first, first_ms) for each in self.records)
         codec = self.codec if self.records else NONE
         attributes = (SNAPPY if codec == XERIAL else codec) | (0x08 if self.append_ms is not None else 0)
         attributes |= (0x10 if self.transaction is not None else 0) | (0x20 if self.marker is not None else 0)
@@ -134,7 +134,8 @@ def compressed(data: bytes, codec: int) -> bytes:
     return data
 
 
-def _record(record: Record, first: int, first_ms: int) -> bytes:
+def encoded_record(record: Record, first: int, first_ms: int) -> bytes:
+    """Returns a record of a batch with this first offset and time."""
     body = b"\0" + varint(record.ms - first_ms) + varint(record.offset - first)
     body += _bytes(record.key) + _bytes(record.value) + varint(len(record.headers))
     for name, value in record.headers:

@@ -71,6 +71,34 @@ def test_option_names_are_not_case_sensitive(case: Any) -> None:
     assert options.subscription == Subscription("subscribePattern", pattern="t.*")
 
 
+def test_offsets_of_damaged_records_are_parsed_for_what_is_read() -> None:
+    assert read().skip_damaged == {}
+    named = read(skipDamagedRecords='{"t":{"0":[17,1042],"1":[0]}}').skip_damaged
+    assert named == {TopicPartition("t", 0): (17, 1042), TopicPartition("t", 1): (0,)}
+    assert read(streaming=False, skipDamagedRecords='{"t":{"0":[17]}}').skip_damaged
+    for unread in ({"subscribe": "u"}, {"assign": '{"t":[1]}', "subscribe": None}):
+        options = {**SERVERS, **unread, "skipDamagedRecords": '{"t":{"0":[17]}}'}
+        given = {name: value for name, value in options.items() if value is not None}
+        with pytest.raises(InvalidOptionError, match="names t-0; expected partitions that are read"):
+            parse_read(given, streaming=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["17", "t:0:17", "{}", '{"t":{}}', '{"t":{"0":17}}', '{"t":{"0":[]}}', '{"t":{"0":[-1]}}', '{"t":[17]}'],
+)
+def test_malformed_offsets_of_damaged_records_are_refused(value: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r'skipDamagedRecords.*such as \{"topic":\{"0":\[17\]\}\}'):
+        read(skipDamagedRecords=value)
+
+
+def test_damaged_records_are_passed_over_only_by_a_client_that_notices_them() -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"native client does not read here.*read\.client=librdkafka"
+    ):
+        read(skipDamagedRecords='{"t":{"0":[17]}}', read__client="librdkafka")
+
+
 def test_subscribe_and_assign_are_parsed_into_topics_and_partitions() -> None:
     assert read(subscribe=" a , b,,a ").subscription.topics == ("a", "b")
     options = parse_read({**SERVERS, "assign": '{"a":[1,0],"b":[4]}'}, streaming=True)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from fetched_log import GZIP, LZ4, SNAPPY, XERIAL, ZSTD, Record, compressed, encoded_record, sealed
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from integration.support import broker as brokers
 from integration.support.damage import (
@@ -20,7 +26,12 @@ from integration.support.damage import (
     RECORDS,
     StoredLog,
 )
-from integration.support.kafka import Admin, produce
+from integration.support.driver import await_condition
+from integration.support.kafka import Admin, produce, read_back, values
+from integration.support.query import Query
+from integration.support.tools import console_consumer
+from integration.support.tools import run as run_tool
+from kafka_eos_source import map_in_read
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import RecordsDamagedError
 from kafka_eos_source.kafka import kernel
@@ -60,11 +71,12 @@ def kafka() -> Iterator[EmbeddedKafka]:
         yield running
 
 
-def filled(bootstrap: str, topic: str, compression: str = "none") -> list[str]:
-    """Fills a topic with batches of the same size; returns the values."""
+def filled(bootstrap: str, topic: str, compression: str = "none", partition: int = 0) -> list[str]:
+    """Fills a partition with batches of the same size; returns the values."""
     values = [f"{number:04d} " + "x" * 300 for number in range(RECORDS_SENT)]
     for first, past in pairwise(range(0, RECORDS_SENT + 1, PER_BATCH)):
-        produce(bootstrap, topic, values[first:past], partition=0, config={"compression.type": compression})
+        how = {"compression.type": compression}
+        produce(bootstrap, topic, values[first:past], partition=partition, config=how)
     return values
 
 
@@ -122,3 +134,165 @@ def test_t310_a_damaged_batch_is_named_and_passed_over_alone(
         before = read(kafka.bootstrap_servers, topic, 0, border, skip)
         assert before + read(kafka.bootstrap_servers, topic, border, RECORDS_SENT, skip) == wanted, border
     assert read(kafka.bootstrap_servers, topic, 0, damaged.first) == wanted[: damaged.first]
+
+
+def unchanged(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from rows
+
+
+@pytest.mark.fault(
+    "T311", "batches are damaged on disk; a query with a checkpoint", "before two micro-batches"
+)
+@pytest.mark.parametrize("staged", [False, True], ids=["plain", "staged by the reading tasks"])
+def test_t311_a_query_with_a_checkpoint_passes_over_what_was_named_and_nothing_else(
+    kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path, staged: bool
+) -> None:
+    bootstrap, source = kafka.bootstrap_servers, f"t311-{staged}".lower()
+    admin = Admin(bootstrap)
+    sink = admin.create(f"{source}-out", 1)
+    admin.create(source, 2)
+    query = Query(spark, bootstrap, source, sink, str(tmp_path / "checkpoint"))
+    options = {
+        "kafka.bootstrap.servers": bootstrap,
+        "topic": sink,
+        "checkpointLocation": query.checkpoint,
+        "application.id": source,
+    }
+
+    def run(skip: str = "") -> None:
+        more = {"kafkaConsumer.pollTimeoutMs": str(TIMEOUT_MS)} | (
+            {"skipDamagedRecords": skip} if skip else {}
+        )
+        frame = query.frame(**more).select("key", "value")
+        if staged:
+            frame = map_in_read(frame, unchanged, "key BINARY, value BINARY", write=options)
+        writer = frame.writeStream.format("kafka-eos").options(**options)
+        assert writer.trigger(availableNow=True).start().awaitTermination(120), "the query did not end"
+
+    def stops(skip: str) -> str:
+        """Returns the value that the error advises; nothing of the micro-batch is visible."""
+        before = values(read_back(bootstrap, sink))
+        with pytest.raises(StreamingQueryException) as raised:
+            run(skip)
+        assert "[KAFKA_EOS.RECORDS_DAMAGED]" in str(raised.value)
+        assert values(read_back(bootstrap, sink)) == before
+        return advised(str(raised.value))
+
+    wanted = [f"before {number}" for number in range(8)]
+    produce(bootstrap, source, wanted)
+    run()
+    for partition, place in enumerate(("records", "compressed")):
+        at, bits, compression, _ = PLACES[place]
+        log = StoredLog(kafka.directory, source, partition)
+        begin = len(log.batches())
+        sent = filled(bootstrap, source, compression, partition)
+        log.flip(log.batches()[begin + 5].at + at, bits)
+        wanted += sent[: 5 * PER_BATCH] + sent[6 * PER_BATCH :]
+    skip = json.dumps({source: {"0": [1], "1": [2]}})  # intact batches
+    for _ in range(2):  # each partition
+        skip = stops(skip)
+    run(skip)
+    assert values(read_back(bootstrap, sink)) == sorted(wanted)
+
+    # the option is still set when another batch is damaged
+    produce(bootstrap, source, ["after"] * PER_BATCH, partition=0)
+    log = StoredLog(kafka.directory, source, 0)
+    damaged = log.batches()[-1].at + RECORDS + 3
+    log.flip(damaged)
+    stops(skip)
+    log.flip(damaged)
+    run(skip)
+    assert values(read_back(bootstrap, sink)) == sorted([*wanted, *["after"] * PER_BATCH])
+    assert admin.group(source)[source, 0][0] == log.batches()[-1].last + 1
+
+
+@pytest.mark.fault("T312", "a batch is damaged on the disk of the leader, and not of the follower", "read")
+def test_t312_the_error_names_the_intact_copy_and_its_steps_restore_the_partition(tmp_path: Path) -> None:
+    with EmbeddedKafka(3, java_options=brokers.JAVA_OPTIONS) as kafka:
+        bootstrap, topic = kafka.bootstrap_servers, "t312"
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic(topic, 1, replica_assignment=[[1, 2]])])[topic].result()
+        sent = filled(bootstrap, topic)
+        log, copy = (StoredLog(kafka.directory / f"node-{node}", topic) for node in (1, 2))
+        await_condition(lambda: log.batches() == copy.batches(), 60, "the follower has everything")
+        log.flip(log.batches()[5].at + RECORDS + 7)
+
+        with pytest.raises(RecordsDamagedError) as raised:
+            read(bootstrap, topic, 0, RECORDS_SENT)
+        said = str(raised.value)
+        assert "broker 1, the leader, sends it like this every time; broker 2 has an intact copy" in said
+        assert "make broker 2 the leader of the partition" in said
+        assert "let broker 1 copy the partition again" in said
+
+        reassign(bootstrap, topic, [2, 1], tmp_path)
+        run_tool(
+            "org.apache.kafka.tools.LeaderElectionCommand",
+            *("--bootstrap-server", bootstrap, "--election-type", "PREFERRED"),
+            *("--topic", topic, "--partition", "0"),
+        )
+        assert read(bootstrap, topic, 0, RECORDS_SENT) == list(enumerate(sent))
+        reassign(bootstrap, topic, [2], tmp_path)
+        reassign(bootstrap, topic, [2, 1], tmp_path)
+        assert StoredLog(kafka.directory / "node-1", topic).path.read_bytes() == copy.path.read_bytes()
+
+
+def reassign(bootstrap: str, topic: str, replicas: list[int], folder: Path) -> None:
+    """Sets the replicas of partition 0 as the runbook says, and waits until they have everything."""
+    plan = folder / "plan.json"
+    partition = {"topic": topic, "partition": 0, "replicas": replicas}
+    plan.write_text(json.dumps({"version": 1, "partitions": [partition]}))
+    tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+    arguments = ("--bootstrap-server", bootstrap, "--reassignment-json-file", str(plan))
+    run_tool(tool, *arguments, "--execute")
+    await_condition(
+        lambda: "is completed" in run_tool(tool, *arguments, "--verify"), 60, f"the replicas are {replicas}"
+    )
+
+
+#: How two records are compressed: the codec, and the stream.
+STREAMS: dict[str, tuple[int, Callable[[bytes, bytes], bytes]]] = {
+    "gzip, two members": (GZIP, lambda one, two: compressed(one, GZIP) + compressed(two, GZIP)),
+    "gzip, more": (GZIP, lambda one, two: compressed(one + two, GZIP) + b"something that is no member"),
+    "zstd, two frames": (ZSTD, lambda one, two: compressed(one, ZSTD) + compressed(two, ZSTD)),
+    "zstd, more": (ZSTD, lambda one, two: compressed(one + two, ZSTD) + b"something that is no frame"),
+    "snappy, two parts": (SNAPPY, lambda one, two: compressed(one, XERIAL) + compressed(two, XERIAL)),
+    "lz4, two frames": (LZ4, lambda one, two: compressed(one, LZ4) + compressed(two, LZ4)),
+    "lz4, more": (LZ4, lambda one, two: compressed(one + two, LZ4) + compressed(two, LZ4)),
+}
+#: Streams that Kafka's own consumer does not read to their end.
+REFUSED = {"zstd, more", "lz4, two frames"}
+
+
+@pytest.mark.fault("T313", "producers compress in several members, and leave bytes behind them", "read")
+def test_t313_compressed_streams_are_read_as_kafkas_own_consumer_reads_them(tmp_path: Path) -> None:
+    """The logs of a stopped broker are replaced by such streams, which other producers may write."""
+    one, two = (encoded_record(Record(at, None, value), 0, 0) for at, value in enumerate((b"one", b"two")))
+    with EmbeddedKafka(directory=tmp_path / "kafka", java_options=brokers.JAVA_OPTIONS) as kafka:
+        bootstrap = kafka.bootstrap_servers
+        topics = {name: f"t313-{number}" for number, name in enumerate(STREAMS)}
+        for topic in topics.values():
+            Admin(bootstrap).create(topic, 1)
+            produce(bootstrap, topic, ["one", "two"])
+        kafka.stop_node(1)
+        for name, (codec, stream) in STREAMS.items():
+            log = StoredLog(kafka.directory, topics[name])
+            log.path.write_bytes(sealed(0, stream(one, two), count=2, attributes=codec))
+            for index in (".index", ".timeindex"):
+                log.path.with_suffix(index).unlink()
+        kafka.start_node(1)
+        read_by_java = {name: java_reads(bootstrap, topic) for name, topic in topics.items()}
+        assert read_by_java == {name: [] if name in REFUSED else ["one", "two"] for name in STREAMS}
+        for name, topic in topics.items():
+            if name in REFUSED:
+                with pytest.raises(RecordsDamagedError, match="its records cannot be de"):
+                    read(bootstrap, topic, 0, 2)
+            else:
+                assert read(bootstrap, topic, 0, 2) == [(0, "one"), (1, "two")], name
+
+
+def java_reads(bootstrap: str, topic: str) -> list[str]:
+    """Returns what Kafka's console consumer reads; nothing if it fails."""
+    try:
+        return console_consumer(bootstrap, topic, 2)
+    except AssertionError:
+        return []

@@ -73,8 +73,9 @@ def foreign_query(batch: Batch, token: Token) -> ForeignQueryError:
         f"{token.batch_id}, run {token.run_id or 'unknown'}), but this is query {batch.query_id}. The query "
         "uses another checkpoint, or its checkpoint was lost and replaced.",
         fix="if the other query still runs or will run again, give this query its own application.id. If "
-        "this query replaces it, start with startingOffsets=group and .option('onForeignQuery', 'adopt'); "
-        "it then continues only if offsets prove that it starts where the other one stopped.",
+        "this query replaces it, start with an empty checkpoint, startingOffsets=group and "
+        ".option('onForeignQuery', 'adopt'); it then continues only if offsets prove that it starts where "
+        "the other one stopped.",
     )
 
 
@@ -113,7 +114,9 @@ def adopted_moved_offsets(token: Token, moved: list[TopicPartition]) -> Checkpoi
     return CheckpointRolledBackError(
         f"cannot adopt query {token.query_id}: another program has committed the offsets of {_list(moved)} "
         "in its consumer group, so they do not show where that query stopped.",
-        fix=_unless_asserted(token, "set startingOffsets and a new application.id."),
+        fix=_unless_asserted(
+            token, "give this query a new application.id and an empty checkpoint, and set startingOffsets."
+        ),
     )
 
 
@@ -123,7 +126,7 @@ def adopted_start_not_logged(token: Token) -> CheckpointRolledBackError:
         f"cannot adopt query {token.query_id}: the start of this query is not known, so it cannot be "
         "compared with where the other query stopped. Spark's own Kafka source does not log where its "
         "first batch starts.",
-        fix="read with format('kafka-eos') and startingOffsets=group.",
+        fix="read with format('kafka-eos'), an empty checkpoint and startingOffsets=group.",
     )
 
 
@@ -133,8 +136,8 @@ def adopted_with_shared_partitions(batch: Batch, token: Token) -> CheckpointRoll
         f"cannot adopt query {token.query_id}: two sources of this query read {_list(sorted(batch.shared))}. "
         "The group holds one offset for each partition, that of the slower source, so the position of the "
         "faster source is not known.",
-        fix="restore the other checkpoint; or give this query a new application.id and set startingOffsets "
-        "of each source.",
+        fix="restore the other checkpoint; or give this query a new application.id and an empty checkpoint, "
+        "and set startingOffsets of each source.",
     )
 
 
@@ -143,8 +146,8 @@ def adopted_offsets_deleted(token: Token, unknown: list[TopicPartition]) -> Chec
     return CheckpointRolledBackError(
         f"cannot adopt query {token.query_id}: the group has no offset of {_list(unknown)}, and it lost "
         "offsets that the other query committed. So the position where that query stopped is not known.",
-        fix="restore the other checkpoint; or give this query a new application.id and set startingOffsets "
-        "to where it should start.",
+        fix="restore the other checkpoint; or give this query a new application.id and an empty checkpoint, "
+        "and set startingOffsets to where it should start.",
     )
 
 
@@ -155,7 +158,8 @@ def adopted_from_another_offset(
     return CheckpointRolledBackError(
         f"cannot adopt query {token.query_id}: this query starts {tp} at offset "
         f"{'unknown' if start is None else start}, but the other query stopped at {stopped}.",
-        fix="start the new checkpoint with startingOffsets=group.",
+        fix="start with an empty checkpoint and startingOffsets=group: in the present one the first batch is "
+        "planned, so that the option has no effect.",
     )
 
 

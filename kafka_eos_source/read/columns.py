@@ -54,7 +54,8 @@ def record_batches(
             raise InvalidRecordError(
                 f"the record at offset {offset} of {tp} is larger than {limit_bytes:,} bytes, the maximum "
                 "size of one column of a batch.",
-                fix="skip the record with startingOffsets.",
+                fix="leave the large column out of the option 'columns' until the query has read the record, "
+                "with nulls in its place. startingOffsets has no effect on a query with a checkpoint.",
             ) from failure
     return [
         batch
@@ -132,7 +133,9 @@ def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
             f"the record at offset {offset} of {tp} has the timestamp {int(ms[beyond[0]])} ms, which is "
             f"outside of Spark's range of ±{MAX_TIMESTAMP_MS} ms. Its producer probably set micro- or "
             "nanoseconds.",
-            fix="skip the record with startingOffsets, and correct the producer.",
+            fix="correct the producer, and leave 'timestamp' and 'timestampType' out of the option 'columns' "
+            "until the query has read the record, with nulls in their place. startingOffsets has no effect "
+            "on a query with a checkpoint.",
         )
     return _numbers(ms * 1000, pa.timestamp("us", tz="UTC"))
 

@@ -60,5 +60,6 @@ def not_utf8(runs: Sequence[Run], index: int, failure: UnicodeDecodeError) -> In
     tp, offset = where(runs, index)
     return InvalidRecordError(
         f"the record at offset {offset} of {tp} has a header name that is not UTF-8: {failure}.",
-        fix="set includeHeaders=false, or skip the record with startingOffsets.",
+        fix="set includeHeaders=false until the query has read the record, with nulls in place of the "
+        "headers. startingOffsets has no effect on a query with a checkpoint.",
     )

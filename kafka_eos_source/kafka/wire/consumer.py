@@ -38,7 +38,6 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
 from kafka_eos_source.kafka.wire.fetch_sizes import FetchSizes
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
-from kafka_eos_source.kafka.wire.messages import check_correlation
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -186,9 +185,7 @@ class WireConsumer:
         self.drop([tp])
         # A new object, so that an answer to the request before is ignored. The leader may have refused the
         # epoch of that request, and not its offset; the epochs of the record batches are compared anyway.
-        moved = _Partition(
-            position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS
-        )
+        moved = _Partition(position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS)
         self._partitions[tp] = moved
         if rest is not None:
             moved.position = rest.past_offset

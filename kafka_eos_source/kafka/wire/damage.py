@@ -126,6 +126,7 @@ class Examination:
             seen.add(shown)
             if is_stored:
                 break
+        assert found.damage is not None
         reads = found
         data = found.fetched.records
         if not len(data) or (found.damage.at == 0 and _HEADER.unpack_from(data)[0] > position):

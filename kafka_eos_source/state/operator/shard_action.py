@@ -85,7 +85,8 @@ def check_owner(
             f"{token.run_id or 'unknown'}), but this is query {requested.query_id}: the query uses another "
             "checkpoint, or a new one in place of a lost one.",
             fix="give this query its own application.id; or, to continue where the other query stopped, "
-            "start with startingOffsets=group on the source and onForeignQuery=adopt on operator and sink.",
+            "start with an empty checkpoint, startingOffsets=group on the source, and "
+            "onForeignQuery=adopt on operator and sink.",
         )
 
 
