@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka import admin, request
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
 
@@ -100,12 +100,12 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
 ) -> None:
     """More short requests than retries fit into that time; later ones have time for a slow broker."""
     made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
-    assert made.latest([A]) == {A: 42}
+    assert made.latest([A]) == {A: LogEnd(42)}
     limits = admin._AdminClient.limits
     assert limits == [request.SOON_SECONDS] * 11
     limits.clear()
     monkeypatch.setattr(request, "REPLACED_SECONDS", 0.0)
-    assert made.latest([A]) == {A: 42}
+    assert made.latest([A]) == {A: LogEnd(42)}
     assert limits == [request.REQUEST_SECONDS]
 
 
