@@ -166,6 +166,40 @@ def native_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_CLIENT.variable, NATIVE)
 
 
+@pytest.mark.fault("T301", "a broker hangs: its connections stay open, and it answers nothing", "four steps")
+@pytest.mark.usefixtures("native_reads")
+@pytest.mark.parametrize(
+    ("of", "at"),
+    [
+        ("the source", "commit.before_begin"),
+        ("the output", "commit.within_produce"),
+        ("__consumer_offsets", "commit.after_flush"),
+        ("__transaction_state", "commit.before_commit"),
+    ],
+)
+def test_t301_the_successor_of_a_broker_that_hangs_is_asked_before_any_request_times_out(
+    on_three: Scenario, three: EmbeddedKafka, of: str, at: str
+) -> None:
+    """Requests may wait for longer than the whole commit, or the read, may take."""
+    on_three.feed(150)
+    source = {"kafka.socket.timeout.ms": "60000", "kafkaConsumer.pollTimeoutMs": "45000"}
+    sink = {"kafka.socket.timeout.ms": "60000", "commitTimeoutMs": "45000"}
+    driver = on_three.stopped_at(at, at_time=2, source=source, sink=sink)
+    if of.startswith("__"):
+        hung = coordinator(on_three, of, on_three.application_id)
+    else:
+        hung = leader(on_three, on_three.source if of == "the source" else on_three.sink, 0)
+    three.pause_node(hung)
+    try:
+        driver.resume()
+        driver.finish()
+    finally:
+        three.resume_node(hung)
+    await_in_sync(on_three)
+    found = on_three.outcome()
+    assert found.exactly_once, found
+
+
 @pytest.mark.long
 @pytest.mark.fault(
     "T191", "every broker restarts while producers commit and abort", "tasks read; native client"

@@ -7,7 +7,6 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -34,26 +33,13 @@ _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS = 12, 4, 7, 4
 _DEFAULT_PORT = 9092
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
+#: How many times longer than the last answer the next one may take.
+_SLOWER = 4
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
 
 class TemporaryError(Exception):
     """A request failed, and may succeed a moment later on this or another broker."""
-
-
-@dataclass
-class _Away:
-    """An address that failed or is silent. Other addresses are asked first.
-
-    Attributes:
-        again_at: when to connect to it again at the earliest, on the monotonic clock. A thread that connects
-            does nothing else, so it must not do that all the time.
-        seconds: how long the next attempt waits for its first answer. This doubles with each attempt, in case
-            the broker is only slow.
-    """
-
-    again_at: float
-    seconds: float
 
 
 class Cluster:
@@ -94,9 +80,12 @@ class Cluster:
         self._any: Connection | None = None
         #: When `anyone` left an address, on the monotonic clock; others are asked first.
         self._left: dict[str, float] = {}
-        self._away: dict[str, _Away] = {}
-        #: How long `anyone` may take to answer until another broker is asked. It doubles each time until one
-        #: answers, because all of them may be slow.
+        #: Addresses that failed or are silent, which are asked last, and when to connect to them again at the
+        #: earliest. A thread that connects does nothing else, so it must not do that all the time.
+        self._away: dict[str, float] = {}
+        #: How long an address may take for its first answer; this doubles until it suffices.
+        self._answer_seconds: dict[str, float] = {}
+        #: How long `anyone` may take to answer until another broker is asked; this doubles until it suffices.
         self._patience_seconds = SILENT_SECONDS
         self._is_looking = False
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -113,8 +102,9 @@ class Cluster:
 
     def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
         """Sends a request; the result waits for the answer, and raises `TemporaryError` if none arrives."""
-        found: list[tuple[Any, Exception | None]] = []
-        connection.send(request, lambda answer, error: found.append((answer, error)))
+        sent = time.monotonic()
+        found: list[tuple[Any, Exception | None, float]] = []
+        connection.send(request, lambda answer, error: found.append((answer, error, time.monotonic())))
 
         def answer() -> Any:
             while not found:
@@ -122,14 +112,14 @@ class Cluster:
                 self.network.wait(deadline.remaining_seconds(1.0))
                 if not found and deadline.expired:
                     raise TemporaryError(f"no answer from broker {connection.address}")
-            answer, error = found[0]
+            answer, error, arrived = found[0]
             if error is not None:
                 self.complain(error)
                 raise TemporaryError(str(error)) from error
             self._login.record_success()
             self._away.pop(connection.address, None)
             if connection is self._any:
-                self._patience_seconds = SILENT_SECONDS
+                self._patience_seconds = self._patience(arrived - sent)
             return answer
 
         return answer
@@ -189,8 +179,8 @@ class Cluster:
 
     # -- brokers ---------------------------------------------------------------------------------
 
-    def anyone(self, deadline: Deadline) -> Connection:
-        """Returns a connection to any broker.
+    def anyone(self, deadline: Deadline, avoid: Collection[str] = ()) -> Connection:
+        """Returns a connection to any broker; if it has to choose one, those to ``avoid`` come last.
 
         Raises:
             TemporaryError: if none can be reached.
@@ -200,12 +190,14 @@ class Cluster:
             self.ask_another()
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
-            addresses = list(dict.fromkeys([*candidates, *_addresses(self.bootstrap)]))
-            addresses.sort(key=self._order)
-            for index, (host, port) in enumerate(addresses):
+            known = {
+                f"{host}:{port}": (host, port) for host, port in [*candidates, *_addresses(self.bootstrap)]
+            }
+            ordered = sorted(known, key=lambda each: (each in avoid, self._order(each)))
+            for index, (host, port) in enumerate(known[each] for each in ordered):
                 # a broker that hangs must leave time for the others
                 remaining = deadline.remaining_seconds()
-                share = min(remaining, max(_LEAST_CONNECT_SECONDS, remaining / (len(addresses) - index)))
+                share = min(remaining, max(_LEAST_CONNECT_SECONDS, remaining / (len(ordered) - index)))
                 try:
                     self._any = self._connect(host, port, Deadline.after_seconds(share))
                     break
@@ -419,7 +411,7 @@ class Cluster:
         """Asks another broker which brokers the cluster has, and gives up a silent `anyone`."""
         addresses, now = {each.address for each in silent}, time.monotonic()
         for address in addresses:
-            self._away.setdefault(address, _Away(now, SILENT_SECONDS))
+            self._away.setdefault(address, now)
         known = {f"{host}:{port}" for host, port in [*self._brokers.values(), *_addresses(self.bootstrap)]}
         if known <= addresses:
             return
@@ -432,7 +424,7 @@ class Cluster:
         if self._is_looking:
             return
         try:
-            connection = self.anyone(Deadline.after_seconds(_LEAST_CONNECT_SECONDS))
+            connection = self.anyone(Deadline.after_seconds(_LEAST_CONNECT_SECONDS), addresses)
         except (TemporaryError, AuthorizationError) as error:
             self.complain(error)
             return
@@ -461,17 +453,17 @@ class Cluster:
         if deadline.expired:
             raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
         address, started = f"{host}:{port}", time.monotonic()
-        away = self._away.get(address)
-        if away is not None and started < away.again_at:
+        if started < self._away.get(address, started):
             raise TemporaryError(f"{address} did not answer a moment ago")
-        seconds = _LEAST_CONNECT_SECONDS if away is None else away.seconds
+        seconds = self._answer_seconds.get(address, _LEAST_CONNECT_SECONDS)
         try:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
             self._refusal = None
-            self._away.pop(connection.address, None)
+            self._away.pop(address, None)
+            self._answer_seconds[address] = self._patience(time.monotonic() - started)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
-            raise self._no_connection(host, port, started, failure) from failure
+            raise self._no_connection(address, started, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
             self.complain(refusal)
             is_tls = isinstance(refusal, ssl.SSLError)
@@ -483,22 +475,23 @@ class Cluster:
             raise TemporaryError(str(refusal)) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker
-            raise self._no_connection(host, port, started, failure) from failure
+            if isinstance(failure, TimeoutError):
+                self._answer_seconds[address] = min(2 * seconds, self._access.connect_seconds)
+            raise self._no_connection(address, started, failure) from failure
 
-    def _order(self, address: tuple[str, int]) -> tuple[float, float]:
+    def _patience(self, took_seconds: float) -> float:
+        """Returns how long an answer may take, after the last one took so long."""
+        return min(max(SILENT_SECONDS, _SLOWER * took_seconds), self._access.request_seconds)
+
+    def _order(self, address: str) -> tuple[float, float]:
         """Returns a key that sorts addresses which failed or were asked lately to the end."""
-        name = f"{address[0]}:{address[1]}"
-        away = self._away.get(name)
-        return 0.0 if away is None else away.again_at, self._left.get(name, 0.0)
+        return self._away.get(address, 0.0), self._left.get(address, 0.0)
 
-    def _no_connection(self, host: str, port: int, started: float, failure: Exception) -> TemporaryError:
-        self.complain(f"{host}:{port}: {failure}")
-        now, before = time.monotonic(), self._away.get(f"{host}:{port}")
-        seconds = _LEAST_CONNECT_SECONDS if before is None else 2 * before.seconds
-        self._away[f"{host}:{port}"] = _Away(
-            now + min(now - started, SILENT_SECONDS), min(seconds, self._access.connect_seconds)
-        )
-        return TemporaryError(f"cannot connect to {host}:{port}: {failure}")
+    def _no_connection(self, address: str, started: float, failure: Exception) -> TemporaryError:
+        self.complain(f"{address}: {failure}")
+        now = time.monotonic()
+        self._away[address] = now + min(now - started, SILENT_SECONDS)
+        return TemporaryError(f"cannot connect to {address}: {failure}")
 
 
 def _check_partition(answer: Any) -> None:
