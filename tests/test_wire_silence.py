@@ -135,3 +135,17 @@ def test_a_slow_broker_that_the_cluster_still_has_keeps_its_requests() -> None:
         assert cluster.received["EndTxn"] == 2
         assert cluster.received["Metadata"] > asked, "the brokers that the cluster has were asked for"
         assert cluster.committed(TOPIC) == expected(2)
+
+
+def test_brokers_are_asked_also_while_requests_to_all_of_them_wait_for_one_that_hangs() -> None:
+    """A Produce request waits for replicas, so every leader is silent if one of them hangs."""
+    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        client = producer(cluster, **PATIENT)
+        client.init(soon())
+        write(client, 0)
+        asked, limit = cluster.received["Metadata"], soon()
+        client._cluster._on_silence(list(client._cluster._connections.values()))
+        while cluster.received["Metadata"] == asked and not limit.expired:
+            client._cluster.network.wait(0.1)
+        assert cluster.received["Metadata"] == asked + 1
+        client.close()

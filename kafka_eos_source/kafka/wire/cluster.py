@@ -412,27 +412,24 @@ class Cluster:
         addresses, now = {each.address for each in silent}, time.monotonic()
         for address in addresses:
             self._away.setdefault(address, now)
-        known = {f"{host}:{port}" for host, port in [*self._brokers.values(), *_addresses(self.bootstrap)]}
-        if known <= addresses:
+        if len({*self._brokers.values(), *_addresses(self.bootstrap)}) < 2:
             return
-        if self._any is not None and self._any.address in addresses:
-            if self._any.in_flight:
-                if now - self._any.owes_since < self._patience_seconds:
-                    return
-                self._patience_seconds = min(2 * self._patience_seconds, self._access.request_seconds)
+        chosen = self._any
+        if chosen is not None and chosen in silent and now - chosen.owes_since >= self._patience_seconds:
+            self._patience_seconds = min(2 * self._patience_seconds, self._access.request_seconds)
             self.ask_another()
         if self._is_looking:
             return
         try:
+            # It may be silent on another connection: a Produce request waits for replicas that hang.
             connection = self.anyone(Deadline.after_seconds(_LEAST_CONNECT_SECONDS), addresses)
         except (TemporaryError, AuthorizationError) as error:
             self.complain(error)
             return
-        if connection.address not in addresses:
-            self._is_looking = True
-            version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
-            request = MetadataRequest(topics=[], allow_auto_topic_creation=False, version=version)
-            connection.send(request, self._on_look)
+        self._is_looking = True
+        version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
+        request = MetadataRequest(topics=[], allow_auto_topic_creation=False, version=version)
+        connection.send(request, self._on_look)
 
     def _on_look(self, answer: Any, error: Exception | None) -> None:
         """Ends the connections to silent brokers that the cluster no longer has."""
