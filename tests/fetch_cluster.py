@@ -9,7 +9,7 @@ from fetched_log import Log
 from kafka.protocol.consumer import FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
 from wire_cluster import NOT_LEADER, UNKNOWN_TOPIC, Partition, WireCluster
 
-OUT_OF_RANGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 1, 74, 75
+OUT_OF_RANGE, CORRUPT_MESSAGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 1, 2, 74, 75
 
 
 class FetchCluster(WireCluster):
@@ -18,6 +18,7 @@ class FetchCluster(WireCluster):
     Attributes:
         logs: the log of each partition.
         refuse: returns the error code with which a Fetch of a partition is answered; 0 = none.
+        hides: returns whether a broker does not find an offset, because a length before it is wrong.
         spoil: returns what is sent instead of these record batches of a partition.
         most_asked: the most bytes that one Fetch asked for.
     """
@@ -25,6 +26,7 @@ class FetchCluster(WireCluster):
     def __init__(self, logs: dict[Partition, Log], *, brokers: int = 1) -> None:
         self.logs = logs
         self.refuse: Callable[[Partition], int] = lambda tp: 0
+        self.hides: Callable[[Partition, int], bool] = lambda tp, offset: False
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
         self.most_asked = 0
         counts: dict[str, int] = {}
@@ -67,6 +69,8 @@ class FetchCluster(WireCluster):
                 log = self.logs.get(tp, Log())
                 if not code and not log.start <= each.fetch_offset <= log.end:
                     code = OUT_OF_RANGE
+                if not code and self.hides(tp, each.fetch_offset):
+                    code = CORRUPT_MESSAGE
                 records, aborted, diverging = b"", (), None
                 if not code and version >= 12 and each.last_fetched_epoch >= 0:
                     epoch, epoch_end = log.epoch_end(each.last_fetched_epoch)

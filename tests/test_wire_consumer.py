@@ -274,11 +274,15 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), st.sampled_from([300, 1 << 20]))
-def test_whatever_is_damaged_everything_else_is_read_once(data: st.DataObject, most_bytes: int) -> None:
+@given(st.data(), st.sampled_from([300, 1 << 20]), st.sampled_from([0, 3, 10]))
+def test_whatever_is_damaged_everything_else_is_read_once(
+    data: st.DataObject, most_bytes: int, hidden: int
+) -> None:
+    """Also if brokers do not find what is behind a wrong length, up to the next entry of their index."""
     logs = {("t", number): plain_log(9) for number in range(2)}
     skip: dict[TopicPartition, tuple[int, ...]] = {}
     lost: dict[Partition, set[int]] = {}
+    behind: dict[Partition, set[int]] = {}
     for tp, log in logs.items():
         # a wrong first offset is found only where the batch before or behind it is intact
         how = data.draw(
@@ -290,8 +294,13 @@ def test_whatever_is_damaged_everything_else_is_read_once(data: st.DataObject, m
             if each != "first offset" or not {at - 1, at + 1} & how.keys()
         }
         lost[tp] = spoiled(log, how)
+        wrong = [3 * index for index, each in how.items() if each == "length"]
+        behind[tp] = {offset for first in wrong for offset in range(first, first + hidden)}
+        if 0 in behind[tp]:  # nothing can be asked for that is before it
+            lost[tp] |= set(range(hidden))
         skip[TopicPartition(*tp)] = tuple(3 * index for index in how)
     with FetchCluster(logs, brokers=2) as cluster:
+        cluster.hides = lambda tp, offset: offset in behind[tp]
         wanted = {
             tp: [row for row in rows if row[0] not in lost[tp]] for tp, rows in expected(cluster).items()
         }

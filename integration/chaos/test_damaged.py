@@ -136,10 +136,6 @@ def test_t310_a_damaged_batch_is_named_and_passed_over_alone(
     assert read(kafka.bootstrap_servers, topic, 0, damaged.first) == wanted[: damaged.first]
 
 
-def unchanged(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from rows
-
-
 @pytest.mark.fault(
     "T311", "batches are damaged on disk; a query with a checkpoint", "before two micro-batches"
 )
@@ -158,6 +154,9 @@ def test_t311_a_query_with_a_checkpoint_passes_over_what_was_named_and_nothing_e
         "checkpointLocation": query.checkpoint,
         "application.id": source,
     }
+
+    def unchanged(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from rows
 
     def run(skip: str = "") -> None:
         more = {"kafkaConsumer.pollTimeoutMs": str(TIMEOUT_MS)} | (
@@ -259,7 +258,7 @@ STREAMS: dict[str, tuple[int, Callable[[bytes, bytes], bytes]]] = {
     "lz4, two frames": (LZ4, lambda one, two: compressed(one, LZ4) + compressed(two, LZ4)),
     "lz4, more": (LZ4, lambda one, two: compressed(one + two, LZ4) + compressed(two, LZ4)),
 }
-#: Streams that Kafka's own consumer does not read to their end.
+#: Streams behind whose first record Kafka's own consumer fails.
 REFUSED = {"zstd, more", "lz4, two frames"}
 
 
@@ -280,19 +279,11 @@ def test_t313_compressed_streams_are_read_as_kafkas_own_consumer_reads_them(tmp_
             for index in (".index", ".timeindex"):
                 log.path.with_suffix(index).unlink()
         kafka.start_node(1)
-        read_by_java = {name: java_reads(bootstrap, topic) for name, topic in topics.items()}
-        assert read_by_java == {name: [] if name in REFUSED else ["one", "two"] for name in STREAMS}
         for name, topic in topics.items():
+            read_by_java = console_consumer(bootstrap, topic, 2)
+            assert (read_by_java != ["one", "two"]) == (name in REFUSED), (name, read_by_java)
             if name in REFUSED:
                 with pytest.raises(RecordsDamagedError, match="its records cannot be de"):
                     read(bootstrap, topic, 0, 2)
             else:
                 assert read(bootstrap, topic, 0, 2) == [(0, "one"), (1, "two")], name
-
-
-def java_reads(bootstrap: str, topic: str) -> list[str]:
-    """Returns what Kafka's console consumer reads; nothing if it fails."""
-    try:
-        return console_consumer(bootstrap, topic, 2)
-    except AssertionError:
-        return []

@@ -286,8 +286,10 @@ class WireConsumer:
             except DamagedBatchError as error:
                 tp, end = error.tp, self._partitions[error.tp].end
                 self._arrived.keep_before(tp, error.offset)
+                # read again from there on, because another damaged batch may be between the two
+                error.position = max(error.position, error.offset)
                 # a new object, so that an answer to a request that has been sent is ignored
-                self._partitions[tp] = _Partition(max(error.position, error.offset), end)
+                self._partitions[tp] = _Partition(error.position, end)
                 self._suspect(error)
                 return taken
             taken.reached.update(reached)
@@ -494,7 +496,7 @@ class WireConsumer:
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
             self._events.out_of_range.append(tp)
-        elif code == CORRUPT:
+        elif code in CORRUPT:
             self._suspect(_not_found(tp, partition, error.str()))
         elif code in _LOOKS_AGAIN or is_transient(error):
             self._look_again([tp], f"{tp}: {error.str()}")

@@ -55,10 +55,10 @@ _NOT_COUNTED, _LENGTH, _FORMAT = 12, slice(8, 12), 16
 _HEADER = struct.Struct(">qi")
 _NO_END = 2**63 - 1
 
-#: Kafka names it CORRUPT_MESSAGE.
-CORRUPT = KafkaError.INVALID_MSG
 #: How brokers refuse a Fetch because a batch in their log has an impossible length or format.
-_REFUSALS = frozenset({CORRUPT, KafkaError.UNKNOWN})
+CORRUPT = frozenset({KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD})
+#: Brokers also do so for other reasons.
+_UNKNOWN = KafkaError.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,16 @@ class Examination:
         if not len(data) or (found.damage.at == 0 and _HEADER.unpack_from(data)[0] > position):
             reads = self._before(leader, tp, position, wanted, deadline) or found
         damage, rest = self._placed(found, reads, position)
+        if damage.resume < 0 and not len(reads.fetched.records):
+            past = self._next_found(leader, tp, position, deadline)
+            damage = replace(damage, past_offset=past, resume=past)
+        while rest is not None and damage.resume <= position:
+            further = self._first_damage(rest, position, wanted)
+            if further is None or further.offset > position:
+                break
+            # the position is not only behind a damage, but is damaged itself
+            reads = _Answered(rest.position, replace(reads.fetched, records=rest.data), further)
+            damage, rest = self._placed(found, reads, position)
         if rest is None and damage.resume >= 0 and not self._finds(leader, tp, damage.resume, deadline):
             rest = self._behind(reads, damage)
         how = "every time" if is_stored else "with other bytes each time: suspect its memory or the network"
@@ -182,7 +192,7 @@ class Examination:
         if answer is None or answer.error_code or not answer.partitions:
             raise TemporaryError(f"broker {connection.address}: {error or 'it refused the request'}")
         fetched = answer.partitions[0]
-        if fetched.error_code and fetched.error_code not in _REFUSALS:
+        if fetched.error_code and fetched.error_code not in CORRUPT | {_UNKNOWN}:
             raise TemporaryError(f"broker {connection.address}: {KafkaError(fetched.error_code).str()}")
         return _Answered(position, fetched, self._damage(position, fetched, needed, wanted))
 
@@ -212,6 +222,24 @@ class Examination:
         found = self._ask(leader, tp, position, position, 0, deadline)
         return found.damage is None or found.damage.offset > position
 
+    def _next_found(self, leader: int, tp: TopicPartition, position: int, deadline: Deadline) -> int:
+        """Returns the first offset behind one that the leader does not find; -1 = unknown."""
+
+        def is_hidden(offset: int) -> bool:
+            try:
+                return not self._finds(leader, tp, offset, deadline)
+            except TemporaryError:  # behind the end of the log
+                return False
+
+        hidden, step = position, 1
+        while is_hidden(hidden + step):
+            hidden, step = hidden + step, 2 * step
+        found = hidden + step
+        while found - hidden > 1:
+            middle = (hidden + found) // 2
+            hidden, found = (middle, found) if is_hidden(middle) else (hidden, middle)
+        return found if self._finds(leader, tp, found, deadline) else -1
+
     def _copy(
         self, node: int, tp: TopicPartition, offset: int, wanted: int, deadline: Deadline
     ) -> tuple[bool, str]:
@@ -238,7 +266,10 @@ class Examination:
             text = f"the broker does not find it, although the log ends before offset {end}"
         if text or not len(fetched.records):
             return DamagedBatchError(tp, text, position=position, offset=position) if text else None
-        found = self._listed(position, fetched)
+        return self._first_damage(self._listed(position, fetched), needed, wanted)
+
+    def _first_damage(self, found: FetchedBatches, needed: int, wanted: int) -> DamagedBatchError | None:
+        """Returns what is wrong with the first batch behind an offset, or else what ends the list."""
         first = found.batches[found.batches["past_offset"] > needed][:1]
         try:
             # as uncommitted, because a marker before it may end its transaction
@@ -349,22 +380,22 @@ class Examination:
         return found if is_mended else None
 
     def _behind(self, reads: _Answered, damage: Damage) -> FetchedBatches | None:
-        """Returns the batches behind a damage."""
-        data = reads.fetched.records
-        at = 0 if reads.damage is None else reads.damage.at
-        following = self._next_intact(data, at, damage.offset, reads.fetched.high_watermark)
-        return None if following < 0 else self._from(reads, damage.past_offset, data[following:])
+        """Returns the batches that follow a damage immediately; None if there are none."""
+        data, error = reads.fetched.records, reads.damage
+        if error is None:
+            return None
+        if error.past_offset >= 0:  # the length of the batch is right
+            begin = error.at + _NOT_COUNTED + _HEADER.unpack_from(data, error.at)[1]
+        else:
+            begin = self._next_intact(data, error.at, error.offset, reads.fetched.high_watermark)
+        found = None if begin < 0 else self._from(reads, damage.past_offset, data[begin:])
+        return found if found is not None and len(found.batches) else None
 
     def _from(self, reads: _Answered, position: int, data: memoryview) -> FetchedBatches:
-        found = FetchedBatches.of(
-            self._kernel,
-            reads.fetched.tp,
-            position,
-            data,
-            reads.fetched.aborted,
-            log_end=reads.fetched.high_watermark,
+        fetched = reads.fetched
+        return FetchedBatches.of(
+            self._kernel, fetched.tp, position, data, fetched.aborted, log_end=fetched.high_watermark
         )
-        return replace(found, damage=None)
 
 
 def _replicas(metadata: Any, tp: TopicPartition) -> Collection[int]:
