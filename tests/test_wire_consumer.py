@@ -23,7 +23,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
-from kafka_eos_source.kafka.wire import fetched_batches
+from kafka_eos_source.kafka.wire import damage, fetched_batches
 from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
@@ -271,6 +271,19 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
         others = tuple(offset for offset in range(-1, 30) if offset // 3 != index)
         with pytest.raises(RecordsDamagedError):
             read(cluster, skip={tp: others})
+
+
+@pytest.mark.parametrize("how", ["record", "last offset", "compressed", "decoded"])
+@pytest.mark.parametrize("index", [0, 5, 7], ids=["first", "within", "last"])
+def test_the_end_of_the_damage_is_found_although_brokers_limit_answers(
+    how: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "_MOST_BYTES", 100)
+    log = plain_log(8)
+    lost = spoiled(log, {index: how})
+    with FetchCluster({("t", 0): log}) as cluster:
+        wanted = [row for row in expected(cluster)["t", 0] if row[0] not in lost]
+        assert read(cluster, skip={TopicPartition("t", 0): (3 * index,)}) == {("t", 0): wanted}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

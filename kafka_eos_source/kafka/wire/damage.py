@@ -132,8 +132,8 @@ class Examination:
         if not len(data) or (found.damage.at == 0 and _HEADER.unpack_from(data)[0] > position):
             reads = self._before(leader, tp, position, wanted, deadline) or found
         damage, rest = self._placed(found, reads, position)
-        if damage.resume < 0 and not len(reads.fetched.records):
-            past = self._next_found(leader, tp, position, deadline)
+        if damage.resume < 0:
+            past = self._next_found(leader, tp, max(position, damage.offset), deadline)
             damage = replace(damage, past_offset=past, resume=past)
         while rest is not None and damage.resume <= position:
             further = self._first_damage(rest, position, wanted)
@@ -223,7 +223,10 @@ class Examination:
         return found.damage is None or found.damage.offset > position
 
     def _next_found(self, leader: int, tp: TopicPartition, position: int, deadline: Deadline) -> int:
-        """Returns the first offset behind one that the leader does not find; -1 = unknown."""
+        """Returns the first offset behind a damaged one that the leader sends intact; -1 = unknown.
+
+        The leader sends all offsets between the two damaged, or refuses them.
+        """
 
         def is_hidden(offset: int) -> bool:
             try:
@@ -333,10 +336,9 @@ class Examination:
         past = error.past_offset
         if past < 0 and following >= 0:
             past = _HEADER.unpack_from(data, following)[0]
-        elif past < 0 and len(data) < _MOST_BYTES:
-            past = max(error.offset + 1, self._end(reads.fetched))  # nothing follows
         mended = self._mended(reads, error, following if following >= 0 else len(data))
         if mended is not None:
+            past = int(mended.batches[0]["past_offset"])
             return Damage(tp, error.offset, past, max(position, error.offset), text), mended
         damage = Damage(tp, error.offset, past, max(position, past) if past >= 0 else -1, text)
         return damage, None if reads is found else self._behind(reads, damage)
