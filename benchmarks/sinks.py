@@ -52,10 +52,10 @@ def table(rows: int) -> pa.Table:
 def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     """Writes one batch through the sink; returns the seconds from the task's first row to the end."""
     staging = StagingFolder.at(str(folder / "staging"))
-    sink.open(SinkContext("bench", "bench", NotesFolder(str(folder / "store"))))
+    sink.open(SinkContext("bench", "bench", "cluster", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
     sink.check(rows.schema, deadline)
-    txn = SinkTxn("bench", "bench", 1, SinkTxn.new_attempt())
+    txn = sink.context.txn(1, SinkTxn.new_attempt())
     begun = time.perf_counter()
     stage = sink.stage(
         StageContext(1, uuid.uuid4().hex, rows.schema, lambda: PartStage(rows.schema, staging, "1", 262_144))

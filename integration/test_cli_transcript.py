@@ -30,7 +30,7 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.json_shape import Lines, mismatches
 from kafka_eos_source.operate.json_shapes import ERROR, SHAPES
-from kafka_eos_source.sinks.contract import SinkTxn
+from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.vector import count
@@ -272,7 +272,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     Admin(broker).delete_group(APP)
     run(f"token-topic restore --topic tokens --checkpoint checkpoint --yes {who}")
     run(f"token-topic forget --topic tokens --yes {who}")
-    sinks(session, broker, tmp_path)
+    sinks(session, broker, tmp_path, found["kafka"]["cluster_id"])
 
     session.say("### Others")
     session.show("kafka-eos top --help", invoke("top --help"))
@@ -283,10 +283,12 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     compare(session)
 
 
-def sinks(session: Session, broker: str, folder: Path) -> None:
+def sinks(session: Session, broker: str, folder: Path, cluster_id: str) -> None:
     """Shows the commands for sinks, on prepared batches whose token is lost."""
     system = uuid.uuid4().hex
-    ids = [SinkTxn("orders", "warehouse", number, uuid.uuid4().hex[:20]) for number in (7, 8)]
+    context = SinkContext("warehouse", "orders", cluster_id)
+    session.replace({cluster_hash(cluster_id): "6f1c0a93be27"})
+    ids = [context.txn(number, uuid.uuid4().hex[:20]) for number in (7, 8)]
     SYSTEMS[system] = Memory({each: pa.table({"id": [1]}) for each in ids})
     (folder / "sink.properties").write_text(
         f"kafka.bootstrap.servers={broker}\ntopic=counts\napplication.id=orders\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, StageContext
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3.client import Service, client
 from kafka_eos_source.sinks.s3.uploading import MIN_PART_BYTES
@@ -314,57 +313,10 @@ def test_only_leftover_uploads_of_finished_batches_are_aborted(store: Store) -> 
         assert sink.commit(txn, deadline()) == OK
         assert any("conformance.5/" in key for key in store.uploads())
         sink.tidy(6, deadline())
-    assert sorted(key.split("/")[2] for key in store.uploads()) == [
-        "batch=conformance-7-conformance.3",
-        "batch=conformance-conformance.7",
-    ]
-
-
-@pytest.mark.parametrize("end", ["commit", "abort"])
-def test_batches_that_an_older_version_prepared_are_committed_or_aborted(store: Store, end: str) -> None:
-    """A batch that an older version prepared is finished under its key names, manifest included."""
-    done, txn = (SinkTxn("conformance", "", batch, "0123456789abcdef") for batch in (6, 7))
-    hidden = hashlib.sha256(b"conformance").hexdigest()[:16]
-    for each in (done, txn):
-        key = f"in/here/batch=conformance-{each.sequence}/part-ab.json"
-        part, upload = _uploaded(store, key)
-        if each is done:
-            store.complete(key, upload, part)
-            file = {"name": "part-ab.json", "rows": 1, "bytes": 9}
-            store.put(
-                f"in/here/batch=conformance-6/_manifest-{each.attempt}.json",
-                {"id": str(each), "batch": 6, "rows": 1, "schema": {}, "files": [file]},
-            )
-            continue
-        token = {
-            "key": key,
-            "upload_id": upload,
-            "etags": [part],
-            "attempt": "ab",
-            "rows": 1,
-            "size_bytes": 9,
-        }
-        store.put(
-            f"in/here/_kafka_eos/{hidden}/prepared/{txn}.json",
-            {"id": str(txn), "batch": 7, "rows": 1, "schema": {}, "uploads": [token]},
-        )
-    with opened(System(lambda: store.sink(format="json"), store.visible)) as sink:
-        assert list(sink.recover(deadline())) == [txn]
-        sink.tidy(9, deadline())
-        assert sink.commit(done, deadline()) == OK, "the older version's manifest is recognised"
-        assert getattr(sink, end)(txn, deadline()) == OK
-        assert list(sink.recover(deadline())) == []
-        sink.tidy(9, deadline())
-    assert len(store.visible()) == (2 if end == "commit" else 1)
-    assert store.uploads() == []
-
-
-def _uploaded(store: Store, key: str) -> tuple[str, str]:
-    """Returns a part with one row, as a task of the older version left it."""
-    at = {"Bucket": store.bucket, "Key": key}
-    upload = store.s3.create_multipart_upload(**at, Metadata={"kafka-eos-attempt": "ab"})["UploadId"]
-    answer = store.s3.upload_part(**at, UploadId=upload, PartNumber=1, Body=b'{"id": 1}')
-    return answer["ETag"], upload
+    assert sorted(key.split("/")[2] for key in store.uploads()) == sorted(
+        f"batch={each.application_id}-{each.cluster}-conformance.{batch}"
+        for each, batch in ((new_txn(application_id="conformance-7"), 3), (new_txn(), 7))
+    )
 
 
 def test_a_failed_task_leaves_no_upload(store: Store) -> None:

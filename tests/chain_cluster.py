@@ -222,6 +222,8 @@ class Cluster:
 class ModelKafka:
     """The `commit.interfaces.Clients` of one driver process in the model."""
 
+    cluster_id = CLUSTER_ID
+
     def __init__(self, cluster: Cluster, process: Process) -> None:
         self.cluster = cluster
         self.process = process

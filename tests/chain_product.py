@@ -120,6 +120,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)
+        replace(sink_session, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
         for module in (machine, sinks):

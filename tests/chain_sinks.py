@@ -82,9 +82,7 @@ class ModelSink(TwoPhaseSink):
         system = self._reach("recover")
         if self._scripted("recover") is not None:
             raise ConnectionError("the system does not answer")
-        mine = [txn for txn, _ in system.prepared.values()]
-        named = [txn for txn in mine if getattr(txn, "sink", self.context.name) in ("", self.context.name)]
-        return sorted(txn for txn in named if txn.application_id == self.context.application_id)
+        return sorted(txn for txn, _ in system.prepared.values() if self.context.owns(txn))
 
     def _key(self, txn: SinkTxn) -> str:
         return str(txn)

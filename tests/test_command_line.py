@@ -23,7 +23,7 @@ from kafka_eos_source.operate.json_shape import Optional, OrNull
 DOCS = Path(__file__).parent.parent / "docs"
 #: A port on which nobody listens.
 NOBODY = ("--bootstrap-servers", "127.0.0.1:1", "--timeout", "300ms")
-ID = "app-files-1-0123456789abcdef0123"
+ID = "app-0123456789ab-files-1-0123456789abcdef0123"
 APP = ("--application-id", "app")
 
 

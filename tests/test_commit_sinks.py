@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import Fault, ModelBroker, ModelRows, no_sleep
+from model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import Killed, broker_with_genesis, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
@@ -23,6 +23,7 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     KafkaEosError,
     OutcomeUnknownError,
+    RestartQueryError,
     RetriableError,
     SinkFailedError,
     SinkUnavailableError,
@@ -146,13 +147,14 @@ class Systems:
         *,
         seconds: float = 30,
         names: Sequence[str] = NAMES,
+        cluster_id: str = CLUSTER_ID,
         **more: object,
     ) -> Result:
         sinks = {name: ModelSink(self.systems[name]) for name in names}
         for name, sink in sinks.items():
-            sink.open(SinkContext(name, "app"))
+            sink.open(SinkContext(name, "app", cluster_id))
         parts = {name: ModelStaged(rows(batch_id)) for name in names}
-        work = SinkWork(sinks, parts, "app", batch_id, sleep=no_sleep)
+        work = SinkWork(sinks, parts, batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
@@ -186,10 +188,22 @@ def test_each_batch_is_in_kafka_and_in_every_sink_once(systems: Systems) -> None
     token = committed(systems.broker)
     assert token.sinks is not None
     assert token.sinks.names == NAMES
-    assert list(systems.systems["files"].committed)[-1] == SinkTxn(
-        "app", "files", token.sequence, token.sinks.sink_transaction_id
+    assert list(systems.systems["files"].committed)[-1] == SinkContext("files", "app", CLUSTER_ID).txn(
+        token.sequence, token.sinks.sink_transaction_id
     )
     assert systems.broker.epoch == 1, "one session, listed once"
+
+
+def test_sinks_that_were_opened_for_another_cluster_prepare_nothing(systems: Systems) -> None:
+    """The bootstrap servers led to another cluster when the producer connected than when the sinks opened."""
+    session = ProducerSession()
+    systems.commit(session, 0)
+    for used in (ProducerSession(), session):
+        with pytest.raises(RestartQueryError, match=f"'elsewhere'.*'{CLUSTER_ID}'.*Nothing of the batch"):
+            systems.commit(used, 1, cluster_id="elsewhere")
+    systems.same_everywhere(1)
+    systems.commit(ProducerSession(), 1)
+    systems.same_everywhere(2)
 
 
 def test_a_prepare_that_fails_for_now_is_retried_after_all_sinks_rolled_back(systems: Systems) -> None:
@@ -200,7 +214,7 @@ def test_a_prepare_that_fails_for_now_is_retried_after_all_sinks_rolled_back(sys
 
 def test_a_prepare_that_fails_until_the_deadline_leaves_nothing_prepared(systems: Systems) -> None:
     systems.systems["database"].answers["prepare"] = [Retryable("down")]
-    with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-database-1-.*down"):
+    with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-.*-database-1-.*down"):
         systems.commit(ProducerSession(), 0, seconds=0)
     systems.same_everywhere(0)
 

@@ -217,10 +217,11 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
         "sink.files.path": str(tmp_path / "files"),
         "sink.files.columns": "value",
     }
+    monkeypatch.setattr("kafka_eos_source.commit.sink_session.cluster_id", lambda *_, **_more: "cluster")
+    monkeypatch.setattr("kafka_eos_source.commit.sink_session.check", lambda *_: None)
     batches = [
         batch for task in query.tasks(marked, **sink) for batch in task.run(rows_of("a", "x", schema=marked))
     ]
-    monkeypatch.setattr("kafka_eos_source.commit.sink_session.check", lambda *_: None)
     query.writer(marked, **sink).commit([query.writer(marked, **sink).write(iter(batches))], 0)
     (call,) = calls
     assert [(part.rows, part.dead_letters) for part in call["parts"]] == [(1, 0), (1, 1)] * 2

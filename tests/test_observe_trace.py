@@ -372,7 +372,7 @@ def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
     system = uuid.uuid4().hex
     sinks = {"left": Scripted(system, Retryable("down"), Retryable("down")), "right": Scripted(system)}
     for name in NAMES:
-        sinks[name].open(SinkContext(name, "app"))
+        sinks[name].open(SinkContext(name, "app", "cluster"))
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
 
@@ -380,7 +380,7 @@ def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
         clock.advance(2)
         trace.report_if_slow()
 
-    work = SinkWork(sinks, staged(), "app", 5, trace, sleep=pause)
+    work = SinkWork(sinks, staged(), 5, trace, sleep=pause)
     work.finish(token(sinks=work.prepare(9, deadline())), deadline())
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches

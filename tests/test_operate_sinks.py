@@ -19,11 +19,11 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
-from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink
 
 ATTEMPT = "0123456789abcdef0123"
-TXN = SinkTxn("app", "box", 7, ATTEMPT)
+TXN = SinkContext("box", "app", "cluster").txn(7, ATTEMPT)
 ANCHOR = TopicPartition("out", 0)
 
 
@@ -31,7 +31,7 @@ ANCHOR = TopicPartition("out", 0)
 def memory() -> Memory:
     name = uuid.uuid4().hex
     SYSTEMS[name] = Memory({TXN: pa.table({"id": [1]})})
-    SYSTEMS[name].prepared[SinkTxn("other", "box", 1, ATTEMPT)] = pa.table({"id": [1]})
+    SYSTEMS[name].prepared[replace(TXN, application_id="other")] = pa.table({"id": [1]})
     return SYSTEMS[name]
 
 
@@ -77,6 +77,7 @@ def test_list_shows_prepared_batches_and_their_fate(
     found = run(monkeypatch, newest_token, "list", "--options", str(file))
     assert found[0] == code
     assert f"box\t{TXN}\t{message}" in found[1]
+    assert "application.id='app' on the Kafka cluster 'cluster'" in found[1]
     assert "other" not in found[1]
 
 
@@ -105,6 +106,31 @@ def test_an_operator_commits_or_aborts_a_prepared_batch(
     assert TXN not in memory.prepared
     code, message = run(monkeypatch, None, *arguments, "--yes")
     assert (code, "does not hold" in message) == (1, True)
+
+
+@pytest.mark.parametrize("word", ["commit", "abort"])
+@pytest.mark.parametrize(
+    ("whose", "named"),
+    [
+        (replace(TXN, application_id="other"), "application.id='other' on"),
+        (SinkContext("box", "app", "elsewhere").txn(7, ATTEMPT), cluster_hash("elsewhere")),
+        (replace(TXN, sink="bag"), "sink 'bag'"),
+    ],
+    ids=["application", "cluster", "sink"],
+)
+def test_work_of_another_owner_is_refused_and_both_owners_are_named(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str, whose: SinkTxn, named: str
+) -> None:
+    memory.prepared[whose] = pa.table({"id": [1]})
+    before = dict(memory.prepared)
+    arguments = [word, "--options", str(file), "--sink", "box", "--id", str(whose)]
+    for more in ([], ["--yes"]):
+        code, message = run(monkeypatch, None, *arguments, *more)
+        assert code == 1
+        for text in (named, "application.id='app' on", "cluster 'cluster'", "Nothing was changed"):
+            assert text in message
+    assert memory.prepared == before
+    assert not memory.committed
 
 
 def test_a_fate_that_the_token_decides_cannot_be_overridden(

@@ -20,6 +20,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     SinkFailedError,
     SinkUndecidedError,
+    UnavailableError,
 )
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
@@ -47,6 +48,15 @@ from kafka_eos_source.testing.sinks import ROWS, Given, deadline
 
 ATTEMPT = "0123456789abcdef0123"
 NAMES = ("left", "right")
+CONTEXTS = {name: SinkContext(name, "app", "cluster") for name in NAMES}
+
+
+ASK_FOR_CLUSTER_ID = sink_session.cluster_id
+
+
+@pytest.fixture(autouse=True)
+def _a_cluster_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_session, "cluster_id", lambda _options: "cluster")
 
 
 def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
@@ -59,7 +69,7 @@ def memories() -> dict[str, TwoPhaseSink]:
     found: dict[str, TwoPhaseSink] = {}
     for name in NAMES:
         found[name] = MemorySink(system)
-        found[name].open(SinkContext(name, "app"))
+        found[name].open(CONTEXTS[name])
     return found
 
 
@@ -91,19 +101,19 @@ def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scrip
     system = uuid.uuid4().hex
     one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
-        sink.open(SinkContext(name, "app"))
-    work = SinkWork({"left": one, "right": two}, staged(), "app", 5, sleep=lambda _seconds: None)
+        sink.open(CONTEXTS[name])
+    work = SinkWork({"left": one, "right": two}, staged(), 5, sleep=lambda _seconds: None)
     return one, two, work, token(sinks=work.prepare(9, deadline()))
 
 
 def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id() -> None:
     sinks = memories()
-    work = SinkWork(sinks, staged(), "app", 5)
+    work = SinkWork(sinks, staged(), 5)
     prepared = work.prepare(9, deadline())
     assert prepared is not None
     memory = memory_of(sinks)
     assert sorted(memory.prepared) == [
-        SinkTxn("app", name, 9, prepared.sink_transaction_id) for name in sorted(NAMES)
+        CONTEXTS[name].txn(9, prepared.sink_transaction_id) for name in sorted(NAMES)
     ]
     work.finish(token(sinks=prepared), deadline())
     assert not memory.prepared
@@ -115,7 +125,7 @@ def test_a_permanent_failure_is_raised_at_once_although_another_sink_is_down() -
     one, two, work, named = scripted([Fatal("the disk is gone", "restore it.")], [Retryable("down")] * 1000)
     with pytest.raises(SinkFailedError) as raised:
         work.finish(named, deadline())
-    for text in ("'left'", "the disk is gone", "'right'", "down", "restore it", "app-left-9-"):
+    for text in ("'left'", "the disk is gone", "'right'", "down", "restore it", "-left-9-"):
         assert text in str(raised.value)
     assert (one.commits, two.commits) == (1, 1), "the driver calls each sink once before it raises"
 
@@ -126,7 +136,7 @@ def test_after_a_permanent_failure_the_next_start_commits_in_the_other_sinks() -
     with pytest.raises(SinkFailedError):
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
-    again = SinkWork({"left": one, "right": two}, {}, "app", 6)
+    again = SinkWork({"left": one, "right": two}, {}, 6)
     again.list_prepared(deadline())
     again.resolve_prepared(named, deadline())
     assert not two.memory.prepared
@@ -148,7 +158,7 @@ def test_the_other_sinks_commit_before_a_failure_is_raised() -> None:
 
 def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query() -> None:
     """Another checkpoint wrote the token; `OK` would lose the batch silently."""
-    work = SinkWork(memories(), {}, "app", 6)
+    work = SinkWork(memories(), {}, 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
     with pytest.raises(SinkFailedError, match=r"'left' cannot commit app-.*'right' cannot commit app-"):
         work.finish(named, deadline())
@@ -158,10 +168,10 @@ def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_aga
     """A sequence number does not identify the batch."""
     sinks = memories()
     memory = memory_of(sinks)
-    memory.prepared[SinkTxn("app", "left", 5, ATTEMPT)] = ROWS
-    work = SinkWork({"left": sinks["left"]}, {}, "app", 5)
+    memory.prepared[CONTEXTS["left"].txn(5, ATTEMPT)] = ROWS
+    work = SinkWork({"left": sinks["left"]}, {}, 5)
     work.list_prepared(deadline())
-    with pytest.raises(SinkUndecidedError, match="app-left-5-"):
+    with pytest.raises(SinkUndecidedError, match="-left-5-"):
         work.resolve_prepared(None, deadline())
 
 
@@ -176,9 +186,9 @@ def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_aga
 def test_only_prepared_work_that_the_token_names_is_committed(
     held: int | None, prepared: PreparedSinks | None, sink: str, number: int, attempt: str
 ) -> None:
-    txn = SinkTxn("app", sink, number, attempt)
+    txn = CONTEXTS[sink].txn(number, attempt)
     read = None if held is None else token(held, sinks=prepared)
-    decided = fate(sink, txn, read)
+    decided = fate(CONTEXTS[sink], txn, read)
     speaks = read is not None and read.sinks != UNDECIDED
     names = (
         speaks
@@ -194,9 +204,9 @@ def test_only_prepared_work_that_the_token_names_is_committed(
 
 def test_a_token_decides_nothing_for_a_sink_that_it_does_not_name() -> None:
     named = token(sinks=PreparedSinks(ATTEMPT, ("left",)))
-    assert named_by(named, "left") == SinkTxn("app", "left", 9, ATTEMPT)
-    assert named_by(named, "right") is None
-    assert named_by(token(sinks=UNDECIDED), "left") is None
+    assert named_by(named, CONTEXTS["left"]) == CONTEXTS["left"].txn(9, ATTEMPT)
+    assert named_by(named, CONTEXTS["right"]) is None
+    assert named_by(token(sinks=UNDECIDED), CONTEXTS["left"]) is None
 
 
 class Unknown(MemorySink):
@@ -322,6 +332,40 @@ def test_a_link_and_its_folder_are_the_same_target(tmp_path: Path) -> None:
     assert FilesystemSink(str(tmp_path / "a")).target() == FilesystemSink(str(tmp_path / "b")).target()
 
 
+def test_a_process_asks_once_for_the_cluster_and_the_planning_process_again_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | Exception] = []
+
+    class Admin:
+        def __init__(self, _kafka: object) -> None: ...
+        def __enter__(self) -> Admin:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def cluster_id(self, _deadline: Deadline) -> str:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    options = given_options(tmp_path, **{"kafka.bootstrap.servers": uuid.uuid4().hex, "sinks": "left"})
+    monkeypatch.setattr(sink_session, "TopicAdmin", Admin)
+    ask = ASK_FOR_CLUSTER_ID
+    answers[:] = [UnavailableError("down")]
+    with pytest.raises(UnavailableError):
+        ask(options)
+    answers[:] = ["A"]
+    assert (ask(options), ask(options, renew=True)) == ("A", "A")
+    monkeypatch.setattr(sink_session, "_CLUSTER_SECONDS", 0.0)
+    answers[:] = [UnavailableError("down"), "B"]
+    assert ask(options, renew=True) == "A", "what is known, if no broker answers"
+    assert (ask(options, renew=True), ask(options)) == ("B", "B")
+    answers[:] = ["C"]
+    sink_session.close(options, "app")
+    assert ask(options) == "C", "after an error it asks again"
+
+
 def plan(options: Any) -> Plan:
     return Plan(tuple(Route(spec, (0, 1, 2), ROWS.schema) for spec in options.sinks), None, None, kafka=True)
 
@@ -399,8 +443,8 @@ def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:
             return Fatal("the option 'path' is 'path'", "correct the options 'path' and 'x'.")
 
     watched = WatchedSink(Down(), SinkNaming("right", ("path",)))
-    watched.open(SinkContext("right", "app"))
-    answer = watched.prepare(SinkTxn("app", "right", 1, ATTEMPT), Given(ROWS.schema, 1, [[ROWS]]), deadline())
+    watched.open(CONTEXTS["right"])
+    answer = watched.prepare(CONTEXTS["right"].txn(1, ATTEMPT), Given(ROWS.schema, 1, [[ROWS]]), deadline())
     assert answer == Fatal(
         "the option 'sink.right.path' is 'path'", "correct the options 'sink.right.path' and 'x'."
     )

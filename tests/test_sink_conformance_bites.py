@@ -28,7 +28,7 @@ class CommitsTwice(MemorySink):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if txn in self.memory.committed:
-            again = SinkTxn(txn.application_id, txn.sink, txn.sequence, SinkTxn.new_attempt())
+            again = replace(txn, attempt=SinkTxn.new_attempt())
             self.memory.committed[again] = self.memory.committed[txn]
         return super().commit(txn, deadline)
 
@@ -41,6 +41,35 @@ class DoesNotListPrepared(MemorySink):
 class ListsOtherApplications(MemorySink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         return sorted(self.memory.prepared)
+
+
+class IgnoresClusters(MemorySink):
+    """Its ids name application, sink and sequence only, as if there were one Kafka cluster."""
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        own = self.context
+        return sorted(
+            txn
+            for txn in self.memory.prepared
+            if (txn.application_id, txn.sink) == (own.application_id, own.name)
+        )
+
+
+class SharesIdsOfClusters(MemorySink):
+    """Stores batches without the cluster in their ids."""
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        return super().prepare(replace(txn, cluster=""), staged, deadline)
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return super().commit(replace(txn, cluster=""), deadline)
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return super().abort(replace(txn, cluster=""), deadline)
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        own = (self.context.txn(txn.sequence, txn.attempt) for txn in self.memory.prepared)
+        return sorted(txn for txn in own if replace(txn, cluster="") in self.memory.prepared)
 
 
 class AbortsCommittedWork(MemorySink):
@@ -135,6 +164,9 @@ class LosesARow(MemorySink):
         (CommitsTwice, SinkConformance.test_every_order_of_calls),
         (DoesNotListPrepared, SinkConformance.test_every_order_of_calls),
         (ListsOtherApplications, SinkConformance.test_recover_lists_only_ids_of_its_own_query),
+        (IgnoresClusters, SinkConformance.test_recover_lists_only_ids_of_its_own_query),
+        (IgnoresClusters, SinkConformance.test_the_same_query_on_two_clusters_writes_to_one_target),
+        (SharesIdsOfClusters, SinkConformance.test_the_same_query_on_two_clusters_writes_to_one_target),
         (AbortsCommittedWork, SinkConformance.test_every_order_of_calls),
         (AbortsCommittedWork, SinkConformance.test_a_zombie_prepares_after_the_commit),
         (ReportsCommitOfUnknownIds, SinkConformance.test_every_order_of_calls),

@@ -27,6 +27,7 @@ from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
+    CLUSTER_ID,
     ROWS,
     Rows,
     SinkConformance,
@@ -183,9 +184,9 @@ def test_statistics_are_no_narrower_than_the_values(tmp_path: Path) -> None:
 def test_the_version_names_the_batch_and_log_cleanup_does_not_lose_it(lake: Lake) -> None:
     txn = lake.write_batch(ROWS, 12)
     table = lake.table()
-    app_id = f"{txn.application_id}/conformance"
+    app_id = f"{txn.application_id}/{txn.cluster}/conformance"
     assert table.transaction_version(app_id) == 12
-    assert table.history(1)[0][module.ID] == f"{app_id}: {txn}"
+    assert table.history(1)[0][module.ID] == str(txn)
     write_deltalake(lake.path, ROWS.slice(0, 1), mode="append")
     lake.table().create_checkpoint()
     for each in (lake.folder / "orders" / "_delta_log").glob("*.json"):
@@ -228,7 +229,10 @@ def test_the_next_process_finishes_a_commit_whose_driver_was_killed(lake: Lake, 
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
     killed = subprocess.run(
-        [sys.executable, "-c", _COMMIT, lake.path, str(lake.folder / "checkpoint" / "conformance"), str(txn)],
+        [
+            *(sys.executable, "-c", _COMMIT, lake.path),
+            *(str(lake.folder / "checkpoint" / "conformance"), str(txn), CLUSTER_ID),
+        ],
         env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: f"sink.delta.{moment}=kill-worker"},
         timeout=120,
         check=False,
@@ -506,10 +510,10 @@ from kafka_eos_source.sinks.delta import DeltaSink
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
-path, store, text = sys.argv[1:]
+path, store, text, cluster_id = sys.argv[1:]
 txn = SinkTxn.parse(text)
 sink = DeltaSink(path)
-sink.open(SinkContext(txn.sink, txn.application_id, NotesFolder(store)))
+sink.open(SinkContext(txn.sink, txn.application_id, cluster_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """
 

@@ -41,7 +41,7 @@ def rows(to: list[str | None]) -> pa.RecordBatch:
 
 def fan(tmp_path: Path, plan: Plan, batches: list[pa.RecordBatch], inline: int = 1 << 20) -> Any:
     folder = StagingFolder.at(str(tmp_path / "staging"))
-    fanout = Fanout(plan, "app", "7", folder, inline)
+    fanout = Fanout(plan, "app", "cluster", "7", folder, inline)
     kafka = [row for batch in fanout.rows(batches) for row in batch.to_pylist()]
     parts = fanout.finish()
     staged = {
@@ -128,7 +128,7 @@ class Unopened(MemorySink):
 
 def test_a_sink_that_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
     plan = Plan.of([SinkSpec("bad", f"{__name__}:Unopened", options={"system": "s"})], FRAME, kafka=True)
-    fanout = Fanout(plan, "app", "7", StagingFolder.at(str(tmp_path / "staging")), 1 << 20)
+    fanout = Fanout(plan, "app", "cluster", "7", StagingFolder.at(str(tmp_path / "staging")), 1 << 20)
     with pytest.raises(InvalidOptionError, match=r"'sink\.bad\.system' is wrong"):
         list(fanout.rows([rows([None])]))
     fanout.discard()  # the task attempt failed

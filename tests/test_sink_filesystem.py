@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, SinkTxn
+from kafka_eos_source.sinks import OK
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
@@ -83,13 +84,13 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
 def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_path: Path) -> None:
     """The error would look like a temporary failure of the disk if only `prepare` raised it."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
-    longest, name = "a" * (176 - 4), "sink"
+    longest, name = "a" * (163 - 4), "sink"
     with opened(system, longest, name) as sink:
         sink.check(ROWS.schema, deadline())
-        txn = SinkTxn(longest, name, 10**13 - 1, SinkTxn.new_attempt())
+        txn = new_txn(10**13 - 1, longest, name)
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
-    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="177 bytes"):
+    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="164 bytes"):
         sink.check(ROWS.schema, deadline())
 
 
@@ -98,13 +99,13 @@ def test_two_sinks_of_different_formats_share_a_path_without_losing_rows(tmp_pat
     wanted = {"parquet": 0, "jsonl": 0}
     for name, kind in (("left", "parquet"), ("right", "json")):
         system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
-        txn = SinkTxn("conformance", name, 1, "0123456789abcdef0123")
+        txn = replace(new_txn(1, sink=name), attempt="0123456789abcdef0123")
         with opened(system, name=name) as sink:
             assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
     for name, kind in (("left", "parquet"), ("right", "json")):
         system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
         with opened(system, name=name) as sink:
-            assert sink.commit(SinkTxn("conformance", name, 1, "0123456789abcdef0123"), deadline()) == OK
+            assert sink.commit(replace(txn, sink=name), deadline()) == OK
     for file in committed_files(str(tmp_path)):
         ending = file.rpartition(".")[2]
         wanted[ending] += (

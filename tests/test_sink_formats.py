@@ -102,7 +102,7 @@ class TestSql:
         from kafka_eos_source.sinks.sql import SqlSink
 
         sink = SqlSink(f"sqlite:///{file}", "t", **options)
-        sink.open(SinkContext("db", "app", NotesFolder(str(file.parent / "store"))))
+        sink.open(SinkContext("db", "app", "cluster", NotesFolder(str(file.parent / "store"))))
         return sink
 
     def run(self, file: Path, *statements: str) -> list[Any]:
@@ -196,7 +196,7 @@ class TestSql:
         from kafka_eos_source.sinks.sql import SqlSink
 
         sink = SqlSink(url, "t")
-        sink.open(SinkContext("db", "app"))
+        sink.open(SinkContext("db", "app", "cluster"))
         with pytest.raises(InvalidOptionError, match=message) as refused:
             sink.check(ROWS.schema, deadline())
         assert "pw" not in str(refused.value)

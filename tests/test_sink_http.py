@@ -252,7 +252,7 @@ def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_pa
     sink = spec.build()
     assert isinstance(sink, HttpSink)
     assert "hidden" not in f"{spec} {sink.credentials}"
-    sink.open(SinkContext("a", "application"))
+    sink.open(SinkContext("a", "application", "cluster"))
     assert "hidden" not in concealed("401: no such token hidden-in-options") + concealed(str(stated))
 
 

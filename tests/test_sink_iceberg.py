@@ -484,7 +484,7 @@ def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:
     from kafka_eos_source.errors import RetriableError
 
     sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
-    sink.open(SinkContext("w", "app", NotesFolder(str(lake.folder / "checkpoint"))))
+    sink.open(SinkContext("w", "app", "cluster", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
         sink.check(ROWS.schema, deadline())
 

@@ -189,8 +189,8 @@ def test_an_object_that_is_not_a_sink_is_refused() -> None:
 
 
 def test_sink_transaction_ids_are_parsed_and_printed() -> None:
-    txn = SinkTxn("my-app-7", "a_1", 12, "0123456789abcdef0123")
-    assert str(txn) == "my-app-7-a_1-12-0123456789abcdef0123"
+    txn = SinkTxn("my-app-7", "0123456789ab", "a_1", 12, "0123456789abcdef0123")
+    assert str(txn) == "my-app-7-0123456789ab-a_1-12-0123456789abcdef0123"
     assert SinkTxn.parse(str(txn)) == txn
     assert [SinkTxn.parse(text) for text in ("", "a-1", "a-x-0123456789", "a-1-XYZ", "-1-0123456789")] == [
         None

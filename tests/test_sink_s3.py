@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
 
@@ -44,21 +44,27 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     (spec,) = parse(["a"], {"sink.a.type": "s3", "sink.a.path": "s3://bucket/x"})
     sink = spec.build()
     with pytest.raises(InvalidOptionError, match=r"pip install 'kafka-eos-source\[s3\]'"):
-        sink.open(SinkContext("a", "application"))
+        sink.open(SinkContext("a", "application", "cluster"))
 
 
 def test_keys_of_another_query_with_a_common_prefix_are_ignored() -> None:
     """One application id may be a prefix of another one, such as `orders` and `orders-7`."""
-    ours, beside, other = (
-        Layout("b", "p/", SinkContext(name, application))
-        for application, name in (("orders", "a"), ("orders", "b"), ("orders-7", "a"))
+    ours, beside, other, elsewhere = (
+        Layout("b", "p/", SinkContext(name, application, cluster))
+        for application, name, cluster in (
+            ("orders", "a", "c"),
+            ("orders", "b", "c"),
+            ("orders-7", "a", "c"),
+            ("orders", "a", "d"),
+        )
     )
     assert ours.batch_of(ours.part(12, "ab", ".csv")) == 12
     assert ours.batch_of(other.part(12, "ab", ".csv")) is None
     assert other.batch_of(ours.part(7, "ab", ".csv")) is None
-    assert ours.batch_of(beside.part(12, "ab", ".csv")) is None
-    mine, theirs = SinkTxn("orders", "a", 7, ATTEMPT), SinkTxn("orders-7", "a", 1, ATTEMPT)
+    mine = ours.context.txn(7, ATTEMPT)
     assert ours.batch_of(ours.manifest(mine)) is None
     assert ours.txn(ours.prepared(mine)) == mine
-    assert ours.txn(other.prepared(theirs)) is None
-    assert ours.txn(beside.prepared(SinkTxn("orders", "b", 7, ATTEMPT))) is None
+    for each in (beside, other, elsewhere):
+        assert ours.batch_of(each.part(12, "ab", ".csv")) is None
+        assert not each.part(12, "ab", ".csv").startswith(ours.rows_of_sink), "tidy does not even list it"
+        assert ours.txn(each.prepared(each.context.txn(7, ATTEMPT))) is None

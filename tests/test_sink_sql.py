@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,9 +101,10 @@ def test_the_ledger_records_sequence_number_and_sink(file: Path) -> None:
 
 
 def test_transaction_names_are_short_enough_and_can_be_parsed() -> None:
-    context = SinkContext("s" * 32, "a" * 500)
-    txn = SinkTxn("a" * 500, "s" * 32, 2**63 - 1, SinkTxn.new_attempt())
-    name = names.gid(context, txn)
+    context = SinkContext("s" * 32, "a" * 500, "c" * 200)
+    txn = context.txn(2**63 - 1, SinkTxn.new_attempt())
+    name = names.gid(txn)
     assert len(name.encode()) <= 64, "all that XA takes"
     assert names.parse(context, name) == txn
-    assert names.parse(SinkContext("other", "a" * 500), name) is None
+    for other in ({"name": "other"}, {"application_id": "other"}, {"cluster_id": "other"}):
+        assert names.parse(replace(context, **other), name) is None

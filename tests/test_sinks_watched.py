@@ -20,7 +20,7 @@ from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.watched import WatchedSink
 
-TXN = SinkTxn("app", "s", 3, "0123456789abcdef0123")
+TXN = SinkContext("s", "app", "cluster").txn(3, "0123456789abcdef0123")
 ROWS = pa.record_batch({"n": [1, 2]})
 SLOW_BATCHES = 12
 
@@ -82,7 +82,7 @@ class Scripted(TwoPhaseSink):
 
 def watched(sink: TwoPhaseSink, store: NotesFolder | None = None) -> WatchedSink:
     found = WatchedSink(sink, SinkNaming("a"))
-    found.open(SinkContext("s", "app", store))
+    found.open(SinkContext("s", "app", "cluster", store))
     return found
 
 
@@ -114,9 +114,9 @@ def test_a_sink_that_keeps_reading_rows_may_take_longer_than_the_deadline(tmp_pa
 
 def test_a_commit_that_never_returns_is_unfinished_at_the_deadline() -> None:
     release = threading.Event()
-    work = SinkWork({"s": watched(Scripted(release.wait))}, {}, "app", 3)
+    work = SinkWork({"s": watched(Scripted(release.wait))}, {}, 3)
     token = Token("app", "q", "r", 3, 3, "", "", 0, sinks=PreparedSinks(TXN.attempt, ("s",)))
-    with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-s-3-.*did not return"):
+    with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-.*-s-3-.*did not return"):
         work.finish(token, soon())
     release.set()
 
@@ -124,7 +124,7 @@ def test_a_commit_that_never_returns_is_unfinished_at_the_deadline() -> None:
 def test_a_prepare_that_never_returns_fails_and_is_not_awaited_twice() -> None:
     release = threading.Event()
     sink = Scripted(release.wait)
-    work = SinkWork({"s": watched(sink)}, {"s": Rows()}, "app", 3)
+    work = SinkWork({"s": watched(sink)}, {"s": Rows()}, 3)
     with pytest.raises(SinkRetryableError, match="did not return"):
         work.prepare(1, soon())
     work.roll_back(soon())

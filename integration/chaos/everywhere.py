@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from integration.chaos.scenario import Scenario
@@ -53,12 +54,8 @@ class Everywhere:
         return sorted((*files, *rows))
 
     def archived(self) -> list[tuple[str, str]]:
-        tables = [pq.ParquetFile(file).read() for file in committed_files(str(self.folder))]
-        return [
-            (key.decode(), value.decode())
-            for table in tables
-            for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
-        ]
+        files = committed_files(str(self.folder))
+        return [row for file in files for row in pairs(pq.ParquetFile(file).read())]
 
     def stored(self) -> list[tuple[str, str]]:
         with sqlite3.connect(self._file) as connection:
@@ -66,3 +63,9 @@ class Everywhere:
                 (key.decode(), value.decode())
                 for key, value in connection.execute("SELECT key, value FROM orders")
             ]
+
+
+def pairs(table: pa.Table) -> list[tuple[str, str]]:
+    """Returns key and value of each row."""
+    columns = [table.column(name).to_pylist() for name in ("key", "value")]
+    return [(key.decode(), value.decode()) for key, value in zip(*columns, strict=True)]

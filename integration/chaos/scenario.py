@@ -29,6 +29,7 @@ class Scenario:
 
     Attributes:
         sent: key and value of every record sent to the source, in order.
+        sent_from: number in the value of the first record, so that two scenarios can send different ones.
         partitions: number of partitions of each topic.
         starts: number of processes started.
         last_outcome: the result of the last call of `outcome`.
@@ -52,6 +53,7 @@ class Scenario:
         self.checkpoint = folder / f"checkpoint-{name}"
         self.folder = folder
         self.sent: list[tuple[str, str]] = []
+        self.sent_from = 0
         self.partitions = partitions
         self.starts = 0
         self.last_outcome: Outcome | None = None
@@ -67,7 +69,7 @@ class Scenario:
 
     def feed(self, rows: int) -> None:
         """Sends ``rows`` new records to the source topic."""
-        first = len(self.sent)
+        first = self.sent_from + len(self.sent)
         new = [(f"k{row % _KEYS}", f"{row:06d}") for row in range(first, first + rows)]
         produce(
             self.bootstrap,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.chaos.everywhere import Everywhere
+from integration.chaos.everywhere import Everywhere, pairs
 from integration.chaos.scenario import Scenario
 from integration.support.databases import Postgres
+from integration.support.driver import Driver
 from integration.support.wire import Lost, Wire
 
 pytest.importorskip("sqlalchemy")
@@ -161,6 +162,91 @@ def test_t49_a_silent_network_cut_to_the_database_times_out_and_the_batch_is_fin
     finally:
         wire.close()
         server.close()
+
+
+@pytest.mark.fault(
+    "T330",
+    "one job in two regions writes to one folder and one table",
+    "one driver dies behind Kafka's commit",
+)
+def test_t330_regions_that_share_a_folder_and_a_table_leave_each_others_work_alone(
+    scenario: Scenario, other_cluster: str, tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    """Region A dies twice: before its sinks commit, and when the table has its batch and the note remains.
+
+    In between, region B commits batches of its own with the same application.id, batch ids and sinks.
+    """
+    deltalake = pytest.importorskip("deltalake")
+    a, b = Everywhere(scenario), Everywhere(_in_another_region(scenario, other_cluster, tmp_path, driver))
+    table = str(tmp_path / "table")
+    sink = {
+        "sinks": "archive,lake",
+        "sink.archive.type": "filesystem",
+        "sink.archive.path": str(a.folder),
+        "sink.lake.type": "delta",
+        "sink.lake.path": table,
+    }
+    for region in (a, b):  # each cluster holds a token, which decides about what the sinks hold
+        region.scenario.feed(50)
+        region.scenario.run(sink=sink)
+    for step in ("commit.after_commit", "sink.delta.after_version"):
+        a.scenario.feed(60)
+        b.scenario.feed(60)
+        killed = a.scenario.start(f"{step}=kill-worker@{a.scenario.once(step)}", sink=sink)
+        assert killed.wait() == -9, killed.tail()
+        prepared = a.prepared()
+        assert prepared
+        b.scenario.run(sink=sink)
+        assert set(prepared) <= set(a.prepared()), (
+            "region B aborted, committed or tidied the work of region A"
+        )
+    a.scenario.run(sink=sink)
+    sent = sorted(a.scenario.sent + b.scenario.sent)
+    assert sorted(a.archived()) == sent
+    assert sorted(pairs(deltalake.DeltaTable(table).to_pyarrow_table())) == sent
+    for region in (a, b):
+        assert region.scenario.outcome().exactly_once, region.scenario.last_outcome
+        assert not region.prepared()
+
+
+@pytest.mark.fault(
+    "T331", "one job in two regions writes to one database", "one driver dies behind Kafka's commit"
+)
+def test_t331_regions_that_share_a_database_leave_each_others_prepared_transactions_alone(
+    scenario: Scenario, other_cluster: str, tmp_path: Path, driver: Callable[..., Driver]
+) -> None:
+    server = Postgres()
+    try:
+        a = _WithServer(scenario, server)
+        b = _WithServer(_in_another_region(scenario, other_cluster, tmp_path, driver), server)
+        sink = {**a.sink, "sinks": "warehouse"}
+        sink = {name: value for name, value in sink.items() if "archive" not in name}
+        for region in (a, b):  # each cluster holds a token, which decides about what the database holds
+            region.scenario.feed(50)
+            region.scenario.run(sink=sink)
+            region.scenario.feed(60)
+        step = "commit.after_commit"
+        killed = a.scenario.start(f"{step}=kill-worker@{a.scenario.once(step)}", sink=sink)
+        assert killed.wait() == -9, killed.tail()
+        b.scenario.run(sink=sink)
+        assert len(server.run("SELECT gid FROM pg_prepared_xacts")) == 1, "region B ended A's transaction"
+        a.scenario.run(sink=sink)
+        assert sorted(a.stored()) == sorted(a.scenario.sent + b.scenario.sent)
+        assert server.run("SELECT gid FROM pg_prepared_xacts") == []
+        for region in (a, b):
+            assert region.scenario.outcome().exactly_once, region.scenario.last_outcome
+    finally:
+        server.close()
+
+
+def _in_another_region(
+    scenario: Scenario, bootstrap: str, folder: Path, driver: Callable[..., Driver]
+) -> Scenario:
+    """Returns the same job on another cluster, with input of its own."""
+    other = Scenario(bootstrap, folder, driver)
+    other.application_id = scenario.application_id
+    other.sent_from = 100_000
+    return other
 
 
 class _WithServer(Everywhere):

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from http_service import HttpService
 from http_service import running as running_service
 
+from integration.chaos.everywhere import pairs
 from integration.chaos.scenario import Scenario
 from integration.support import s3_server
 from integration.support.s3_server import CREDENTIALS, S3Server
@@ -101,23 +101,18 @@ class EachKind:
             self._s3.get_object(Bucket=self._name, Key=uri.removeprefix(f"s3://{self._name}/"))["Body"].read()
             for uri in uris
         ]
-        return [row for body in bodies for row in _pairs(pq.read_table(io.BytesIO(body)))]
+        return [row for body in bodies for row in pairs(pq.read_table(io.BytesIO(body)))]
 
     def in_table(self) -> Rows:
-        return _pairs(deltalake.DeltaTable(str(self._delta)).to_pyarrow_table())
+        return pairs(deltalake.DeltaTable(str(self._delta)).to_pyarrow_table())
 
     def in_lake(self) -> Rows:
         catalog = pyiceberg_catalog.load_catalog("default", **self._catalog)
-        return _pairs(catalog.load_table("shop.orders").scan().to_arrow())
+        return pairs(catalog.load_table("shop.orders").scan().to_arrow())
 
     def in_service(self) -> Rows:
         lines = [json.loads(line) for body in self.service.committed() for line in body.splitlines()]
         return [tuple(_text(line[name]) for name in ("key", "value")) for line in lines]  # type: ignore[misc]
-
-
-def _pairs(table: pa.Table) -> Rows:
-    columns = [table.column(name).to_pylist() for name in ("key", "value")]
-    return [(key.decode(), value.decode()) for key, value in zip(*columns, strict=True)]
 
 
 def _text(encoded: Any) -> str:

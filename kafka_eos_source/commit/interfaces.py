@@ -110,6 +110,10 @@ class StagedBatch(Protocol):
 class Sinks(Protocol):
     """All two-phase sinks of the query (`commit.sinks.SinkWork`, or `NoSinks`)."""
 
+    @property
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster for which the sinks were opened; "" if there are no sinks."""
+
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches.
 
@@ -142,6 +146,8 @@ class Sinks(Protocol):
 
 class NoSinks:
     """The `Sinks` of a query that writes only to Kafka."""
+
+    cluster_id = ""
 
     def list_prepared(self, deadline: Deadline) -> None:
         return

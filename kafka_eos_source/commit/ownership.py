@@ -21,7 +21,13 @@ from kafka_eos_source.commit.shard_checks import shards_match
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues, moved_partitions
-from kafka_eos_source.errors import AbortableError, ForeignQueryError, KafkaEosError, UnavailableError
+from kafka_eos_source.errors import (
+    AbortableError,
+    ForeignQueryError,
+    KafkaEosError,
+    RestartQueryError,
+    UnavailableError,
+)
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
@@ -43,6 +49,8 @@ def reuse_producer(context: CommitContext, progress: Progress) -> Decision | Non
     records = session.token_records
     if request.token_topic != (None if records is None else records.name):
         return None  # a restart in the same process set, changed or removed the option
+    if context.sinks.cluster_id not in ("", session.cluster.cluster_id):
+        return None  # `take_ownership` finds out which of the two is outdated
     if request.new_group:
         if progress.transactions or not producer.is_clean():
             return None
@@ -98,6 +106,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
             f"({session.cluster.cluster_id}), or this principal may not describe it.",
             fix="create it, grant Read and Describe, or set .option('anchor.topic', …) to another topic.",
         )
+    _refuse_another_cluster(context)
     own = request.own(session.cluster)
     partitions = request.partitions(own)
     in_group = context.clients.group_offsets(request.group_id, partitions, deadline)
@@ -119,6 +128,23 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
         session.held = None
     failpoints.reach("commit.after_resolve_prepared")
     return Decision(producer, batch, own, held, verdict, in_group)
+
+
+def _refuse_another_cluster(context: CommitContext) -> None:
+    """Raises if the sinks were opened for another cluster than the one that would commit the batch.
+
+    Raises:
+        RestartQueryError: if the bootstrap servers led to two clusters within a minute.
+    """
+    opened, found = context.sinks.cluster_id, context.session.cluster.cluster_id
+    if opened not in ("", found):
+        raise RestartQueryError(
+            f"the sinks of application.id={context.request.batch.application_id!r} were opened for the Kafka "
+            f"cluster {opened!r}, but kafka.bootstrap.servers now leads to the cluster {found!r}. Nothing of "
+            "the batch was written.",
+            fix="check that all addresses in kafka.bootstrap.servers belong to the query's own cluster, and "
+            "start the query again after a minute.",
+        )
 
 
 def topics_of(context: CommitContext, own: OwnOffsets) -> set[str]:

@@ -14,9 +14,9 @@ processes run at this moment.
     was written by a person                  any other                LEAVE
     there is no token                        any                      LEAVE
 
-The token names a sink transaction by application, sequence number, sink transaction id and names of the
-sinks. Without a token nothing relates the sequence number of a sink transaction to the current batch, so a
-person decides, even if the batch is about to be written.
+The token names a sink transaction by sequence number, sink transaction id and names of the sinks. Application
+and cluster are those that the token was read for. Without a token nothing relates the sequence number of a
+sink transaction to the current batch, so a person decides, even if the batch is about to be written.
 
 A token that a person wrote in place of a lost one (`token.UNDECIDED`) says what Kafka holds, and nothing
 about sinks. A sink transaction with a later sequence number was prepared after it, for a transaction that
@@ -31,7 +31,7 @@ from __future__ import annotations
 from enum import Enum
 
 from kafka_eos_source.protocol.token import UNDECIDED, Token
-from kafka_eos_source.sinks.contract import SinkTxn
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 
 class Fate(Enum):
@@ -42,23 +42,23 @@ class Fate(Enum):
     LEAVE = "leave"  #: only a person can decide
 
 
-def named_by(token: Token, sink: str) -> SinkTxn | None:
+def named_by(token: Token, sink: SinkContext) -> SinkTxn | None:
     """Returns the sink transaction that the token tells a sink to commit.
 
     Returns:
         None if the token names no transaction of this sink.
     """
     prepared = token.sinks
-    if prepared is None or prepared == UNDECIDED or sink not in prepared.names:
+    if prepared is None or prepared == UNDECIDED or sink.name not in prepared.names:
         return None
-    return SinkTxn(token.application_id, sink, token.sequence, prepared.sink_transaction_id)
+    return sink.txn(token.sequence, prepared.sink_transaction_id)
 
 
-def fate(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
+def fate(sink: SinkContext, txn: SinkTxn, token: Token | None) -> Fate:
     """Decides the fate of ``txn``.
 
     Args:
-        sink: name of the sink that holds it.
+        sink: the sink that holds it, on the cluster that holds the token.
         txn: the sink transaction, prepared before this owner initialised.
         token: the newest token, read after that; None if there is none.
     """

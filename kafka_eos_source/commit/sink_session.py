@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.errors import OperatorError, RestartQueryError
+from kafka_eos_source.errors import OperatorError, RestartQueryError, UnavailableError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
@@ -33,6 +35,13 @@ _CHECK_SECONDS = 30.0
 #: Key in `_checked` for the check that no two sinks write to one target.
 _TARGETS = ""
 
+#: The planning process asks again for the cluster's id after this time, in seconds, and then does not wait
+#: longer for the answer than this, in ms.
+_CLUSTER_SECONDS, _RENEW_MS = 60.0, 3_000
+
+#: By connection properties: when the brokers reported the id of their cluster, and the id.
+_clusters: dict[str, tuple[float, str]] = {}
+
 _Key = tuple[str, ...]
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
 _checked: set[tuple[_Key, str]] = set()
@@ -43,16 +52,51 @@ def store_location(checkpoint: str, name: str) -> str:
     return f"{checkpoint.rstrip('/')}/kafka-eos/sinks/{name}"
 
 
+def cluster_id(options: WriteOptions, *, renew: bool = False) -> str:
+    """Returns Kafka's id of the sink's cluster, and asks the brokers if this process does not know it yet.
+
+    The sinks need it before a producer is initialised: it is part of the names of all that they store. The
+    commit compares it with the cluster that its producer found (`ownership.take_ownership`).
+
+    Args:
+        options: options of the query.
+        renew: whether to ask again after a minute. If no broker answers then, the known id is returned.
+
+    Raises:
+        UnavailableError: if no broker answers within ``commitTimeoutMs``.
+        OperatorError: if the brokers do not report an id.
+    """
+    key = _brokers(options)
+    at, known = _clusters.get(key, (0.0, ""))
+    if known and not (renew and time.monotonic() - at > _CLUSTER_SECONDS):
+        return known
+    try:
+        with TopicAdmin(options.kafka) as admin:
+            limit_ms = _RENEW_MS if known else options.commit_timeout_ms
+            found = admin.cluster_id(Deadline.after_ms(limit_ms))
+    except UnavailableError:
+        if not known:
+            raise
+        return known
+    _clusters[key] = time.monotonic(), found
+    return found
+
+
 def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseSink]:
     """Returns the sinks of the query by name, and opens them if this process has not done so yet.
 
     Raises:
         InvalidOptionError: if the options of a sink are not valid.
+        KafkaEosError: as `cluster_id`.
     """
+    cluster = cluster_id(options)
     key = _key(options, application_id)
     found = _opened.get(key)
+    if found is not None and any(sink.context.cluster_id != cluster for sink in found.values()):
+        _close(_opened.pop(key))
+        found = None
     if found is None:
-        found = _opened[key] = open_all(options.sinks, application_id, options.checkpoint_location)
+        found = _opened[key] = open_all(options.sinks, application_id, cluster, options.checkpoint_location)
     _opened.move_to_end(key)
     while len(_opened) > _MOST_QUERIES:
         _close(_opened.popitem(last=False)[1])
@@ -60,7 +104,7 @@ def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseS
 
 
 def open_all(
-    specs: Sequence[SinkSpec], application_id: str, checkpoint: str | None
+    specs: Sequence[SinkSpec], application_id: str, cluster_id: str, checkpoint: str | None
 ) -> dict[str, TwoPhaseSink]:
     """Creates and opens the sinks, and returns them by name. If one cannot be opened, closes the others."""
     found: dict[str, TwoPhaseSink] = {}
@@ -68,14 +112,18 @@ def open_all(
         for spec in specs:
             sink = found[spec.name] = WatchedSink(spec.build(), spec.naming)
             store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
-            sink.open(SinkContext(spec.name, application_id, store))
+            sink.open(SinkContext(spec.name, application_id, cluster_id, store))
             opened_before.callback(sink.close)
         opened_before.pop_all()
     return found
 
 
 def close(options: WriteOptions, application_id: str) -> None:
-    """Closes the sinks of the query. After an error the next commit opens new connections."""
+    """Closes the sinks of the query. After an error the next commit opens new connections.
+
+    It also asks for the cluster's id again, in case the bootstrap servers now lead to another cluster.
+    """
+    _clusters.pop(_brokers(options), None)
     sinks = _opened.pop(_key(options, application_id), None)
     if sinks is not None:
         _close(sinks)
@@ -134,7 +182,11 @@ def work(
         for route in plan.routes
         if route.spec.name in by_sink
     }
-    return SinkWork(opened(options, application_id), staged, application_id, batch_id, trace)
+    return SinkWork(opened(options, application_id), staged, batch_id, trace)
+
+
+def _brokers(options: WriteOptions) -> str:
+    return repr(sorted(options.kafka.items()))
 
 
 def _key(options: WriteOptions, application_id: str) -> _Key:

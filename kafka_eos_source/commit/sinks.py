@@ -31,7 +31,6 @@ from kafka_eos_source.sinks.contract import (
     Ok,
     Outcome,
     Retryable,
-    SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
@@ -52,7 +51,6 @@ class SinkWork:
     Args:
         sinks: all opened sinks of the query, by name.
         staged: the rows of the batch, for the sinks that have any.
-        application_id: the transactional id of the query.
         batch_id: Spark's id of the batch.
         trace: measures the sinks; None = nobody looks at the figures.
         sleep: pauses between two tries of a commit; tests replace it.
@@ -62,7 +60,6 @@ class SinkWork:
         self,
         sinks: Mapping[str, TwoPhaseSink],
         staged: Mapping[str, Staged],
-        application_id: str,
         batch_id: int,
         trace: Trace | None = None,
         *,
@@ -71,11 +68,15 @@ class SinkWork:
         self._sinks = sinks
         self._trace = Trace() if trace is None else trace
         self._staged = staged
-        self._application_id = application_id
         self._batch_id = batch_id
         self._found: Mapping[str, Sequence[SinkTxn]] = {}
         self._prepared: list[tuple[str, SinkTxn]] = []
         self._sleep = sleep
+
+    @property
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster for which the sinks were opened."""
+        return next(iter(self._sinks.values())).context.cluster_id
 
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
@@ -98,15 +99,21 @@ class SinkWork:
             SinkRetryableError, SinkFailedError, SinkUnfinishedError: if a sink cannot commit or abort it.
         """
         found, self._found = self._found, {}
-        decided = [(name, txn, fate(name, txn, token)) for name, txns in found.items() for txn in txns]
-        undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
+        decided = [
+            (name, txn, fate(self._sinks[name].context, txn, token))
+            for name, txns in found.items()
+            for txn in txns
+        ]
+        undecided = [(name, txn) for name, txn, what in decided if what is Fate.LEAVE]
         if undecided:
+            listed = ", ".join(f"{txn} in {name!r}" for name, txn in undecided)
             raise SinkUndecidedError(
-                "these sink transactions are prepared, and Kafka holds no token of "
-                f"application.id={self._application_id!r} that decides whether to commit or abort them: "
-                f"{', '.join(undecided)}.",
-                fix="check whether their batches are in the output topics, and run `kafka-eos sinks commit` "
-                "or `kafka-eos sinks abort`; then start the query again.",
+                f"this query (application.id={undecided[0][1].application_id!r}) has prepared these sink "
+                f"transactions, and the Kafka cluster {self.cluster_id!r} holds no token that decides "
+                f"whether to commit or abort them: {listed}.",
+                fix="find out for each whether its rows are in the output topics of this cluster. Run "
+                "`kafka-eos sinks commit` if they are and `kafka-eos sinks abort` if they are not (the wrong "
+                "one doubles or loses them in the sink); then start the query again.",
             )
         to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
@@ -139,7 +146,7 @@ class SinkWork:
         sink_transaction_id = SinkTxn.new_attempt()
         for name, staged in self._staged.items():
             sink = self._sinks[name]
-            txn = SinkTxn(self._application_id, name, sequence, sink_transaction_id)
+            txn = sink.context.txn(sequence, sink_transaction_id)
             self._prepared.append((name, txn))
             begun = time.monotonic()
             outcome = _outcome_of(partial(sink.prepare, txn, staged, deadline))
@@ -179,7 +186,7 @@ class SinkWork:
         gone = [name for name in token.sinks.names if name not in self._sinks]
         if gone:
             raise missing_sinks(token, gone)
-        named = {name: named_by(token, name) for name in token.sinks.names}
+        named = {name: named_by(token, self._sinks[name].context) for name in token.sinks.names}
         self._commit({name: txn for name, txn in named.items() if txn is not None}, deadline)
 
     def _commit(self, left: Mapping[str, SinkTxn], deadline: Deadline) -> None:
@@ -246,7 +253,7 @@ class SinkWork:
                 )
 
     def _prepared_in(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
-        """Returns the transactions of this query that a sink holds prepared."""
+        """Returns the transactions of this query, on this cluster, that a sink holds prepared."""
         try:
             prepared = self._sinks[name].recover(deadline)
         except (OperatorError, RestartQueryError) as error:
@@ -255,8 +262,7 @@ class SinkWork:
             raise SinkRetryableError(
                 f"sink {name!r} cannot list its prepared batches: {_text(error)}"
             ) from error
-        context = SinkContext(name, self._application_id)
-        return [txn for txn in prepared if context.owns(txn)]
+        return [txn for txn in prepared if self._sinks[name].context.owns(txn)]
 
 
 def _outcome_of(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:

@@ -99,13 +99,13 @@ class StagedSink:
         return dict(self.__dict__)
 
     def prepare(self) -> None:
-        """Looks up what the driver passes to the tasks: plan, limits and sealing. Called on the driver.
+        """Looks up what the driver passes to the tasks: plan, limits, sealing, cluster. Called on the driver.
 
         Raises:
             KafkaEosError: if the offset log cannot be read, or the brokers do not say which records the topic
                 accepts.
         """
-        _ = self.planned, self.limits, self.sealing
+        _ = self.planned, self.limits, self.sealing, self.cluster_id
 
     @cached_property
     def limits(self) -> RecordLimits | None:
@@ -126,6 +126,15 @@ class StagedSink:
         return sealing_plan(options.kafka, options.topic, options.transaction_client)
 
     @cached_property
+    def cluster_id(self) -> str:
+        """Kafka's id of the sink's cluster, which sinks outside Kafka need; "" if there are none."""
+        if self.plan is None:
+            return ""
+        from kafka_eos_source.commit import sink_session
+
+        return sink_session.cluster_id(self.options, renew=True)
+
+    @cached_property
     def planned(self) -> PlannedBatch | None:
         """The newest entry of the offset log; None if the log is empty, and in a batch write.
 
@@ -144,6 +153,7 @@ class StagedSink:
         fanout = Fanout(
             self.plan,
             self.options.application_id or derived_application_id(task.query_id),
+            self.cluster_id,
             task.batch_id,
             self.folder,
             self.options.staging_inline_bytes,

@@ -105,6 +105,8 @@ LETTER = {
 SINK_ACTION = {
     "sink": "name of the sink",
     "id": "sink transaction id",
+    "application_id": "the query's application.id",
+    "cluster_id": "Kafka's id of the cluster that commits the query's transactions",
     "action": "`commit` or `abort`",
     "done": "whether the sink did it; false = only shown, because --yes is missing",
 }

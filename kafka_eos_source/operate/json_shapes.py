@@ -150,6 +150,8 @@ SHAPES: dict[str, Any] = {
         {
             "sink": "name of the sink",
             "id": "sink transaction id",
+            "application_id": "the query's application.id",
+            "cluster_id": "Kafka's id of the cluster that commits the query's transactions",
             "fate": "what the next start of the query does: `commit`, `abort` or `leave`",
             "needs_a_person": "whether no token decides its fate",
         }

@@ -58,8 +58,8 @@ def sinks() -> None:
 def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> None:
     """List prepared batches and how the next start resolves each.
 
-    Prepared means: neither committed nor aborted in the sink. While the query runs, the list includes the
-    batch in progress.
+    Only batches of this application.id on this Kafka cluster are listed. Prepared means: neither
+    committed nor aborted in the sink. While the query runs, the list includes the batch in progress.
 
     Exit code: 0 = the next start resolves all of them; 3 = a person must decide at least one.
     """
@@ -67,19 +67,25 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
 
     deadline = deadline_of(timeout)
     query = operating.parse_query(file.read_text(encoding="utf-8"))
-    prepared = operating.list_prepared(query, operating.read_kafka(query, deadline), deadline)
+    kafka = operating.read_kafka(query, deadline)
+    prepared = operating.list_prepared(query, kafka, deadline)
     if as_json:
         print_json(
             [
                 {
                     "sink": each.sink,
                     "id": str(each.txn),
+                    "application_id": query.application_id,
+                    "cluster_id": kafka.cluster_id,
                     "fate": each.fate.value,
                     "needs_a_person": each.needs_a_person,
                 }
                 for each in prepared
             ]
         )
+    owner = f"application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
+    if prepared and not as_json:
+        click.echo(f"Prepared by {owner}:")
     for each in () if as_json else prepared:
         text = (
             "no token decides its fate: run `sinks commit` or `sinks abort`"
@@ -88,7 +94,7 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
         )
         click.echo(f"{each.sink}\t{each.txn}\t{text}")
     if not prepared and not as_json:
-        click.echo("The sinks hold no prepared batch of this query.")
+        click.echo(f"The sinks hold no batch that was prepared by {owner}.")
     if any(each.needs_a_person for each in prepared):
         ctx.exit(ExitCode.NEEDS_A_PERSON)
 
@@ -98,7 +104,8 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
 def commit(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
     """Commit a prepared batch whose token is lost.
 
-    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate.
+    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate,
+    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
     """
     _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=True)
 
@@ -108,7 +115,8 @@ def commit(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: b
 def abort(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
     """Abort a prepared batch whose token is lost.
 
-    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate.
+    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate,
+    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
     """
     _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=False)
 
@@ -119,18 +127,27 @@ def _resolve(
     from kafka_eos_source.operate import sinks as operating
 
     txn = _parse_id(text)
-    if yes:
-        deadline = deadline_of(timeout)
-        query = operating.parse_query(file.read_text(encoding="utf-8"))
-        operating.resolve(query, operating.read_kafka(query, deadline), name, txn, deadline, commit=commit)
+    deadline = deadline_of(timeout)
+    query = operating.parse_query(file.read_text(encoding="utf-8"))
+    kafka = operating.read_kafka(query, deadline)
+    operating.resolve(query, kafka, name, txn, deadline, commit=commit, only_check=not yes)
+    batch = f"{txn} of application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
     if as_json:
-        action = "commit" if commit else "abort"
-        print_json({"sink": name, "id": str(txn), "action": action, "done": yes})
+        print_json(
+            {
+                "sink": name,
+                "id": str(txn),
+                "application_id": query.application_id,
+                "cluster_id": kafka.cluster_id,
+                "action": "commit" if commit else "abort",
+                "done": yes,
+            }
+        )
     elif yes:
-        click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {txn}.")
+        click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {batch}.")
     else:
         verb = "commits" if commit else "aborts"
-        click.echo(f"With --yes: sink {name!r} {verb} {txn}. This cannot be undone.")
+        click.echo(f"With --yes: sink {name!r} {verb} {batch}. This cannot be undone.")
 
 
 def _parse_id(text: str) -> SinkTxn:
@@ -139,7 +156,7 @@ def _parse_id(text: str) -> SinkTxn:
     txn = SinkTxn.parse(text)
     if txn is None:
         raise click.BadParameter(
-            f"{text!r} is not an id; expected <application.id>-<sink>-<sequence>-<attempt>",
+            f"{text!r} is not an id; expected <application.id>-<cluster>-<sink>-<sequence>-<attempt>",
             param_hint="--id",
         )
     return txn

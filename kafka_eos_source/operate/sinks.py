@@ -18,7 +18,7 @@ from kafka_eos_source.operate.target import Target, java_properties, target_from
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink
+from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkContext, SinkTxn, TwoPhaseSink
 
 _TARGET_OPTIONS = (
     "checkpointLocation",
@@ -92,7 +92,7 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
         SinkFailedError: if a sink cannot list its prepared batches.
     """
     prepared = []
-    with _opened(query) as sinks:
+    with _opened(query, kafka) as sinks:
         for name, sink in sinks.items():
             try:
                 txns = sink.recover(deadline)
@@ -100,33 +100,61 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
                 raise SinkFailedError(
                     f"sink {name!r} cannot list its prepared batches: {concealed(str(error))}"
                 ) from error
-            prepared += [Prepared(name, txn, fate(name, txn, kafka.token)) for txn in txns]
+            prepared += [Prepared(name, txn, fate(sink.context, txn, kafka.token)) for txn in txns]
     return prepared
 
 
 def resolve(
-    query: Query, kafka: KafkaView, sink_name: str, txn: SinkTxn, deadline: Deadline, *, commit: bool
+    query: Query,
+    kafka: KafkaView,
+    sink_name: str,
+    txn: SinkTxn,
+    deadline: Deadline,
+    *,
+    commit: bool,
+    only_check: bool = False,
 ) -> None:
     """Commits or aborts a prepared batch whose fate no token decides.
 
+    Args:
+        query: the query that prepared it.
+        kafka: what the query's cluster holds of it.
+        sink_name: the sink that holds it.
+        txn: its id.
+        deadline: time limit of the calls to the sink.
+        commit: whether to commit it.
+        only_check: whether to change nothing.
+
     Raises:
-        OperatorError: if the token decides the fate of the batch, or the sink does not hold it.
+        OperatorError: if another query prepared the batch, or this one on another cluster; if the token
+            decides the fate of the batch; or if the sink does not hold it.
         SinkFailedError: if the sink cannot commit or abort it.
     """
-    decided = fate(sink_name, txn, kafka.token)
+    context = SinkContext(sink_name, query.application_id, kafka.cluster_id)
+    if not context.owns(txn):
+        own = context.txn(txn.sequence, txn.attempt)
+        raise OperatorError(
+            f"{txn} belongs to {_owner_text(txn)}, but the options are those of {_owner_text(own)}: cluster "
+            f"{kafka.cluster_id!r}. Nothing was changed.",
+            fix="leave it to the query that prepared it; if that query cannot resolve it, run the command "
+            "with that query's options, on its cluster.",
+        )
+    decided = fate(context, txn, kafka.token)
     if kafka.token is not None and decided is not Fate.LEAVE:
         raise OperatorError(
             f"Kafka holds the token of batch {kafka.token.batch_id}, by which the next start of the query "
             f"will {decided.value} {txn}.",
             fix="start the query.",
         )
-    with _opened(query) as sinks:
+    with _opened(query, kafka) as sinks:
         sink = sinks.get(sink_name)
         if sink is None or txn not in sink.recover(deadline):
             raise OperatorError(
                 f"sink {sink_name!r} does not hold {txn}.",
                 fix="run `kafka-eos sinks list`, which shows the ids that each sink holds.",
             )
+        if only_check:
+            return
         outcome = sink.commit(txn, deadline) if commit else sink.abort(txn, deadline)
     if isinstance(outcome, Retryable | Fatal):
         verb = "commit" if commit else "abort"
@@ -150,12 +178,19 @@ def read_kafka(query: Query, deadline: Deadline) -> KafkaView:
     return found.kafka
 
 
+def _owner_text(txn: SinkTxn) -> str:
+    return (
+        f"sink {txn.sink!r} of application.id={txn.application_id!r} on the Kafka cluster with the hash "
+        f"{txn.cluster}"
+    )
+
+
 @contextmanager
-def _opened(query: Query) -> Iterator[Mapping[str, TwoPhaseSink]]:
+def _opened(query: Query, kafka: KafkaView) -> Iterator[Mapping[str, TwoPhaseSink]]:
     """Opens the sinks of the query, and closes all of them at the end, also after an error."""
     with ExitStack() as stack:
         sinks = sink_session.open_all(
-            query.options.sinks, query.application_id, query.options.checkpoint_location
+            query.options.sinks, query.application_id, kafka.cluster_id, query.options.checkpoint_location
         )
         for sink in sinks.values():
             stack.callback(sink.close)

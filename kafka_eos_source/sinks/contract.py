@@ -13,11 +13,13 @@ A sink takes part in the commit of a micro-batch by two-phase commit::
 
     at a start  recover   lists the ids that are prepared but neither committed nor aborted
 
-An id has the form ``<application.id>-<sink>-<sequence>-<attempt>``. It contains the name of the sink, so two
-sinks never share an id, whether they belong to one query or to two. A sink names everything that it stores
-by the id, or by the application id and the sink's name together. The sequence number is that of the Kafka
-transaction that commits the batch. It only grows, whereas Spark's batch id goes back when somebody restores
-a checkpoint.
+An id has the form ``<application.id>-<cluster>-<sink>-<sequence>-<attempt>``. The first three parts are its
+*owner*: one sink of one query on one Kafka cluster. A sink names everything that it stores by the id or by
+the owner, and lists, commits, aborts and deletes only what belongs to its own owner (`SinkContext.owns`). So
+two sinks never touch each other's work, even if they write to one target: not those of two queries, nor those
+of one job that runs on two clusters, where application id, sink and sequence number are the same. The
+sequence number is that of the Kafka transaction that commits the batch. It only grows, whereas Spark's batch
+id goes back when somebody restores a checkpoint.
 
 **Only one owner of the transactional id ever prepares an id**: the driver generates a new ``attempt`` after
 every `init_transactions`. A new owner lists the prepared ids *before* it fences earlier owners, and reads the
@@ -44,6 +46,7 @@ aborted    prepares, or `Fatal`         `Fatal`: nothing is prepared  `OK`
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from abc import ABC, abstractmethod
@@ -57,8 +60,13 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
 
-_ID = re.compile(r"(.+)-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
+_ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10
+
+
+def cluster_hash(cluster_id: str) -> str:
+    """Returns a hash of a Kafka cluster's id: 12 hex digits, whatever the id contains and however long."""
+    return hashlib.sha256(cluster_id.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, order=True)
@@ -69,18 +77,26 @@ class SinkTxn:
 
     Attributes:
         application_id: value of the option ``application.id``, or the id derived from the query.
+        cluster: `cluster_hash` of the Kafka cluster whose transaction commits the batch.
         sink: name of the sink in the query.
         sequence: sequence number of the Kafka transaction that commits the batch.
         attempt: 20 random lower-case hex digits, generated each time the driver prepares the batch.
     """
 
     application_id: str
+    cluster: str
     sink: str
     sequence: int
     attempt: str
 
     def __str__(self) -> str:
-        return f"{self.application_id}-{self.sink}-{self.sequence}-{self.attempt}"
+        return f"{self.application_id}-{self.cluster}-{self.sink}-{self.sequence}-{self.attempt}"
+
+    @property
+    def owner(self) -> str:
+        """A hash of application id, cluster and sink: 16 hex digits, for names whose length is limited."""
+        of = "\0".join((self.application_id, self.cluster, self.sink))
+        return hashlib.sha256(of.encode()).hexdigest()[:16]
 
     @staticmethod
     def new_attempt() -> str:
@@ -91,7 +107,7 @@ class SinkTxn:
     def parse(cls, text: str) -> SinkTxn | None:
         """Parses an id; returns None if the text is not one."""
         found = _ID.fullmatch(text)
-        return None if found is None else cls(found[1], found[2], int(found[3]), found[4])
+        return None if found is None else cls(found[1], found[2], found[3], int(found[4]), found[5])
 
 
 @dataclass(frozen=True)
@@ -188,19 +204,29 @@ class SinkContext:
 
     Attributes:
         name: name of the sink in the query (option ``sinks``).
-        application_id: application id of the query. Together with `name` it determines which ids `recover`
-            lists; see `owns`.
+        application_id: application id of the query.
+        cluster_id: Kafka's id of the cluster that commits the query's transactions.
         store: folder in the query's checkpoint for durable notes and rows, for a sink whose external system
             cannot hold prepared work itself. None in executors, and without a checkpoint.
     """
 
     name: str
     application_id: str
+    cluster_id: str
     store: NotesFolder | None = None
 
+    def txn(self, sequence: int, attempt: str) -> SinkTxn:
+        """Returns an id of this sink."""
+        return SinkTxn(self.application_id, cluster_hash(self.cluster_id), self.name, sequence, attempt)
+
+    @property
+    def owner(self) -> str:
+        """`SinkTxn.owner` of this sink's ids, for folders, keys and properties."""
+        return self.txn(0, "").owner
+
     def owns(self, txn: SinkTxn) -> bool:
-        """Returns whether this sink of this query prepared the id."""
-        return (txn.application_id, txn.sink) == (self.application_id, self.name)
+        """Returns whether this sink of this query, on this cluster, prepared the id."""
+        return txn == self.txn(txn.sequence, txn.attempt)
 
 
 class TwoPhaseSink(ABC):
@@ -304,8 +330,9 @@ class TwoPhaseSink(ABC):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         """Lists every id that this sink of this query prepared and did not completely commit or abort.
 
-        The list includes ids whose `prepare` did not complete. It must come from the external system (or from
-        `SinkContext.store`, if the sink keeps prepared work there): an incomplete list loses a batch.
+        It lists nothing of another query, cluster or sink (`SinkContext.owns`). The list includes ids whose
+        `prepare` did not complete. It must come from the external system (or from `SinkContext.store`, if the
+        sink keeps prepared work there): an incomplete list loses a batch.
         """
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:

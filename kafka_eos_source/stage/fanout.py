@@ -117,10 +117,17 @@ class Fanout:
     """Stages the rows of one task attempt for sinks outside Kafka, while they pass on to Kafka's staging."""
 
     def __init__(
-        self, plan: Plan, application_id: str, batch: str, folder: StagingFolder, inline_bytes: int
+        self,
+        plan: Plan,
+        application_id: str,
+        cluster_id: str,
+        batch: str,
+        folder: StagingFolder,
+        inline_bytes: int,
     ) -> None:
         self._plan = plan
         self._application_id = application_id
+        self._cluster_id = cluster_id
         self._batch = batch
         self._folder = folder
         self._inline_bytes = inline_bytes
@@ -183,7 +190,7 @@ class Fanout:
     def _open(self, route: Route) -> Stage:
         sink = route.spec.build()
         with route.spec.naming.errors():
-            sink.open(SinkContext(route.spec.name, self._application_id))
+            sink.open(SinkContext(route.spec.name, self._application_id, self._cluster_id))
             self._sinks[route.spec.name] = sink  # only an open sink is closed
             parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
             return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))

@@ -18,6 +18,10 @@ from kafka_eos_source.sinks.notes_folder import NotesFolder
 _SECONDS = 60.0
 #: The application.id and the name of the sink under test.
 APPLICATION = SINK = "conformance"
+#: Kafka's id of the cluster of the query under test.
+CLUSTER_ID = "Conformance-Cluster_01"
+#: The cluster of the same query in another region.
+OTHER_CLUSTER_ID = "Conformance-Cluster_02"
 #: Spark's batch id of the rows that tests stage. Sink transaction ids contain a sequence number instead.
 BATCH = 3
 
@@ -84,9 +88,11 @@ class _Parts:
         self.taken = []
 
 
-def new_txn(sequence: int = 7, application_id: str = APPLICATION, sink: str = SINK) -> SinkTxn:
+def new_txn(
+    sequence: int = 7, application_id: str = APPLICATION, sink: str = SINK, cluster_id: str = CLUSTER_ID
+) -> SinkTxn:
     """Returns a sink transaction id that was never used."""
-    return SinkTxn(application_id, sink, sequence, SinkTxn.new_attempt())
+    return SinkContext(sink, application_id, cluster_id).txn(sequence, SinkTxn.new_attempt())
 
 
 def deadline() -> Deadline:
@@ -95,11 +101,13 @@ def deadline() -> Deadline:
 
 
 @contextmanager
-def opened(system: System, application_id: str = APPLICATION, name: str = SINK) -> Iterator[TwoPhaseSink]:
+def opened(
+    system: System, application_id: str = APPLICATION, name: str = SINK, cluster_id: str = CLUSTER_ID
+) -> Iterator[TwoPhaseSink]:
     """Opens a new sink, as a new process would."""
     sink = system.sink()
     store = None if system.store is None else NotesFolder(os.path.join(system.store, name))
-    sink.open(SinkContext(name, application_id, store))
+    sink.open(SinkContext(name, application_id, cluster_id, store))
     try:
         yield sink
     finally:

@@ -25,11 +25,13 @@ from typing import Any, ClassVar
 import pytest
 
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 from kafka_eos_source.testing.sink_kills import SinkKills
 from kafka_eos_source.testing.sink_system import (
     APPLICATION,
     BATCH,
+    CLUSTER_ID,
+    OTHER_CLUSTER_ID,
     ROWS,
     Given,
     Rows,
@@ -42,6 +44,7 @@ from kafka_eos_source.testing.sink_system import (
 
 __all__ = [
     "BATCH",
+    "CLUSTER_ID",
     "ROWS",
     "Given",
     "Rows",
@@ -133,18 +136,54 @@ class SinkConformance(SinkKills):
         assert self.times(system) == 1
 
     def test_recover_lists_only_ids_of_its_own_query(self, system: System) -> None:
+        """Queries with similar application ids, and one query on two Kafka clusters, share a target."""
         rows = self.rows_of(system)
-        own, others = new_txn(), [new_txn(3, f"{APPLICATION}-7"), new_txn(3, "conform")]
-        for number, txn in enumerate((own, *others)):
-            with opened(system, txn.application_id) as sink:
+        owners = [
+            (APPLICATION, CLUSTER_ID),
+            (f"{APPLICATION}-7", CLUSTER_ID),
+            ("conform", CLUSTER_ID),
+            (APPLICATION, OTHER_CLUSTER_ID),
+        ]
+        prepared = [new_txn(3, application, cluster_id=cluster) for application, cluster in owners]
+        for number, (owner, txn) in enumerate(zip(owners, prepared, strict=True)):
+            with opened(system, owner[0], cluster_id=owner[1]) as sink:
                 # Each id has its own rows, because a database may lock rows that it upserts.
                 staged = stage(sink, rows.slice(number, 1), tasks=1)
                 assert sink.prepare(txn, staged, deadline()) == OK
-        for txn in (own, *others):
-            with opened(system, txn.application_id) as sink:
+        for owner, txn in zip(owners, prepared, strict=True):
+            with opened(system, owner[0], cluster_id=owner[1]) as sink:
                 assert list(sink.recover(deadline())) == [txn]
                 assert sink.abort(txn, deadline()) == OK
         assert self.times(system) == 0
+
+    def test_the_same_query_on_two_clusters_writes_to_one_target(self, system: System) -> None:
+        """One job runs in two regions: only the cluster tells the ids apart, and the batches of the tasks.
+
+        Each region commits, aborts and tidies while the other has a batch prepared, or committed a batch.
+        """
+        rows = self.rows_of(system)
+        here = new_txn()
+        there = replace(here, cluster=new_txn(cluster_id=OTHER_CLUSTER_ID).cluster)
+        with opened(system) as one, opened(system, cluster_id=OTHER_CLUSTER_ID) as two:
+            assert one.prepare(here, stage(one, rows.slice(0, 2), tasks=1), deadline()) == OK
+            staged = stage(two, rows.slice(2), tasks=2)
+            assert list(two.recover(deadline())) == [], "recover lists what the other region prepared"
+            assert isinstance(two.commit(there, deadline()), Fatal), "commit accepts the other region's work"
+            assert two.abort(there, deadline()) == OK
+            assert list(one.recover(deadline())) == [here], "the other region's abort removed it"
+            one.tidy(BATCH - 1, deadline())
+            assert two.prepare(there, staged, deadline()) == OK
+            assert two.commit(there, deadline()) == OK
+            two.tidy(BATCH, deadline())
+        assert self._ids(system) == rows["id"].to_pylist()[2:]
+        with opened(system) as one, opened(system, cluster_id=OTHER_CLUSTER_ID) as two:
+            assert list(one.recover(deadline())) == [here], "the other region's commit or tidy removed it"
+            assert one.commit(here, deadline()) == OK
+            assert self._ids(system) == rows["id"].to_pylist()
+            assert (one.commit(here, deadline()), two.commit(there, deadline())) == (OK, OK), (
+                "the sink forgot a commit of one region after a commit of the other"
+            )
+        assert self._ids(system) == rows["id"].to_pylist()
 
     def test_commit_of_an_unknown_id_is_fatal(self, system: System) -> None:
         """A commit of an unknown id is fatal.
@@ -157,7 +196,7 @@ class SinkConformance(SinkKills):
             assert sink.prepare(done, stage(sink, rows.slice(0, 1), 2, tasks=1), deadline()) == OK
             assert sink.commit(done, deadline()) == OK
             sink.tidy(2, deadline())
-        same_attempt = SinkTxn(done.application_id, done.sink, 7, done.attempt)
+        same_attempt = replace(done, sequence=7)
         same_sequence = new_txn(6)
         for unknown in (same_attempt, same_sequence, new_txn(7, sink="other")):
             with opened(system, name=unknown.sink) as sink:
@@ -185,7 +224,7 @@ class SinkConformance(SinkKills):
         """Two sinks of one type write to one target, with the same sequence number, attempt and batch."""
         rows = self.rows_of(system)
         left = new_txn(sink="left")
-        right = SinkTxn(left.application_id, "right", left.sequence, left.attempt)
+        right = replace(left, sink="right")
         with opened(system, name="left") as one, opened(system, name="right") as two:
             # Each sink has its own rows, because a database may lock rows that it upserts.
             of_one, of_two = stage(one, rows.slice(0, 2), tasks=1), stage(two, rows.slice(2), tasks=2)
@@ -208,7 +247,7 @@ class SinkConformance(SinkKills):
             assert (one.commit(left, deadline()), two.commit(right, deadline())) == (OK, OK)
             again = new_txn(8, sink="left")
             assert one.prepare(again, stage(one, rows, 4), deadline()) == OK
-            assert two.abort(SinkTxn(again.application_id, "right", 8, again.attempt), deadline()) == OK
+            assert two.abort(replace(again, sink="right"), deadline()) == OK
             assert list(one.recover(deadline())) == [again], "the other sink's abort removed it"
             assert one.abort(again, deadline()) == OK
             assert self._ids(system) == rows["id"].to_pylist()

@@ -1,11 +1,11 @@
 """`DeltaSink`: writes data files at stage, lists them in a note at prepare, commits one table version.
 
 The commit contains two of Delta's transaction identifiers (PROTOCOL.md, Transaction Identifiers) for each
-query and sink. The version of the first is the sequence number of the Kafka transaction; the version of the
-second is a hash of the whole sink transaction id. So the table itself records the last batch of each query
-and sink, in two numbers that survive Delta's checkpoints and the clean-up of its log. The sink compares them
-for equality, never by order. Delta's protocol refuses a commit if another one with the same transaction
-identifier was made since the table was loaded, so two processes cannot both commit the same batch.
+sink, query and Kafka cluster. The version of the first is the sequence number of the Kafka transaction; the
+version of the second is a hash of the whole sink transaction id. So the table itself records the last batch
+of each of them, in two numbers that survive Delta's checkpoints and the clean-up of its log. The sink
+compares them for equality, never by order. Delta's protocol refuses a commit if another one with the same
+transaction identifier was made since the table was loaded, so two processes cannot both commit one batch.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def _app_ids(self) -> tuple[str, str]:
         """Returns Delta's transaction identifiers that hold the sequence number and the hash of the id."""
-        batch = f"{self.context.application_id}/{self.context.name}"
+        own = self.context.txn(0, "")
+        batch = f"{own.application_id}/{own.cluster}/{own.sink}"
         return batch, f"{batch}#attempt"
 
     def is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
@@ -234,9 +235,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
         """Returns whether one of the last 1000 commits records the id."""
-        batch, _ = self._app_ids()
-        wanted = f"{batch}: {txn}"
-        return any(each.get(ID) == wanted for each in table.history(_SEARCHED_COMMITS))
+        return any(each.get(ID) == str(txn) for each in table.history(_SEARCHED_COMMITS))
 
     def incompatibility(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
         metadata, partition_by = table.metadata(), list(note["partition_by"])
@@ -271,7 +270,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
         batch, attempt = self._app_ids()
         properties = CommitProperties(
-            custom_metadata={ID: f"{batch}: {txn}"},
+            custom_metadata={ID: str(txn)},
             app_transactions=[Transaction(batch, txn.sequence), Transaction(attempt, _number(txn))],
         )
         failpoints.reach("sink.delta.before_version")

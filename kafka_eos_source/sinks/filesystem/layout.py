@@ -4,18 +4,16 @@
 
     <path>/batch=<id>/part-00000.parquet     committed rows; the folder appears with all its files at once
     <path>/batch=<id>/_manifest.json         lists the files; a folder without it is not committed
-    <path>/_kafka_eos/<sink>/staged/<batch>/<task attempt>.parquet    files that tasks wrote
-    <path>/_kafka_eos/<sink>/prepared/<id>.json                       lists the staged files of a batch
-    <path>/_kafka_eos/<sink>/ending/<id>/                             files gathered for the final rename
+    <path>/_kafka_eos/<owner>/staged/<batch>/<task attempt>.parquet    files that tasks wrote
+    <path>/_kafka_eos/<owner>/prepared/<id>.json                       lists the staged files of a batch
+    <path>/_kafka_eos/<owner>/ending/<id>/                             files gathered for the final rename
 
 Spark, Hive and Arrow ignore names that begin with an underscore, and treat ``batch=…`` as a partition.
-``<sink>`` is a hash of the application id and the name of the sink, because an ``application.id`` may be too
-long for a file name.
+``<owner>`` is `SinkContext.owner`. Staged files need it too, because tasks name them by Spark's batch id.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Mapping
@@ -30,11 +28,6 @@ from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 MANIFEST = "_manifest.json"
 HIDDEN = "_kafka_eos"
 _BATCH = "batch="
-
-
-def hashed(*parts: str) -> str:
-    """Returns a short hash that names an application id and a sink in paths."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class Layout:
     @property
     def folder(self) -> str:
         """Hidden folder of this sink."""
-        return f"{self.root}/{HIDDEN}/{hashed(self.context.application_id, self.context.name)}"
+        return f"{self.root}/{HIDDEN}/{self.context.owner}"
 
     def staged(self, batch_id: int) -> str:
         """Returns the folder where tasks write the files of a batch, by Spark's batch id."""
@@ -166,16 +159,16 @@ def committed_files(path: str) -> list[str]:
         path: value of the option ``sink.<name>.path``.
 
     Returns:
-        Files ordered by application id and sequence number of the batch.
+        Files ordered by application id, cluster and sequence number of the batch.
     """
     fs, root = file_system(path)
-    layout = Layout(fs, root, SinkContext("", ""))
-    found: list[tuple[str, int, str, list[str]]] = []
+    layout = Layout(fs, root, SinkContext("", "", ""))
+    found: list[tuple[str, str, int, str, list[str]]] = []
     for folder in layout.files(root):
         if folder.type == pafs.FileType.Directory and folder.base_name.startswith(_BATCH):
             txn = SinkTxn.parse(folder.base_name.removeprefix(_BATCH))
             manifest = layout.read(f"{folder.path}/{MANIFEST}")
             if txn is not None and manifest is not None:
                 files = [f"{folder.path}/{each['name']}" for each in manifest["files"]]
-                found.append((txn.application_id, txn.sequence, txn.sink, files))
+                found.append((txn.application_id, txn.cluster, txn.sequence, txn.sink, files))
     return [file for *_, files in sorted(found) for file in files]

@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_DELETE_RETRIES = 9
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
-#: sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
-_MAX_NAME_BYTES = 176
+#: cluster, sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
+_MAX_NAME_BYTES = 163
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,7 @@ class FilesystemSink(TwoPhaseSink):
         return {
             "id": str(txn),
             "application": txn.application_id,
+            "cluster": txn.cluster,
             "sink": txn.sink,
             "sequence": txn.sequence,
             "rows": staged.rows,

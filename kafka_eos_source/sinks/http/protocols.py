@@ -5,7 +5,7 @@
     TwoPhase    POST <url>/prepare/<id>                the rows
                 POST <url>/commit/<id>, <url>/abort/<id>
                 GET  <url>/status/<id>                 {"state": "prepared"}
-                GET  <url>/pending?application=&sink=  {"pending": ["<id>", …]}
+                GET  <url>/pending?application=&cluster=&sink=   {"pending": ["<id>", …]}
 
     OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; the checkpoint has them until then
                 GET  <status.url>                    {"state": "committed"}; this endpoint is optional
@@ -92,7 +92,8 @@ class TwoPhase(Protocol):
         return self._send("abort", txn, deadline)
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        which = {"application": self.context.application_id, "sink": self.context.name}
+        own = self.context.txn(0, "")
+        which = {"application": own.application_id, "cluster": own.cluster, "sink": own.sink}
         target = f"{urlsplit(self.url).path}/pending?{urlencode(which)}"
         answer = self.client.transport.request("GET", target, deadline)
         ids = pending_ids(answer)
@@ -206,7 +207,7 @@ class OneRequest(Protocol):
             return
         for name in self._store.names():
             txn = SinkTxn.parse(name.removesuffix(_DONE)) if name.endswith(_DONE) else None
-            if txn is not None and txn != self._last_committed:
+            if txn is not None and self.context.owns(txn) and txn != self._last_committed:
                 self._store.remove(name)
 
     def _post(self, txn: SinkTxn, batches: list[pa.RecordBatch], deadline: Deadline) -> Outcome:

@@ -10,7 +10,6 @@ loads the table and searches again.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -54,8 +53,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 #: Keys in the summary of a snapshot, named like those of Iceberg's connector for Kafka Connect.
-APPLICATION, SINK, SEQUENCE, ATTEMPT = (
-    f"kafka-eos.{each}" for each in ("application-id", "sink", "sequence", "attempt")
+APPLICATION, CLUSTER, SINK, SEQUENCE, ATTEMPT = (
+    f"kafka-eos.{each}" for each in ("application-id", "cluster", "sink", "sequence", "attempt")
 )
 
 
@@ -185,14 +184,14 @@ class IcebergSink(TableFormatSink["Table"]):
         return _call(self._to.load)
 
     def _property(self) -> str:
-        """Returns the name of the table property that holds the last id of this query and sink."""
-        own = f"{self.context.application_id}\0{self.context.name}"
-        return f"kafka-eos.committed.{hashlib.sha256(own.encode()).hexdigest()[:16]}"
+        """Returns the name of the table property that holds the last id of this sink, query and cluster."""
+        return f"kafka-eos.committed.{self.context.owner}"
 
     def _summary(self, txn: SinkTxn) -> dict[str, str]:
         return {
             APPLICATION: txn.application_id,
-            SINK: self.context.name,
+            CLUSTER: txn.cluster,
+            SINK: txn.sink,
             SEQUENCE: str(txn.sequence),
             ATTEMPT: txn.attempt,
         }

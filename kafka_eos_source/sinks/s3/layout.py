@@ -2,15 +2,15 @@
 
 ::
 
-    <path>/batch=<application.id>-<sink>.<batch>/part-<task attempt>.parquet   rows: a completed upload
-    <path>/_manifests/<id>.json                                               lists the objects; written last
-    <path>/_kafka_eos/<sink>/prepared/<id>.json                               lists the uploads of a batch
+    <path>/batch=<application.id>-<cluster>-<sink>.<batch>/part-<task attempt>.parquet  a completed upload
+    <path>/_manifests/<id>.json                                    lists the objects; written last
+    <path>/_kafka_eos/<owner>/prepared/<id>.json                   lists the uploads of a batch
 
 A task chooses the key of an upload before the batch has an id. Therefore keys of rows contain Spark's batch
 id and the id of the task attempt, which is unique. After somebody restored a checkpoint, two batches may
 share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
 only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
-``<sink>`` is a hash of the application id and the name of the sink, as in the filesystem sink.
+``<owner>`` is `SinkContext.owner`, as in the filesystem sink.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
-from kafka_eos_source.sinks.filesystem.layout import HIDDEN, hashed
+from kafka_eos_source.sinks.filesystem.layout import HIDDEN
 
 MANIFESTS = "_manifests/"
 _URI = re.compile(r"s3[an]?://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
@@ -43,20 +43,17 @@ class Layout:
     @property
     def prepared_folder(self) -> str:
         """Prefix of the notes of this sink."""
-        owner = hashed(self.context.application_id, self.context.name)
-        return f"{self.prefix}{HIDDEN}/{owner}/prepared/"
+        return f"{self.prefix}{HIDDEN}/{self.context.owner}/prepared/"
 
     @property
-    def rows_of_query(self) -> str:
-        """Prefix of the keys of all rows of the query.
-
-        Another query whose application id begins in the same way has keys with this prefix too.
-        """
-        return f"{self.prefix}batch={self.context.application_id}-"
+    def rows_of_sink(self) -> str:
+        """Prefix of the keys of all rows of this sink, and of no other sink, query or cluster."""
+        own = self.context.txn(0, "")
+        return f"{self.prefix}batch={own.application_id}-{own.cluster}-{own.sink}."
 
     def part(self, batch_id: int, task_attempt_id: str, ending: str) -> str:
         """Returns the key of the rows of one task attempt."""
-        return f"{self.rows_of_query}{self.context.name}.{batch_id}/part-{task_attempt_id}{ending}"
+        return f"{self.rows_of_sink}{batch_id}/part-{task_attempt_id}{ending}"
 
     def manifest(self, txn: SinkTxn) -> str:
         """Returns the key of the manifest of a committed batch."""
@@ -73,9 +70,8 @@ class Layout:
 
     def batch_of(self, key: str) -> int | None:
         """Parses Spark's batch id in a key of `part`; returns None if the key is not this sink's."""
-        rows_of_sink = f"{self.rows_of_query}{self.context.name}."
-        batch, _, name = key.removeprefix(rows_of_sink).partition("/")
-        ours = key.startswith(rows_of_sink) and batch.isdecimal() and name.startswith("part-")
+        batch, _, name = key.removeprefix(self.rows_of_sink).partition("/")
+        ours = key.startswith(self.rows_of_sink) and batch.isdecimal() and name.startswith("part-")
         return int(batch) if ours else None
 
     def name_of(self, key: str) -> str:

@@ -28,5 +28,7 @@ def committed_files(
         txn = None if manifest is None else SinkTxn.parse(manifest["id"])
         if manifest is not None and txn is not None:
             found[txn] = [f"s3://{name}/{prefix}{each['name']}" for each in manifest["files"]]
-    in_order = sorted(found, key=lambda txn: (txn.application_id, txn.sequence, txn.sink, txn.attempt))
+    in_order = sorted(
+        found, key=lambda txn: (txn.application_id, txn.cluster, txn.sequence, txn.sink, txn.attempt)
+    )
     return [file for txn in in_order for file in found[txn]]

@@ -195,6 +195,7 @@ class S3Sink(TwoPhaseSink):
             {
                 "id": str(txn),
                 "application": txn.application_id,
+                "cluster": txn.cluster,
                 "sink": txn.sink,
                 "sequence": txn.sequence,
                 "rows": staged.rows,
@@ -237,7 +238,7 @@ class S3Sink(TwoPhaseSink):
         """
         with translated("list uploads"):
             pages = self._bucket.client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._bucket.name, Prefix=self._at.rows_of_query
+                Bucket=self._bucket.name, Prefix=self._at.rows_of_sink
             )
             uploads = [(each["Key"], each["UploadId"]) for page in pages for each in page.get("Uploads", ())]
         batches = [(self._at.batch_of(key), key, upload_id) for key, upload_id in uploads]

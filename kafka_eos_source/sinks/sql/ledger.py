@@ -17,6 +17,7 @@ def table(name: str, schema: str | None) -> Any:
         sa.MetaData(),
         sa.Column("gid", sa.String(64), primary_key=True),
         sa.Column("application_id", sa.String(200), nullable=False),
+        sa.Column("cluster", sa.String(12), nullable=False),
         sa.Column("sink", sa.String(32), nullable=False),
         sa.Column("sequence", sa.BigInteger, nullable=False),
         sa.Column("row_count", sa.BigInteger, nullable=False),
@@ -52,6 +53,7 @@ def add(connection: Any, ledger: Any, gid: str, txn: SinkTxn, rows: int) -> None
         {
             "gid": gid,
             "application_id": txn.application_id,
+            "cluster": txn.cluster,
             "sink": txn.sink,
             "sequence": txn.sequence,
             "row_count": rows,

@@ -190,7 +190,7 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(self.context, txn)
+        gid = names.gid(txn)
         try:
             table = self._table_for(staged.schema)
         except InvalidSchemaError as error:
@@ -218,7 +218,7 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(self.context, txn)
+        gid = names.gid(txn)
         failpoints.reach("sink.sql.before_commit")
         if self._transactions is not None:
             return self._commit_prepared(gid, txn)
@@ -227,7 +227,7 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(self.context, txn)
+        gid = names.gid(txn)
         if (transactions := self._transactions) is not None:
 
             def roll_back() -> None:
