@@ -14,8 +14,9 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK
+from kafka_eos_source.sinks import OK, Fatal
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+from kafka_eos_source.sinks.filesystem import sink as module
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
 DRIVERS, TIMES = 3, 60
@@ -120,3 +121,74 @@ def _raising(name: str) -> Callable[[str], None]:
             raise KeyboardInterrupt
 
     return reach
+
+
+@pytest.mark.parametrize("killed_at", [None, "sink.filesystem.after_rename"])
+def test_a_batch_whose_folder_was_archived_is_still_known_as_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, killed_at: str | None
+) -> None:
+    """The next start commits the batch again that Kafka's token names, after people moved its folder away."""
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        if killed_at is None:
+            assert sink.commit(txn, deadline()) == OK
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(failpoints, "reach", _raising(killed_at))
+                with pytest.raises(KeyboardInterrupt):
+                    sink.commit(txn, deadline())
+    (folder,) = tmp_path.glob("batch=*")
+    folder.rename(tmp_path / "_archived")
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == []
+        assert sink.commit(txn, deadline()) == OK
+        assert "was moved or deleted after that" in caplog.text
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK, "changes nothing"
+        assert sink.abort(txn, deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    assert not list(tmp_path.glob("batch=*")), "the rows are in the archive, and not written twice"
+
+
+@pytest.mark.parametrize("step", ["sink.filesystem.before_record", "sink.filesystem.before_rename"])
+def test_a_record_without_the_rename_does_not_count_as_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    for end in ("commit", "abort"):
+        txn = new_txn()
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+            with monkeypatch.context() as patch:
+                patch.setattr(failpoints, "reach", _raising(step))
+                with pytest.raises(KeyboardInterrupt):
+                    sink.commit(txn, deadline())
+        with opened(system) as sink:
+            assert list(sink.recover(deadline())) == [txn]
+            assert getattr(sink, end)(txn, deadline()) == OK
+            assert list(sink.recover(deadline())) == []
+            assert isinstance(sink.commit(txn, deadline()), Fatal) is (end == "abort")
+    assert sum(pq.read_table(file).num_rows for file in committed_files(str(tmp_path))) == len(ROWS)
+
+
+def test_only_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_RECORDS", 3)
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    txns = [new_txn(number) for number in range(7)]
+    with opened(system) as sink:
+        for number, txn in enumerate(txns):
+            assert sink.prepare(txn, stage(sink, ROWS, number), deadline()) == OK
+            assert sink.commit(txn, deadline()) == OK
+            sink.tidy(number, deadline())
+        assert {each.stem for each in tmp_path.glob("_kafka_eos/*/committed/*")} == set(map(str, txns[-3:]))
+        assert all(sink.commit(txn, deadline()) == OK for txn in txns), "their folders prove the commits"
+
+
+def test_the_error_for_a_batch_that_left_no_trace_says_what_to_put_back(tmp_path: Path) -> None:
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    with opened(system) as sink:
+        outcome = sink.commit(new_txn(), deadline())
+    assert isinstance(outcome, Fatal)
+    assert "neither its folder nor the record of its commit" in outcome.why
+    assert "put back what was deleted or moved" in outcome.fix

@@ -49,7 +49,7 @@ class Everywhere:
 
     def prepared(self) -> list[Path]:
         """Returns what no reader of the sinks sees: files of the folder, and rows for the database."""
-        files = self.folder.glob("_kafka_eos/*/*/*")
+        files = [each for each in self.folder.glob("_kafka_eos/*/*/*") if each.parent.name != "committed"]
         rows = self.scenario.checkpoint.glob("kafka-eos/sinks/*/*")
         return sorted((*files, *rows))
 

@@ -239,6 +239,24 @@ def test_t331_regions_that_share_a_database_leave_each_others_prepared_transacti
         server.close()
 
 
+@pytest.mark.fault(
+    "T332", "somebody archives the folder of a batch", "the driver dies behind the sink's commit"
+)
+def test_t332_a_batch_whose_folder_was_archived_is_not_written_again(everywhere: Everywhere) -> None:
+    """The driver dies after the rename, and the folder is moved away before the next start."""
+    scenario, step = everywhere.scenario, "sink.filesystem.after_rename"
+    scenario.feed(60)
+    killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}", sink=everywhere.sink)
+    assert killed.wait() == -9, killed.tail()
+    archive = scenario.folder / "moved"
+    archive.mkdir()
+    (batch,) = everywhere.folder.glob("batch=*")
+    batch.rename(archive / batch.name)
+    scenario.run(sink=everywhere.sink)
+    (archive / batch.name).rename(batch)
+    everywhere.verdict()
+
+
 def _in_another_region(
     scenario: Scenario, bootstrap: str, folder: Path, driver: Callable[..., Driver]
 ) -> Scenario:

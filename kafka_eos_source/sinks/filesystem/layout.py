@@ -4,12 +4,17 @@
 
     <path>/batch=<id>/part-00000.parquet     committed rows; the folder appears with all its files at once
     <path>/batch=<id>/_manifest.json         lists the files; a folder without it is not committed
-    <path>/_kafka_eos/<owner>/staged/<batch>/<task attempt>.parquet    files that tasks wrote
-    <path>/_kafka_eos/<owner>/prepared/<id>.json                       lists the staged files of a batch
-    <path>/_kafka_eos/<owner>/ending/<id>/                             files gathered for the final rename
+    <path>/_kafka_eos/<owner>/staged/<batch>/<task attempt>.parquet   files that tasks wrote
+    <path>/_kafka_eos/<owner>/prepared/<id>.json                      lists the staged files of a batch
+    <path>/_kafka_eos/<owner>/ending/<id>/                            files gathered for the final rename
+    <path>/_kafka_eos/<owner>/committed/<id>.json                     record: all files were gathered
 
 Spark, Hive and Arrow ignore names that begin with an underscore, and treat ``batch=…`` as a partition.
 ``<owner>`` is `SinkContext.owner`. Staged files need it too, because tasks name them by Spark's batch id.
+
+Readers recognise a committed batch by its folder. The sink also recognises it after somebody has archived
+the folder: a *record* is written when all files are gathered, just before the rename, so if the record exists
+and the gathered files do not, the rename has happened.
 """
 
 from __future__ import annotations
@@ -71,9 +76,20 @@ class Layout:
         """Returns the path of the manifest of a prepared batch."""
         return f"{self.folder}/prepared/{txn}.json"
 
-    def ending(self, txn: SinkTxn) -> str:
-        """Returns the folder where a commit gathers the files of the batch."""
-        return f"{self.folder}/ending/{txn}"
+    def gathered(self, txn: SinkTxn) -> str:
+        """Returns the folder where a commit gathers the files of the batch.
+
+        On an object store this is already the folder that readers see, which no manifest makes valid yet.
+        """
+        return f"{self.folder}/ending/{txn}" if self.renames_folders else self.committed(txn)
+
+    def record(self, txn: SinkTxn) -> str:
+        """Returns the path of the record that all files of a batch were gathered."""
+        return f"{self.folder}/committed/{txn}.json"
+
+    def is_visible(self, txn: SinkTxn) -> bool:
+        """Returns whether the batch's folder contains a manifest, so that readers see the batch."""
+        return self.is_file(f"{self.committed(txn)}/{MANIFEST}")
 
     def committed(self, txn: SinkTxn) -> str:
         """Returns the folder of a committed batch, which readers see."""
@@ -85,8 +101,13 @@ class Layout:
         return self.fs.type_name in ("local", "hdfs")
 
     def is_committed(self, txn: SinkTxn) -> bool:
-        """Returns whether the batch's folder contains a manifest."""
-        return self.is_file(f"{self.committed(txn)}/{MANIFEST}")
+        """Returns whether the batch is committed, even if somebody has moved or deleted its folder since."""
+        if self.is_visible(txn):
+            return True
+        record = self.read(self.record(txn))
+        if record is None:
+            return False
+        return not all(self.is_file(f"{self.gathered(txn)}/{each['name']}") for each in record["files"])
 
     def is_file(self, path: str) -> bool:
         """Returns whether the path exists and is a file."""

@@ -34,6 +34,9 @@ from kafka_eos_source.sinks.targets import location
 _log = logging.getLogger(__name__)
 
 _MAX_DELETE_RETRIES = 9
+#: Number of records that stay; older ones are deleted once in so many batches. A start asks only for the
+#: newest batch, and a fenced driver for its last one.
+_KEPT_RECORDS = 100
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
 #: cluster, sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
 _MAX_NAME_BYTES = 163
@@ -131,32 +134,52 @@ class FilesystemSink(TwoPhaseSink):
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Gathers the files, renames their folder, deletes the manifest. Resumes after a kill at any step."""
+        """Gathers the files, records that, renames their folder, deletes the manifest.
+
+        Resumes after a kill at any step. A batch that was committed stays so if its folder is moved away.
+        """
         at = self._at
-        if not at.is_committed(txn):
+        if at.is_committed(txn):
+            if not at.is_visible(txn):
+                _log.warning(
+                    "batch %s was committed, and its folder %s was moved or deleted after that; nothing is "
+                    "written again",
+                    txn,
+                    at.committed(txn),
+                )
+        else:
             manifest = at.read(at.prepared(txn))
             if manifest is None:
                 # another process may have committed the batch since the check above
-                return (
-                    OK if at.is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
-                )
+                return OK if at.is_committed(txn) else self._unknown(txn)
             try:
                 self._gather(txn, manifest)
+                failpoints.reach("sink.filesystem.before_record")
+                at.flush(at.gathered(txn).rpartition("/")[0])  # the record must not outlive what it speaks of
+                at.write(at.record(txn), manifest)
+                failpoints.reach("sink.filesystem.before_rename")
                 if at.renames_folders:
-                    failpoints.reach("sink.filesystem.before_rename")
-                    at.fs.move(at.ending(txn), at.committed(txn))
+                    at.fs.move(at.gathered(txn), at.committed(txn))
+                else:
+                    at.write(f"{at.committed(txn)}/{MANIFEST}", manifest)
             except OSError:
                 if not at.is_committed(txn):
                     raise
                 self._delete_gathered(txn)  # another process committed the batch first
             at.flush(at.root)
+        failpoints.reach("sink.filesystem.after_rename")
         at.delete(at.prepared(txn))
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         """Deletes the manifest last, so `recover` still finds the id if the process is killed before."""
         at = self._at
-        at.delete_folder(at.ending(txn))  # exists if a person aborts a batch whose commit had begun
+        if self._clean_up_if_committed(txn):
+            return OK
+        # the next two exist if a person aborts a batch whose commit had begun; without the record, the
+        # absence of gathered files no longer means that the batch was committed
+        at.delete(at.record(txn))
+        at.delete_folder(at.gathered(txn))
         failpoints.reach("sink.filesystem.within_abort")
         at.delete(at.prepared(txn))
         return OK
@@ -165,14 +188,24 @@ class FilesystemSink(TwoPhaseSink):
         return sorted(txn for txn in self._at.txns() if not self._clean_up_if_committed(txn))
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """Deletes staged files, except those of prepared batches; see `TwoPhaseSink.tidy`."""
+        """Deletes staged files, except those of prepared batches, and old records (`TwoPhaseSink.tidy`)."""
         at = self._at
         for each in at.files(f"{at.folder}/prepared"):
             if each.base_name.endswith(".new"):  # a process was killed while writing the manifest
                 at.delete(each.path)
+        if batch_id % _KEPT_RECORDS == 0:
+            self._delete_old_records()
         for folder in at.files(f"{at.folder}/staged"):
             if folder.base_name.isdecimal() and int(folder.base_name) <= batch_id:
                 self._delete_staged(folder.path)
+
+    def _delete_old_records(self) -> None:
+        at = self._at
+        unfinished = {at.record(txn) for txn in at.txns()}
+        records = at.files(f"{at.folder}/committed")
+        for each in sorted(records, key=lambda each: each.mtime_ns or 0)[:-_KEPT_RECORDS]:
+            if each.path not in unfinished:
+                at.delete(each.path)
 
     def _delete_staged(self, folder: str) -> None:
         staged = {each.path for each in self._at.files(folder)}
@@ -197,9 +230,19 @@ class FilesystemSink(TwoPhaseSink):
         """Returns whether the batch is committed; if so, deletes what a killed commit left behind."""
         if not self._at.is_committed(txn):
             return False
-        self._at.delete_folder(self._at.ending(txn))
+        if self._at.renames_folders:
+            self._delete_gathered(txn)
         self._at.delete(self._at.prepared(txn))
         return True
+
+    def _unknown(self, txn: SinkTxn) -> Fatal:
+        return Fatal(
+            f"nothing is prepared under {txn} in {self.path}, and neither its folder nor the record of its "
+            f"commit ({self._at.record(txn)}) exists",
+            "put back what was deleted or moved: the batch's folder, if it was archived, or the folder "
+            "_kafka_eos; it may be archived again once the query has started. See SINK_FAILED in "
+            "docs/runbooks.md.",
+        )
 
     def _manifest(self, txn: SinkTxn, receipts: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
         ending = formats.ENDINGS[self.format]
@@ -223,26 +266,29 @@ class FilesystemSink(TwoPhaseSink):
         }
 
     def _gather(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
-        """Moves the files of the batch into one folder, and writes the manifest there last."""
+        """Moves the files of the batch into one folder; adds the manifest if the folder will be renamed."""
         at = self._at
-        to = at.ending(txn) if at.renames_folders else at.committed(txn)
+        to = at.gathered(txn)
         at.fs.create_dir(to, recursive=True)
         for each in manifest["files"]:
             source = at.staged_file(each["staged"])
             try:
                 at.fs.move(source, f"{to}/{each['name']}")
             except FileNotFoundError:
-                if not at.is_file(f"{to}/{each['name']}") and not at.is_committed(txn):
+                if not at.is_file(f"{to}/{each['name']}"):
                     raise
             failpoints.reach("sink.filesystem.within_gather")
-        at.write(f"{to}/{MANIFEST}", manifest)
+        if at.renames_folders:
+            at.write(f"{to}/{MANIFEST}", manifest)
 
     def _delete_gathered(self, txn: SinkTxn) -> None:
         """Deletes the gathered files after another process committed the batch.
 
         Tries several times, because a third process may add files while this one deletes the folder.
         """
-        folder, pauses = self._at.ending(txn), Pauses(None, 0.0, most=_MAX_DELETE_RETRIES)
+        if not self._at.renames_folders:
+            return  # the files are where readers look for them
+        folder, pauses = self._at.gathered(txn), Pauses(None, 0.0, most=_MAX_DELETE_RETRIES)
         try:
             retry(lambda: self._at.delete_folder(folder), OSError, pauses)
         except OSError as failure:  # not empty: another process added a file during each deletion
