@@ -48,6 +48,18 @@ class TestPostgres(_OnServer):
     def test_a_deferred_constraint_is_checked_by_prepare(self, server: Server, system: System) -> None:
         check_prepare_finds_violated_constraint(server, system)
 
+    @pytest.mark.parametrize("end", ["commit", "abort"])
+    def test_a_prepared_transaction_is_resolved_after_two_phase_was_set_to_never(
+        self, server: Server, tmp_path: Path, end: str
+    ) -> None:
+        check_two_phase_never_resolves_prepared_transactions(server, tmp_path, end)
+
+    @pytest.mark.parametrize("kind", ["citext", "char(8)", 'text COLLATE "ignores_case"'])
+    def test_of_keys_that_are_equal_for_the_database_the_last_row_wins(
+        self, server: Server, tmp_path: Path, kind: str
+    ) -> None:
+        check_the_last_row_wins(server, tmp_path, kind)
+
 
 @pytest.mark.long
 class TestPostgresUpsert(_OnServer):
@@ -69,6 +81,12 @@ class TestPostgresWithoutPreparedTransactions(_OnServer):
 class TestMariaDb(_OnServer):
     kind = MariaDb
     most_kills = 4
+
+    @pytest.mark.parametrize("end", ["commit", "abort"])
+    def test_a_prepared_transaction_is_resolved_after_two_phase_was_set_to_never(
+        self, server: Server, tmp_path: Path, end: str
+    ) -> None:
+        check_two_phase_never_resolves_prepared_transactions(server, tmp_path, end)
 
     @pytest.mark.parametrize("listed", [True, False])
     def test_the_sink_waits_for_a_slow_commit_of_a_fenced_driver(
@@ -153,3 +171,57 @@ def _table_of(system: System) -> str:
     sink = system.sink()
     assert isinstance(sink, SqlSink)
     return sink.table
+
+
+def check_two_phase_never_resolves_prepared_transactions(server: Server, folder: Path, end: str) -> None:
+    """The batch that was prepared in the database is listed and ended, and its locks block no later batch."""
+    from kafka_eos_source.sinks.sql import SqlSink
+
+    table = server.new_table()
+
+    def system(two_phase: str) -> System:
+        return System(
+            sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",), two_phase=two_phase),
+            visible=lambda: server.rows(table),
+            store=str(folder / "store"),
+        )
+
+    first, second, third = (new_txn(sequence) for sequence in (1, 2, 3))
+    with opened(system("auto")) as sink:
+        assert sink.prepare(first, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(first, deadline()) == OK
+        assert sink.prepare(second, stage(sink, ROWS.slice(0, 2), tasks=1), deadline()) == OK
+    with opened(system("never")) as sink:
+        assert list(sink.recover(deadline())) == [second]
+        assert getattr(sink, end)(second, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+        assert isinstance(sink.commit(second, deadline()), Fatal) is (end == "abort")
+        assert sink.prepare(third, stage(sink, ROWS), deadline()) == OK
+        assert list(sink.recover(deadline())) == [third]
+        assert sink.commit(third, deadline()) == OK
+    assert len(server.rows(table)) == ROWS.num_rows
+
+
+def check_the_last_row_wins(server: Server, folder: Path, kind: str, url: str | None = None) -> None:
+    from kafka_eos_source.sinks.sql import SqlSink
+
+    table = server.new_table()
+    server.run(
+        "CREATE EXTENSION IF NOT EXISTS citext",
+        "CREATE COLLATION IF NOT EXISTS ignores_case "
+        "(provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+        f"CREATE TABLE {table} (name {kind} PRIMARY KEY, n bigint)",
+    )
+    names = ["a", "b", "a  ", "c"] if kind.startswith("char") else ["a", "b", "A", "c"]
+    rows = pa.table({"name": names, "n": range(len(names))})
+    system = System(
+        sink=lambda: SqlSink(url or server.url, table, mode="upsert", keys=("name",)),
+        visible=lambda: server.rows(table),
+        store=str(folder / "store"),
+    )
+    with opened(system) as sink:
+        sink.check(rows.schema, deadline())
+        txn = new_txn()
+        assert sink.prepare(txn, stage(sink, rows, tasks=1), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    assert sorted(row["n"] for row in server.rows(table)) == [1, 2, 3]

@@ -159,7 +159,10 @@ def test_objects_are_named_after_the_batch_and_listed_in_its_manifest(store: Sto
     manifest = json.loads(store.s3.get_object(Bucket=store.bucket, Key=key)["Body"].read())
     assert (manifest["id"], manifest["sink"], manifest["sequence"]) == (str(txn), "conformance", 50)
     assert manifest["rows"] == ROWS.num_rows
-    assert all(each["name"].startswith("batch=conformance-conformance.42/") for each in manifest["files"])
+    assert all(
+        each["name"].startswith(f"batch=conformance-{txn.cluster}-conformance.42/")
+        for each in manifest["files"]
+    )
     names = [f"in/here/{each['name']}" for each in manifest["files"]]
     assert sorted(store.all_keys()) == sorted([*names, key])
     assert store.uploads() == []

@@ -27,7 +27,8 @@ def write(
         table: SQLAlchemy table, as loaded from the database.
         batches: rows; their columns are a subset of the table's.
         keys: key columns of an upsert; empty to append. Of several rows with the same key in one batch, the
-            last one wins.
+            last one wins. If keys that differ here are equal for the database (``citext``, ``char``, a
+            collation), its upsert statement runs row by row, so the last one wins too.
         chunk_rows: most rows per statement.
 
     Returns:

@@ -153,6 +153,7 @@ class SqlSink(TwoPhaseSink):
         super().open(context)
         self._engine: Any = None
         self._transactions: two_phase.PreparedTransactions | None = None
+        self._prepares_transactions = False
         self._unsupported_reason = ""
         self._table: Any = None
         self._ledger: Any = None
@@ -174,7 +175,7 @@ class SqlSink(TwoPhaseSink):
         return f"the table {table} of {kind.replace('mariadb', 'mysql')}://{place}"
 
     def risks(self) -> Sequence[str]:
-        if self._transactions is not None:
+        if self._prepares_transactions:
             return ()
         reason = self._unsupported_reason or "two.phase is never"
         return (
@@ -198,7 +199,7 @@ class SqlSink(TwoPhaseSink):
         with database.autocommit(self._engine) as connection:
             if ledger.has(connection, self._ledger, gid):
                 return OK
-            if self._transactions is not None and gid in self._transactions.prepared(connection):
+            if self._prepares_transactions and gid in self._listed(connection):
                 return OK
 
         def work(connection: Any) -> None:
@@ -206,7 +207,7 @@ class SqlSink(TwoPhaseSink):
             rows.write(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
-        if self._transactions is None:
+        if self._transactions is None or not self._prepares_transactions:
             database.dry_run(self._engine, work, self.table)
             self._store.put_rows(gid, staged.schema, staged.batches())
             self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
@@ -220,7 +221,7 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         gid = names.gid(txn)
         failpoints.reach("sink.sql.before_commit")
-        if self._transactions is not None:
+        if self._prepares_transactions:
             return self._commit_prepared(gid, txn)
         return self._commit_stored(gid, txn)
 
@@ -232,7 +233,7 @@ class SqlSink(TwoPhaseSink):
 
             def roll_back() -> None:
                 with database.autocommit(self._engine) as connection:
-                    if gid in transactions.prepared(connection):
+                    if gid in self._listed(connection):
                         transactions.roll_back(connection, gid)
 
             retry(
@@ -249,9 +250,9 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         found: set[str] = set()
         with database.autocommit(self._engine) as connection:
-            if self._transactions is not None:
-                found.update(self._transactions.prepared(connection))
-            # the store may contain batches from a time when the database did not allow prepared transactions
+            # Both places are listed, whatever two.phase is now: the batch may have been prepared when it had
+            # another value, or when the database did not allow prepared transactions.
+            found.update(self._listed(connection))
             for gid in self.context.store.names() if self.context.store is not None else ():
                 if names.parse(self.context, gid) is not None and ledger.has(connection, self._ledger, gid):
                     self._store.remove(gid)
@@ -267,6 +268,26 @@ class SqlSink(TwoPhaseSink):
                 ledger.prune(
                     connection, self._ledger, names.prefix(self.context), ledger.now() - _LEDGER_RETENTION
                 )
+
+    def _listed(self, connection: Any) -> Sequence[str]:
+        """Lists the gids of the prepared transactions in the database.
+
+        With ``two.phase=never``, the user may have no right to list them, as MySQL requires one. Then nothing
+        is listed; a commit finds a transaction by its gid all the same.
+        """
+        if self._transactions is None:
+            return ()
+        try:
+            return self._transactions.prepared(connection)
+        except sqlalchemy().exc.DBAPIError as error:
+            if self._prepares_transactions or error.connection_invalidated:
+                raise
+            _log.warning(
+                "sink %r cannot list transactions that it may have prepared before two.phase=never: %s",
+                self.context.name,
+                driver_text(error),
+            )
+            return ()
 
     @property
     def _store(self) -> NotesFolder:
@@ -295,11 +316,11 @@ class SqlSink(TwoPhaseSink):
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
             with database.autocommit(self._engine) as connection:
-                listed = gid in self._transactions.prepared(connection)
+                listed = gid in self._listed(connection)
                 if ledger.has(connection, self._ledger, gid):
                     return OK
             # the batch may be from a time when the database did not allow prepared transactions
-            if self.context.store is not None and self.context.store.has_rows(gid):
+            if self.context.store is not None and self.context.store.get(gid) is not None:
                 return self._commit_stored(gid, txn)
             if pauses.expired:
                 break
@@ -328,6 +349,9 @@ class SqlSink(TwoPhaseSink):
         if done:
             self._store.remove(gid)
             return OK
+        if note is None and self._transactions is not None:
+            # the batch may be from a time when two.phase was not never
+            return self._commit_prepared(gid, txn)
         if note is None:
             return Fatal(f"nothing is prepared under {gid}", _LOST)
         batches = self._store.rows(gid)
@@ -369,7 +393,8 @@ class SqlSink(TwoPhaseSink):
                 )
             database.create(connection, defined)
         self._unsupported_reason = reason
-        self._transactions = None if self.two_phase == "never" else transactions
+        self._transactions = transactions
+        self._prepares_transactions = transactions is not None and self.two_phase != "never"
         self._engine, self._ledger = engine, defined
 
     def _table_for(self, schema: pa.Schema) -> Any:
@@ -385,4 +410,4 @@ class SqlSink(TwoPhaseSink):
         return self._table
 
 
-_LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
+_LOST = "see SINK_FAILED in docs/runbooks.md: neither the database nor the checkpoint has the prepared batch."
