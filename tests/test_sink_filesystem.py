@@ -65,7 +65,7 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(failpoints, "reach", _raising("sink.filesystem.before_rename"))
+            patch.setattr(failpoints, "reach", _raising("sink.filesystem.before_record"))
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
     gathered, notes = (list(tmp_path.glob(f"_kafka_eos/*/{each}/*")) for each in ("ending", "prepared"))

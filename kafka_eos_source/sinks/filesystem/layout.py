@@ -13,8 +13,8 @@ Spark, Hive and Arrow ignore names that begin with an underscore, and treat ``ba
 ``<owner>`` is `SinkContext.owner`. Staged files need it too, because tasks name them by Spark's batch id.
 
 Readers recognise a committed batch by its folder. The sink also recognises it after somebody has archived
-the folder: a *record* is written when all files are gathered, just before the rename, so if the record exists
-and the gathered files do not, the rename has happened.
+the folder: the hidden manifest becomes the *record* when all files are gathered, just before the rename. So
+if the record exists, and the files are neither staged nor gathered, the rename has happened.
 """
 
 from __future__ import annotations
@@ -107,7 +107,12 @@ class Layout:
         record = self.read(self.record(txn))
         if record is None:
             return False
-        return not all(self.is_file(f"{self.gathered(txn)}/{each['name']}") for each in record["files"])
+        places = [
+            path
+            for each in record["files"]
+            for path in (f"{self.gathered(txn)}/{each['name']}", self.staged_file(each["staged"]))
+        ]
+        return not any(self.is_file(each) for each in places)
 
     def is_file(self, path: str) -> bool:
         """Returns whether the path exists and is a file."""

@@ -115,7 +115,7 @@ class FilesystemSink(TwoPhaseSink):
         if at.is_committed(txn):
             return OK
         receipts: Sequence[StagedFile] = staged.receipts
-        if at.is_file(at.prepared(txn)):
+        if at.is_file(at.prepared(txn)) or at.is_file(at.record(txn)):
             return OK
         manifest = self._manifest(txn, receipts, staged)
         failpoints.reach("sink.filesystem.before_manifest")
@@ -148,15 +148,14 @@ class FilesystemSink(TwoPhaseSink):
                     at.committed(txn),
                 )
         else:
-            manifest = at.read(at.prepared(txn))
+            manifest = at.read(at.prepared(txn)) or at.read(at.record(txn))
             if manifest is None:
                 # another process may have committed the batch since the check above
                 return OK if at.is_committed(txn) else self._unknown(txn)
             try:
                 self._gather(txn, manifest)
                 failpoints.reach("sink.filesystem.before_record")
-                at.flush(at.gathered(txn).rpartition("/")[0])  # the record must not outlive what it speaks of
-                at.write(at.record(txn), manifest)
+                self._record(txn, manifest)
                 failpoints.reach("sink.filesystem.before_rename")
                 if at.renames_folders:
                     at.fs.move(at.gathered(txn), at.committed(txn))
@@ -172,12 +171,14 @@ class FilesystemSink(TwoPhaseSink):
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Deletes the manifest last, so `recover` still finds the id if the process is killed before."""
+        """Deletes the manifest last, so `recover` still finds the id if the process is killed before.
+
+        If a person aborts a batch whose commit had begun, `recover` finds it by the gathered files. They are
+        deleted after the record, because a record without files means that the batch was committed.
+        """
         at = self._at
         if self._clean_up_if_committed(txn):
             return OK
-        # the next two exist if a person aborts a batch whose commit had begun; without the record, the
-        # absence of gathered files no longer means that the batch was committed
         at.delete(at.record(txn))
         at.delete_folder(at.gathered(txn))
         failpoints.reach("sink.filesystem.within_abort")
@@ -280,6 +281,19 @@ class FilesystemSink(TwoPhaseSink):
             failpoints.reach("sink.filesystem.within_gather")
         if at.renames_folders:
             at.write(f"{to}/{MANIFEST}", manifest)
+
+    def _record(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
+        """Records that all files of the batch are gathered."""
+        at = self._at
+        if not at.renames_folders:
+            at.write(at.record(txn), manifest)
+            return
+        at.fs.create_dir(at.record(txn).rpartition("/")[0], recursive=True)
+        try:
+            at.fs.move(at.prepared(txn), at.record(txn))
+        except FileNotFoundError:
+            if not at.is_file(at.record(txn)):
+                raise
 
     def _delete_gathered(self, txn: SinkTxn) -> None:
         """Deletes the gathered files after another process committed the batch.
