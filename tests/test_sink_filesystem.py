@@ -85,13 +85,13 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
 def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_path: Path) -> None:
     """The error would look like a temporary failure of the disk if only `prepare` raised it."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
-    longest, name = "a" * (163 - 4), "sink"
+    longest, name = "a" * (194 - 4), "sink"
     with opened(system, longest, name) as sink:
         sink.check(ROWS.schema, deadline())
-        txn = new_txn(10**13 - 1, longest, name)
+        txn = new_txn(10**19 - 1, longest, name)
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
-    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="164 bytes"):
+    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="195 bytes"):
         sink.check(ROWS.schema, deadline())
 
 

@@ -76,7 +76,7 @@ class SinkWork:
     @property
     def cluster_id(self) -> str:
         """Kafka's id of the cluster for which the sinks were opened."""
-        return next(iter(self._sinks.values())).context.cluster_id
+        return next((sink.context.cluster_id for sink in self._sinks.values()), "")
 
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.

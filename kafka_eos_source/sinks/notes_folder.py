@@ -126,7 +126,7 @@ class NotesFolder:
     def _write(self, name: str, write: Callable[[pa.NativeFile], object]) -> None:
         fs, path = file_system(self.location)
         make_folder(fs, path)
-        temporary = f"{path}/{name}.{uuid.uuid4().hex}{_TEMPORARY}"
+        temporary = f"{path}/{uuid.uuid4().hex}{_TEMPORARY}"  # an id may be nearly as long as a file name may
         try:
             with new_file(fs, temporary) as out:
                 write(out)

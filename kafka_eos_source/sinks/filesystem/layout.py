@@ -142,9 +142,9 @@ class Layout:
 
     def write(self, path: str, content: Mapping[str, Any]) -> None:
         """Writes a manifest under a temporary name and renames it, so no reader sees a partial file."""
-        folder, _, name = path.rpartition("/")
+        folder = path.rpartition("/")[0]
         self.fs.create_dir(folder, recursive=True)
-        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.new"
+        temporary = f"{folder}/.{uuid.uuid4().hex}.new"
         try:
             with new_file(self.fs, temporary) as out:
                 out.write(json.dumps(content, indent=1).encode())

@@ -38,8 +38,8 @@ _MAX_DELETE_RETRIES = 9
 #: newest batch, and a fenced driver for its last one.
 _KEPT_RECORDS = 100
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
-#: cluster, sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
-_MAX_NAME_BYTES = 163
+#: ``batch=``, cluster, sequence number, attempt and hyphens need the rest.
+_MAX_NAME_BYTES = 194
 
 
 @dataclass(frozen=True)
