@@ -77,7 +77,7 @@ def cluster_id(options: WriteOptions, *, renew: bool = False) -> str:
     except UnavailableError:
         if not known:
             raise
-        return known
+        found = known  # the next batches do not wait for the same answer
     _clusters[key] = time.monotonic(), found
     return found
 
