@@ -28,6 +28,7 @@ from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
     CLUSTER_ID,
+    OTHER_CLUSTER_ID,
     ROWS,
     Rows,
     SinkConformance,
@@ -220,6 +221,36 @@ def test_a_kill_between_version_and_note_is_recovered(lake: Lake, monkeypatch: p
         assert sink.commit(txn, deadline()) == OK
     assert store.names() == []
     assert len(lake.visible()) == ROWS.num_rows
+
+
+def test_a_batch_is_known_although_another_region_committed_and_the_table_was_compacted(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table keeps the last id of each region, not only the last one of the application.
+
+    One region is killed between version and note. The other one commits, a compaction replaces all files,
+    and the log is cleaned up, so no file and no commit shows the batch any more.
+    """
+    txn = new_txn(7)
+    other = new_txn(8, cluster_id=OTHER_CLUSTER_ID)
+    with opened(lake.system()) as sink:
+        sink.check(ROWS.schema, deadline())
+        assert sink.prepare(txn, stage(sink, ROWS.slice(0, 2)), deadline()) == OK
+        with monkeypatch.context() as patch:
+            patch.setattr(NotesFolder, "remove", _die)
+            with pytest.raises(KeyboardInterrupt):
+                sink.commit(txn, deadline())
+    with opened(lake.system(), cluster_id=OTHER_CLUSTER_ID) as sink:
+        assert sink.prepare(other, stage(sink, ROWS.slice(2)), deadline()) == OK
+        assert sink.commit(other, deadline()) == OK
+    lake.table().optimize.compact()
+    lake.table().create_checkpoint()
+    for each in (lake.folder / "orders" / "_delta_log").glob("*.json"):
+        each.unlink()
+    with opened(lake.system()) as sink:
+        assert list(sink.recover(deadline())) == []
+        assert sink.commit(txn, deadline()) == OK
+    assert sorted(row["id"] for row in lake.visible()) == ROWS["id"].to_pylist()
 
 
 @pytest.mark.parametrize("moment", ["before_version", "after_version"])

@@ -45,6 +45,7 @@ from kafka_eos_source.testing.sink_system import (
 __all__ = [
     "BATCH",
     "CLUSTER_ID",
+    "OTHER_CLUSTER_ID",
     "ROWS",
     "Given",
     "Rows",
