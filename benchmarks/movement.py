@@ -23,6 +23,7 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.recovery import open_restored
@@ -116,7 +117,9 @@ class _Measured:
 
             def read(store: TransactionalStateStore) -> Restored | WipeNeeded:
                 reader = ChangelogReader(client, self.tp)
-                return restore(store, self.tp, end, reader, deadline=Deadline.after_seconds(_MINUTES))
+                owner = Owner(self.identity.application_id, self.identity.store, self.identity.shards)
+                deadline = Deadline.after_seconds(_MINUTES)
+                return restore(store, self.tp, end, reader, owner=owner, deadline=deadline)
 
             store, restored = open_restored(
                 path,

@@ -18,6 +18,7 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import Restored, restore
@@ -63,7 +64,12 @@ def _timed(
     try:
         with changelog_client(kafka, group_id) as client:
             found = restore(
-                store, tp, end, ChangelogReader(client, tp), deadline=Deadline.after_seconds(_MINUTES)
+                store,
+                tp,
+                end,
+                ChangelogReader(client, tp),
+                owner=Owner(identity.application_id, identity.store, identity.shards),
+                deadline=Deadline.after_seconds(_MINUTES),
             )
         if not isinstance(found, Restored):
             raise click.ClickException(f"it was not restored: {found}")

@@ -41,7 +41,7 @@ from kafka_eos_source.operate.state_restore import restore_shards
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import encode_batch
+from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.changelog import restore as restoring
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
@@ -51,7 +51,7 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.encoding.describe import Description
-from kafka_eos_source.state.layout import BATCH_KEY, keyed
+from kafka_eos_source.state.layout import keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
@@ -99,6 +99,10 @@ class Shard:
     def identity(self) -> StoreIdentity:
         return StoreIdentity(self.application_id, "s", 0, 1, self.topic, self.made.topic_id)
 
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.application_id, "s", 1)
+
     def write(self, pairs: Pairs, *, commit: bool = True) -> int:
         """Writes one transaction; returns the end of the log after its control record."""
         producer = transaction(self.bootstrap, f"writer-{uuid.uuid4()}")
@@ -122,9 +126,9 @@ class Shard:
         seconds = more.pop("seconds", SECONDS)
         kafka = more.pop("kafka", self.kafka)
         with changelog_client(kafka, self.application_id) as client:
-            return restore(
-                store, self.tp, end, ChangelogReader(client, self.tp), deadline=in_seconds(seconds), **more
-            )
+            more = {"owner": self.owner, **more}
+            reader = ChangelogReader(client, self.tp)
+            return restore(store, self.tp, end, reader, deadline=in_seconds(seconds), **more)
 
     def restored(self, end: int | None, **more: Any) -> Restored:
         with self.open() as store:
@@ -440,7 +444,7 @@ def test_a_killed_restore_continues_where_it_stopped(shard: Shard, tmp_path: Pat
 
 def test_reading_the_end_of_the_changelog_twice_does_not_change_the_state(shard: Shard) -> None:
     record = batch_record(3)
-    shard.write([(keyed(1, key), b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(record))])
+    shard.write([(keyed(1, key), b"1") for key in KEYS] + [(shard.owner.key, encode_batch(record))])
     end = shard.write([(keyed(1, KEYS[0]), None), (keyed(1, KEYS[1]), b"2"), (keyed(1, KEYS[0]), b"3")])
     shard.restored(end)
     expected = shard.content()
@@ -456,7 +460,7 @@ def test_reading_the_end_of_the_changelog_twice_does_not_change_the_state(shard:
 
 def test_empty_batches_advance_the_offset_of_the_store(shard: Shard) -> None:
     for batch_id in range(5):
-        end = shard.write([(BATCH_KEY, encode_batch(batch_record(batch_id)))])
+        end = shard.write([(shard.owner.key, encode_batch(batch_record(batch_id)))])
         with shard.open() as store:
             store.commit({shard.tp: end}, batch=batch_record(batch_id))
     found = shard.restored(end)
@@ -503,7 +507,7 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     shard.made = shard.ensure()
     assert shard.made.delete_retention_ms == 100
     long_ago = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000)
-    first = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(long_ago))])
+    first = shard.write([(key, b"1") for key in KEYS] + [(shard.owner.key, encode_batch(long_ago))])
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
     end = compacted(shard, [0, 1, first])  # the deleted value, the overwritten value, and the tombstone
@@ -536,11 +540,11 @@ def test_the_command_restores_a_database_anew_that_may_have_missed_deletes(
     topics.configure(shard.topic, EAGER)
     shard.path = shard.identity.folder(tmp_path / "state")
     first, second = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000), batch_record(2)
-    end = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(first))])
+    end = shard.write([(key, b"1") for key in KEYS] + [(shard.owner.key, encode_batch(first))])
     with shard.open() as store:
         assert isinstance(shard.restore(store, end), Restored)
         store.commit({shard.tp: end}, batch=first)
-    shard.write([(KEYS[0], None), (BATCH_KEY, encode_batch(second))])
+    shard.write([(KEYS[0], None), (shard.owner.key, encode_batch(second))])
     end = compacted(shard, [0, end])  # the value and its tombstone
 
     cut = Cut(shard.application_id, "s", shard.topic, shard.made.topic_id, 1, {0: end}, {0: second})
@@ -565,7 +569,7 @@ def test_a_rescale_that_goes_on_after_compaction_removed_deletes_copies_no_delet
     topics.configure(shard.topic, retention)
     record = batch_record(1)
     shard.write([(key, b"1") for key in KEYS])
-    end = shard.write([(KEYS[0], None), (BATCH_KEY, encode_batch(record))])
+    end = shard.write([(KEYS[0], None), (shard.owner.key, encode_batch(record))])
     progress = ShardProgress(record.task_attempt_id, record.time_ms, None)
     token = Token(shard.application_id, "q", "r", 1, 1, "a", "b", 0, shard=progress, shards=1)
     topics.commit(shard.application_id, {(shard.topic, 0): (end, token.encode())})
@@ -631,7 +635,7 @@ def test_a_read_that_compaction_overtook_is_an_error_and_never_a_wrong_state(
     """A later batch replaces all values, and the broker removes the old ones before they are read."""
     topics.configure(shard.topic, EAGER)
     first, second = batch_record(0), batch_record(1)
-    shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(first))])
+    shard.write([(key, b"1") for key in KEYS] + [(shard.owner.key, encode_batch(first))])
     end = len(KEYS) + 1
     reading = Changelog(shard.application_id, "s", shard.application_id, shard.kafka)
     cut = Cut(shard.application_id, "s", shard.topic, shard.made.topic_id, 1, {0: end}, {0: first})
@@ -641,7 +645,7 @@ def test_a_read_that_compaction_overtook_is_an_error_and_never_a_wrong_state(
             return dict(snapshot.shard(0).view.all())
 
     assert read() == dict.fromkeys(KEYS, b"1")
-    shard.write([(key, b"2") for key in KEYS[1:]] + [(BATCH_KEY, encode_batch(second))])
+    shard.write([(key, b"2") for key in KEYS[1:]] + [(shard.owner.key, encode_batch(second))])
     compacted(shard, range(1, end))
     with pytest.raises(ChangelogCompactedError, match=f"while offsets 0 to {end - 1} were read") as failure:
         read()
@@ -756,7 +760,7 @@ def test_the_time_of_a_restart_does_not_depend_on_the_length_of_the_changelog(
     found = shard.restored(shard.end)
     assert found.records == length
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    end = shard.write([(BATCH_KEY, encode_batch(batch_record(1))), (keyed(1, b"user"), b"v")])
+    end = shard.write([(shard.owner.key, encode_batch(batch_record(1))), (keyed(1, b"user"), b"v")])
     began, began_cpu = time.monotonic(), time.process_time()
     store = shard.open()
     opened = time.monotonic()

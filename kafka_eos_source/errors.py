@@ -322,7 +322,7 @@ class ChangelogError(StateError):
 
 
 class StateLostError(StateError):
-    """A batch was committed without its state changes, which were dropped on the way to the sink."""
+    """State is gone: a batch was committed without its changes, or a changelog lost its first records."""
 
     condition = "KAFKA_EOS.STATE_LOST"
 

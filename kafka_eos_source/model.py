@@ -124,6 +124,11 @@ class ShardReport:
         tp: partition of the changelog; its number is the number of the shard.
         task_attempt_id: id of the task attempt (UUID, hex).
         shards: number of shards of the operator.
+        application_id, store: the owner of the changelog, as the operator's options name it.
+        group_id: consumer group in which the operator looks for the token.
+        host: host name of the task.
+        clock_max_ahead_ms: how far ``time_ms`` may be ahead of the clock of the driver.
+        log_start: as in `ShardProgress`.
         query_id, batch_id: Spark's ids of the query and the batch.
         next_offset: end offset of the shard's changelog before this batch; 0 if the changelog is empty.
         time_ms: processing time of the batch in this shard, in ms since the epoch.
@@ -133,10 +138,10 @@ class ShardReport:
         packets: number of packets, including the packet of this report.
         records: number of state changes.
         sequence: sequence number of the token from whose state the shard started; -1 if there is no token.
-        skipped: whether the shard changed nothing because its changelog already holds the batch, although
-            Kafka has no token of it.
-        accepts_gap: whether the user accepts that batches were committed without their state
-            (``onMissingState=changelog``).
+        skipped: set if the shard changed nothing, because its changelog already holds a batch with this id,
+            although Kafka has no token of it: the digest of that batch (`BatchRecord.end_digest`).
+        missing_state: what the user says about state that is missing in this batch (``onMissingState``):
+            ``fail``, ``changelog`` or ``new``.
         failure: why the processor failed on a batch that Kafka may already hold; "" if it did not fail.
         pressure: bytes of uncommitted state as a fraction of ``statestore.uncommitted.max.bytes``; 0 if there
             is no limit.
@@ -159,12 +164,18 @@ class ShardReport:
     packets: int = 0
     records: int = 0
     sequence: int = -1
-    skipped: bool = False
-    accepts_gap: bool = False
+    skipped: str | None = None
+    missing_state: str = "fail"
     failure: str = ""
     pressure: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     in_read: bool = False
+    application_id: str = ""
+    group_id: str = ""
+    store: str = ""
+    host: str = ""
+    clock_max_ahead_ms: int = 60_000
+    log_start: int = 0
     measured: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
 

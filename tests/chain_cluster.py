@@ -19,6 +19,9 @@ from chain_product import Deadline, GroupOffset, TopicPartition, is_ours
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError, UnavailableError
 from kafka_eos_source.model import Epochs, LogEnd
+from kafka_eos_source.state.batch_record import Owner
+from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.layout import BATCH_PREFIX
 
 CLUSTER_ID = "model-cluster"
 #: The broker's ``offsets.retention.minutes``.
@@ -230,6 +233,13 @@ class ModelKafka:
 
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self.cluster, self.process, transactional_id)
+
+    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        self.process.reach("changelog_tail")
+        log = self.cluster.topics[tp.topic].logs[tp.partition]
+        records = [each for each in log[start:] if each is not None]
+        keys = {each.key for each in records if each.key is not None and each.key.startswith(BATCH_PREFIX)}
+        return Tail(len(log), len(records), frozenset(map(Owner.of_key, keys)))
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

@@ -21,7 +21,7 @@ from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 
 SHARDS = 2
@@ -178,7 +178,7 @@ class StateWorld:
     def _apply(disk: Disk, record: Record) -> None:
         assert record.key is not None
         assert record.value is not None
-        if record.key == BATCH_KEY:
+        if record.key.startswith(BATCH_PREFIX):
             disk.batch = decode_batch(record.value)
         else:
             disk.data[record.key] = record.value
@@ -230,8 +230,7 @@ def changelog_state(cluster: Cluster, topic: str) -> dict[bytes, int]:
     state: dict[bytes, int] = {}
     for log in cluster.topics[topic].logs:
         for record in log:
-            if record is not None and record.key != BATCH_KEY:
-                assert record.key is not None
+            if record is not None and record.key is not None and not record.key.startswith(BATCH_PREFIX):
                 assert record.value is not None
                 state[record.key[1:]] = int(record.value)
     return state

@@ -20,8 +20,7 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import encode_batch
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.reading import cut as cuts
 from kafka_eos_source.state.reading import frames, restored, source
@@ -124,7 +123,7 @@ class FakeQuery:
                 store.put_all(list((self._changes() if changes is None else changes).items()))
                 for each in store.staged_changes():
                     log += zip(each["key"].to_pylist(), each["value"].to_pylist(), strict=True)
-                log.append((BATCH_KEY, encode_batch(record)))
+                log.append((Owner(APP, STORE, self.shards).key, encode_batch(record)))
                 ends[shard], batches[shard] = len(log), record
                 store.commit({TopicPartition(TOPIC, shard): len(log)}, batch=record)
                 model[shard] = dict(store.all())

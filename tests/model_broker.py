@@ -14,6 +14,8 @@ from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownEr
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
+from kafka_eos_source.state.changelog.committed import Tail
 
 CLUSTER_ID = "model-cluster"
 TOKENS = "tokens"
@@ -47,6 +49,8 @@ class ModelBroker:
     clean: bool = True
     lose_rows: int = 0
     lose_records: int = 0
+    tail_records: int = 0
+    tail_owners: frozenset[Owner] = frozenset()
     dead: bool = False
 
     # commit.interfaces.Clients
@@ -65,6 +69,11 @@ class ModelBroker:
         assert self.open_epoch is None, "the token was read while a transaction was open"
         self.reach("group_offsets", after=False)
         return dict(self.group)
+
+    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        self.reach("changelog_tail", after=False)
+        committed = sum(row.startswith(f"{tp}/") for row in self.log)
+        return Tail(committed, self.tail_records, self.tail_owners)
 
     def token_records(self, name: str, deadline: Deadline) -> ModelTokens:
         assert name == TOKENS
@@ -233,13 +242,13 @@ class ModelRows:
     def __init__(self, rows: Iterable[str], shards: Sequence[ShardReport] = ()) -> None:
         self._rows = list(rows)
         self.shards = shards
-        self.rows = len(self._rows) + sum(shard.records for shard in shards)
+        self.rows = len(self._rows) + sum(shard.records + 1 for shard in shards if shard.records)
         self.topics: Mapping[str, int] = {"out": -1} if self._rows else {}
 
     def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
         for shard in self.shards:
             if shard.records:
-                changes = [f"{shard.tp}/{number}" for number in range(shard.records)]
+                changes = [f"{shard.tp}/{number}" for number in (*range(shard.records), "batch")]
                 yield shard.tp, pa.record_batch({"value": pa.array(changes)})
 
     def batches(self) -> Iterable[pa.RecordBatch]:

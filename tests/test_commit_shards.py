@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from model_broker import Fault, ModelBroker, ModelRows, no_sleep
@@ -12,20 +14,31 @@ from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import Cluster, inherited_shards
-from kafka_eos_source.commit.shard_checks import check_one_source
+from kafka_eos_source.commit.shard_checks import (
+    check_one_source,
+    check_reports,
+    check_shards,
+    check_tail,
+    is_alone,
+)
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
     AbortableError,
+    ChangelogError,
+    InvalidOptionError,
     RestartQueryError,
     RetriableError,
     StateError,
     StatefulProcessorError,
     StateLostError,
+    StateMismatchError,
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
+from kafka_eos_source.state.changelog.committed import Tail
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
 
@@ -40,12 +53,15 @@ def report(
         shards=2,
         query_id="query",
         batch_id=batch_id,
-        next_offset=2 * batch_id,
+        next_offset=3 * batch_id,
+        application_id="app",
+        group_id="app",
+        store="counts",
         time_ms=5,
         event_time_ms=9,
         records=records,
         sequence=(batch_id if batch_id else -1) if sequence is None else sequence,
-        skipped=skipped,
+        skipped="" if skipped else None,
         counts={"late_rows": batch_id},
     )
 
@@ -100,9 +116,9 @@ def test_state_changes_and_their_offset_commit_with_the_records() -> None:
         assert commit(broker, session, batch_id, both_shards(batch_id)) == Result(Step.COMMITTED, 1)
     assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
     for number, tp in enumerate(SHARDS):
-        assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
+        assert sum(row.startswith(f"{tp}/") for row in broker.log) == 6
         offset, token = committed_offset(broker, tp)
-        assert (offset, token.batch_id) == (4, 1)
+        assert (offset, token.batch_id) == (6, 1)
         assert token.shard == ShardProgress(f"1-{number}", 5, 9, {"late_rows": 1})
     assert committed_offset(broker, IN)[1].shard is None
 
@@ -159,7 +175,7 @@ def test_a_recreated_changelog_gets_no_changes() -> None:
         commit(broker, session, batch_id, both_shards(batch_id))
     broker.log[:] = [row for row in broker.log if "changelog" not in row]
     before, group = list(broker.log), dict(broker.group)
-    with pytest.raises(StateLostError, match=r"ends at offset 2 .* ends at offset 4"):
+    with pytest.raises(StateLostError, match=r"ends at offset 3 .* ends at offset 6"):
         commit(broker, session, 2, both_shards(2))
     assert (broker.log, broker.group) == (before, group)
     assert broker.calls[-2:] == ["ends", "abort"]
@@ -178,8 +194,8 @@ def test_a_failure_of_the_changelog_aborts_and_repeats_the_transaction(call: str
     broker = broker_with_genesis(faults=[Fault(call, error)])
     assert commit(broker, ProducerSession(), 0, both_shards(0)) == Result(Step.COMMITTED, 2)
     assert "abort" in broker.calls
-    assert sum("changelog" in row for row in broker.log) == 4
-    assert committed_offset(broker, SHARDS[0])[0] == 2
+    assert sum("changelog" in row for row in broker.log) == 6
+    assert committed_offset(broker, SHARDS[0])[0] == 3
 
 
 def test_a_shard_with_a_newer_state_makes_the_commit_read_the_token() -> None:
@@ -204,10 +220,10 @@ def test_a_state_without_the_last_transaction_is_refused_unless_the_user_accepts
     broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0, both_shards(0))
     commit(broker, session, 1, [])  # a projection dropped the column of changes
-    behind = [replace(each, sequence=1, next_offset=2) for each in both_shards(2)]
+    behind = [replace(each, sequence=1, next_offset=3) for each in both_shards(2)]
     with pytest.raises(StateLostError, match=r"transaction 1 .*last transaction of the query is 2"):
         commit(broker, session, 2, behind)
-    accepted = [replace(each, accepts_gap=True) for each in behind]
+    accepted = [replace(each, missing_state="changelog") for each in behind]
     assert commit(broker, session, 2, accepted).step is Step.COMMITTED
 
 
@@ -253,11 +269,14 @@ def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:
     for batch_id in range(2):
         commit(broker, session, batch_id, both_shards(batch_id))
     before = list(broker.log)
-    found = [replace(each, skipped=True, records=0, next_offset=4) for each in both_shards(1)]
+    found = [
+        replace(each, skipped=request(1).batch.end.current, records=0, next_offset=6)
+        for each in both_shards(1)
+    ]
     assert commit_declared_by_operator(broker, found).step is Step.SKIPPED
     assert broker.log == before
     offset, token = committed_offset(broker, SHARDS[0])
-    assert (offset, token.batch_id) == (4, 1)
+    assert (offset, token.batch_id) == (6, 1)
     assert token.shard == ShardProgress("1-0", 5, 9, {"late_rows": 1})
 
 
@@ -268,3 +287,134 @@ def test_the_state_contradicts_an_operator_who_declared_the_wrong_outcome() -> N
     with pytest.raises(StateLostError, match="assume_not_committed"):
         commit_declared_by_operator(broker, both_shards(1))
     assert broker.log == before
+
+
+# -- whose state it is
+
+
+OWN = Owner("app", "counts", 2)
+
+
+def test_a_first_batch_beside_the_state_of_another_owner_is_refused() -> None:
+    """X with store eu-agg, and X-eu with store agg, have one changelog topic."""
+    other = Owner("app-eu", "agg", 2)
+    broker = broker_with_genesis(tail_records=3, tail_owners=frozenset({other}))
+    broker.log += [f"{SHARDS[0]}/theirs"] * 3  # they committed after the shard had read an empty changelog
+    before = list(broker.log), dict(broker.group)
+    with pytest.raises(ChangelogError) as caught:
+        commit(broker, ProducerSession(), 0, both_shards(0))
+    assert f"holds the state of {other}; expected the state of {OWN}" in caught.value.message
+    assert "Nothing was written" in caught.value.message
+    assert (broker.log, broker.group) == before
+    assert broker.calls[-2:] == ["changelog_tail", "abort"]
+
+
+@pytest.mark.parametrize(
+    ("owners", "error"), [((), "another program has written 3 records"), ((OWN,), "were set back")]
+)
+def test_committed_records_after_the_tokens_state_are_refused(owners: tuple[Owner, ...], error: str) -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    broker.log += [f"{SHARDS[1]}/theirs"] * 3
+    broker.tail_records, broker.tail_owners = 3, frozenset(owners)
+    with pytest.raises(StateError, match=error):
+        commit(broker, session, 1, both_shards(1))
+
+
+def test_an_open_transaction_of_another_owner_is_waited_for() -> None:
+    """Both transactions see each other's records, and neither is believed before the other has ended."""
+    shard = report(0, 0)
+    assert is_alone(shard, 0, 3)
+    assert is_alone(replace(shard, sequence=4), 10, 14), "and the control record of the transaction before"
+    for end in (2, 4, 5):
+        assert not is_alone(shard, 0, end)
+    check_tail(shard, 9, Tail(6, 0, frozenset()))
+    with pytest.raises(AbortableError, match="another producer has an open transaction"):
+        check_tail(shard, 9, Tail(4, 0, frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("names", "option"),
+    [({"application_id": "other"}, "application.id"), ({"group_id": "g"}, "kafka.group.id")],
+)
+def test_an_operator_with_another_name_for_the_query_is_refused_before_anything_else(
+    names: dict[str, str], option: str
+) -> None:
+    broker = ModelBroker()
+    found = [replace(each, **names) for each in both_shards(0)]  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError, match=rf"store 'counts' has {option}='.*', and the sink has"):
+        commit(broker, ProducerSession(), 0, found)
+    assert (broker.log, broker.group, broker.calls) == ([], {}, [])
+
+
+def in_store(batch_id: int, store: str, **values: Any) -> ShardReport:
+    made = replace(
+        report(batch_id, 0, records=0, sequence=-1), tp=TopicPartition(f"app-{store}-changelog", 0)
+    )
+    return replace(made, store=store, shards=1, **values)
+
+
+def test_a_renamed_store_is_answered_with_the_stores_that_exist() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    before = list(broker.log), dict(broker.group)
+    for fresh in (session, ProducerSession()):
+        with pytest.raises(
+            StateMismatchError, match=r"store 'sums' .* does not exist yet.* 'counts', which"
+        ) as caught:
+            commit(broker, fresh, 1, [in_store(1, "sums")])
+        assert "set its store to 'counts' again" in caught.value.fix
+        assert "onMissingState=new:1" in caught.value.fix
+    assert (broker.log, broker.group) == before
+    assert commit(broker, session, 1, [in_store(1, "sums", missing_state="new")]).step is Step.COMMITTED
+
+
+def test_a_second_operator_needs_no_ceremony() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    assert commit(broker, session, 1, [*both_shards(1), in_store(1, "sums")]).step is Step.COMMITTED
+    commit(broker, session, 2, both_shards(2))  # the second operator was removed
+    assert commit(broker, session, 3, [*both_shards(3), in_store(3, "others")]).step is Step.COMMITTED
+
+
+def test_a_batch_that_the_changelog_holds_is_not_written_again() -> None:
+    """The group was lost. A batch id alone proves nothing: a restored checkpoint uses it for other rows."""
+    held, batch = Held.of("app", {}), request(1).batch
+    found = [replace(report(1, 0, sequence=-1), skipped=batch.end.current)]
+    check_reports(found, batch, held, ("driver", 5))
+    with pytest.raises(StateLostError) as caught:
+        check_shards(found, 1, held)
+    assert "assume_committed:1" in caught.value.fix
+    found = [replace(each, skipped="another") for each in found]
+    with pytest.raises(StateLostError, match="another batch 1"):
+        check_reports(found, batch, held, ("driver", 5))
+
+
+# -- clocks
+
+
+def test_a_batch_in_the_future_is_refused_and_names_the_host() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    now_ms = time.time_ns() // 1_000_000
+    ahead = [report(0, 0), replace(report(0, 1), time_ms=now_ms + 3_600_000, host="host-7")]
+    before = list(broker.log), dict(broker.group)
+    with pytest.raises(
+        StateError, match=r"clock of host 'host-7'.* is 3\d\d\d s ahead .* expected at most 60 s"
+    ):
+        commit(broker, session, 0, ahead)
+    assert (broker.log, broker.group) == before
+    accepted = [replace(each, clock_max_ahead_ms=7_200_000) for each in ahead]
+    assert commit(broker, session, 0, accepted).step is Step.COMMITTED
+
+
+def test_a_recorded_time_in_the_future_names_the_command_that_lowers_it() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    future = time.time_ns() // 1_000_000 + 3_600_000
+    for batch_id, ahead_ms in ((0, 7_200_000), (1, 60_000)):
+        found = [replace(each, time_ms=future, clock_max_ahead_ms=ahead_ms) for each in both_shards(batch_id)]
+        if batch_id == 0:
+            commit(broker, session, 0, found)
+            continue
+        with pytest.raises(StateError, match="the recorded processing time") as caught:
+            commit(broker, session, 1, found)
+        assert "state lower-time --store counts" in caught.value.fix

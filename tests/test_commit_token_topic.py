@@ -152,10 +152,12 @@ def test_a_recreated_token_topic_is_checked_again() -> None:
 def test_the_token_record_contains_the_progress_of_shards() -> None:
     broker = broker_with_genesis(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
     shard = TopicPartition("state", 0)
-    report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
+    report = ShardReport(
+        shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2, application_id="app", group_id="app"
+    )
     commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
     record = broker.records["app"]
-    assert record.ends[shard] == 2
+    assert record.ends[shard] == 3
     assert record.shards[shard].task_attempt_id == "attempt"
     own = Token.decode(record.group_offsets()[shard].metadata)
     assert own is not None
@@ -289,7 +291,9 @@ def restored(broker: ModelBroker, *, is_complete: bool = True) -> Held | None:
 def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
     broker = broker_with_genesis(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
     shard = TopicPartition("state", 0)
-    report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
+    report = ShardReport(
+        shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2, application_id="app", group_id="app"
+    )
     commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
     before = dict(broker.group)
     broker.group.clear()

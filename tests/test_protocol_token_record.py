@@ -114,7 +114,7 @@ def test_the_size_stays_far_below_the_largest_message(sources: int, size_bytes: 
     assert len(record.encode()) <= size_bytes
 
 
-SHARDS = {"in": [[0, "attempt", 1, None, {}]]}
+SHARDS = {"in": [[0, "attempt", 1, None, {}, 0]]}
 
 
 def changed(**fields: Any) -> bytes:
@@ -169,8 +169,8 @@ def test_a_newer_token_in_the_record_is_refused() -> None:
         changed(ends={"in": [[]]}),
         changed(ends={"in": [[0, 2**63]]}),
         changed(shards={"in": [[0, "attempt", 1, None]]}),
-        changed(shards={"in": [[0, "attempt", 1, None, {}], [0, "attempt", 1, None, {}]]}),
-        changed(shards={"elsewhere": [[0, "attempt", 1, None, {}]]}),
+        changed(shards={"in": [[0, "attempt", 1, None, {}, 0], [0, "attempt", 1, None, {}, 0]]}),
+        changed(shards={"elsewhere": [[0, "attempt", 1, None, {}, 0]]}),
         changed(**{"in-read": ["in"]}),
         json.dumps(
             {name: each for name, each in json.loads(RECORD.encode()).items() if name != "by"}

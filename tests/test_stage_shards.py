@@ -16,8 +16,7 @@ from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.shards import batch_of, reports
 from kafka_eos_source.stage.writer import stage
-from kafka_eos_source.state.batch_record import decode_batch
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.batch_record import Owner, decode_batch
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.store.uncommitted import CHANGES
 
@@ -36,6 +35,8 @@ def report(shard: int = 0, *, shards: int = 2, task_attempt_id: str = "", **valu
         batch_id=7,
         next_offset=40 + shard,
         time_ms=1000,
+        application_id="app",
+        store="counts",
     )
     return replace(made, **values)  # type: ignore[arg-type]
 
@@ -141,7 +142,7 @@ def test_a_packet_of_a_newer_version_is_refused() -> None:
 def test_output_rows_and_state_changes_are_separated() -> None:
     parts = both_shards()
     found = reports(parts, "query", 7)
-    rows = StagedRows(StagingFolder("no file is written"), "7", parts, found)
+    rows = StagedRows(StagingFolder("no file is written"), "7", parts, found, "digest")
     assert [batch.to_pydict() for batch in rows.batches() if batch.num_rows] == [
         {"value": [b"x"]},
         {"value": [b"y", b"z"]},
@@ -149,8 +150,8 @@ def test_output_rows_and_state_changes_are_separated() -> None:
     (tp, batch), (record_tp, record) = rows.changes()
     assert tp == record_tp == TopicPartition(TOPIC, 0)
     assert batch.to_pydict() == {"key": [b"\x01k", b"\x01d"], "value": [b"v", None], "partition": [0, 0]}
-    assert record.column("key").to_pylist() == [BATCH_KEY]
-    assert decode_batch(record.column("value")[0].as_py()) == batch_of(found[0])
+    assert record.column("key").to_pylist() == [Owner("app", "counts", 2).key]
+    assert decode_batch(record.column("value")[0].as_py()) == batch_of(found[0], "digest")
     assert rows.rows == 3 + 2 + 1, "records, changes, and the batch record of the one shard that has changes"
     assert rows.topics == {"out": -1, TOPIC: 1}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
+from kafka_eos_source.errors import ForeignQueryError
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
@@ -24,33 +24,14 @@ THREE = BatchRecord("query", 3, "attempt-3")
 END = 100
 
 
-def check(
-    batch_id: int,
-    token: Token | None = TOKEN,
-    *,
-    missing_state: str = "fail",
-    foreign_query: str = "fail",
-    query_id: str = "query",
-) -> None:
-    check_owner(
-        RequestedBatch(query_id, batch_id), token, missing_state=missing_state, foreign_query=foreign_query
-    )
+def check(batch_id: int, *, foreign_query: str = "fail", query_id: str = "query") -> None:
+    check_owner(RequestedBatch(query_id, batch_id), TOKEN, foreign_query=foreign_query)
 
 
 @pytest.mark.parametrize("batch_id", [0, 3, 4, 5, 7])
 def test_a_shard_uses_the_state_of_its_query_whatever_the_batch_id(batch_id: int) -> None:
     """After a checkpoint was restored, batch ids prove nothing; the commit compares transactions."""
     check(batch_id)
-
-
-def test_a_shard_needs_no_token_in_the_first_batch() -> None:
-    check(0, None)
-
-
-def test_a_later_batch_without_a_token_is_refused_unless_the_user_accepts_the_changelog() -> None:
-    with pytest.raises(TokenMissingError, match="Spark is at batch 3"):
-        check(3, None)
-    check(3, None, missing_state="changelog")
 
 
 @pytest.mark.parametrize("batch_id", [0, 4, 5])

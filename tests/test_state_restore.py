@@ -15,12 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from state_kit import binary
 
-from kafka_eos_source.errors import ChangelogError, StateFormatError, UnavailableError
+from kafka_eos_source.errors import (
+    ChangelogError,
+    StateFormatError,
+    StateLostError,
+    StateMismatchError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import encode_batch
+from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.changelog import restore as module
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import (
@@ -32,7 +38,7 @@ from kafka_eos_source.state.changelog.restore_plan import (
     untag_restoring,
 )
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.store import durable
 from kafka_eos_source.state.store.database import Database
@@ -40,6 +46,7 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 TP = TopicPartition("app-s-changelog", 3)
 IDENTITY = StoreIdentity("app", "s", 3, 4, TP.topic)
+OWNER = Owner("app", "s", 4)
 BATCH = BatchRecord("q", 7, "a1", "r", 1_000_000)
 HOUR_MS = 3_600_000
 NOW_MS = BATCH.time_ms + HOUR_MS
@@ -80,7 +87,7 @@ class Store:
         if self.chunks >= self.killed_after:
             raise Killed
         self.chunks += 1
-        assert BATCH_KEY not in keys.to_pylist()
+        assert OWNER.key not in keys.to_pylist()
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
             if value is None:
                 self.data.pop(key, None)
@@ -151,6 +158,7 @@ class Log:
 
 def run(store: Store, log: Log, end: int | None, seconds: float = 5.0, **more: Any) -> Restored:
     more.setdefault("clock_ms", lambda: NOW_MS)
+    more.setdefault("owner", OWNER)
     outcome = restore(store, TP, end, log, deadline=Deadline.after_seconds(seconds), **more)
     assert isinstance(outcome, Restored), outcome
     assert not log.assigned, "nothing is fetched any more"
@@ -245,6 +253,7 @@ def test_a_store_written_under_a_clock_that_was_ahead_is_caught_up_only_while_it
                 TP,
                 log.end,
                 log,
+                owner=OWNER,
                 deadline=Deadline.after_seconds(5),
                 clock_ms=lambda hours=hours: NOW_MS + hours * HOUR_MS,
                 delete_retention_ms=24 * HOUR_MS,
@@ -299,11 +308,32 @@ def test_an_empty_changelog_restores_an_empty_store(end: int) -> None:
     assert (store.data, store.next, store.batch, store.restoring) == ({}, end, None, False)
 
 
+def wiped(store: Store, log: Log) -> Restored | WipeNeeded:
+    """Restores a store that a snapshot may replace."""
+    return restore(
+        store,
+        TP,
+        log.end,
+        log,
+        owner=OWNER,
+        has_snapshots=True,
+        deadline=Deadline.after_seconds(1),
+        clock_ms=lambda: NOW_MS,
+    )
+
+
 def test_an_offset_out_of_range_is_returned_as_a_reason_to_wipe() -> None:
     store = Store({b"old": b"1"}, next=5, batch=BATCH)
     for log in (Log([], 9, start=6), Log([], 3)):
         outcome = restore(
-            store, TP, log.end, log, deadline=Deadline.after_seconds(1), clock_ms=lambda: NOW_MS
+            store,
+            TP,
+            log.end,
+            log,
+            owner=OWNER,
+            has_snapshots=True,
+            deadline=Deadline.after_seconds(1),
+            clock_ms=lambda: NOW_MS,
         )
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.OUT_OF_RANGE
@@ -318,7 +348,14 @@ def test_a_log_that_loses_its_start_during_the_restore_is_a_reason_to_wipe() -> 
 
     store = Store(next=2, batch=BATCH)
     outcome = restore(
-        store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), clock_ms=lambda: NOW_MS
+        store,
+        TP,
+        9,
+        Losing([], 9),
+        owner=OWNER,
+        has_snapshots=True,
+        deadline=Deadline.after_seconds(1),
+        clock_ms=lambda: NOW_MS,
     )
     assert isinstance(outcome, WipeNeeded)
     assert outcome.why == "it holds the changelog up to offset 2; the log now starts at 7"
@@ -342,7 +379,9 @@ def test_a_restore_that_was_suspended_until_compaction_removed_a_delete_begins_a
 
     def restored(store: Store, **more: Any) -> Restored | WipeNeeded:
         deadline = Deadline.after_seconds(1)
-        return restore(store, TP, log.end, log, deadline=deadline, clock_ms=lambda: now_ms, **more)
+        return restore(
+            store, TP, log.end, log, owner=OWNER, deadline=deadline, clock_ms=lambda: now_ms, **more
+        )
 
     store = Store()
     outcome = restored(store, delete_retention_ms=24 * HOUR_MS)
@@ -378,6 +417,7 @@ def test_the_age_of_a_restore_that_was_killed_in_its_first_chunk_counts_from_its
                 TP,
                 log.end,
                 log,
+                owner=OWNER,
                 deadline=Deadline.after_seconds(1),
                 clock_ms=lambda: now_ms,
                 delete_retention_ms=24 * HOUR_MS,
@@ -437,9 +477,9 @@ def test_the_batch_record_is_not_restored_as_data() -> None:
     store = Store()
     log = Log(
         records(
-            (0, BATCH_KEY, encode_batch(replace(BATCH, batch_id=6))),
+            (0, OWNER.key, encode_batch(replace(BATCH, batch_id=6))),
             (1, b"k", b"v"),
-            (2, BATCH_KEY, encode_batch(BATCH)),
+            (2, OWNER.key, encode_batch(BATCH)),
             (3, b"l", b"w"),
         ),
         5,
@@ -456,7 +496,7 @@ def test_without_a_batch_record_the_state_is_older_than_all_batches() -> None:
 
 def test_a_batch_record_of_a_newer_format_fails_the_restore() -> None:
     with pytest.raises(StateFormatError):
-        run(Store(), Log(records((0, BATCH_KEY, b'{"v":9}')), 1), 1)
+        run(Store(), Log(records((0, OWNER.key, b'{"v":9}')), 1), 1)
 
 
 @pytest.mark.parametrize("key", [None, b""])
@@ -582,6 +622,53 @@ def test_chunks_of_large_values_have_fewer_records(monkeypatch: pytest.MonkeyPat
     assert store.chunks == 7 + 1, "three looks fill a chunk; the last write ends the restore"
 
 
+# -- whose state it is, and whether all of it is there
+
+
+@pytest.mark.parametrize(
+    ("owner", "error"),
+    [
+        (Owner("app-s", "t", 4), ChangelogError),
+        (Owner("app", "other", 4), ChangelogError),
+        (Owner("app", "s", 3), StateMismatchError),
+    ],
+)
+def test_the_state_of_another_owner_is_not_restored(owner: Owner, error: type[Exception]) -> None:
+    """Compaction keeps the newest batch record of each owner, wherever it is in the log."""
+    for at in ((0, 1), (1, 0)):
+        found = sorted(zip(at, (owner.key, OWNER.key), (encode_batch(BATCH),) * 2, strict=True))
+        store = Store()
+        with pytest.raises(error, match=f"holds the state of {owner}; expected the state of {OWNER}"):
+            run(store, Log(records(*found, (2, b"k", b"v")), 3), 3)
+        assert not store.data
+
+
+def test_a_batch_record_names_its_owner() -> None:
+    assert Owner.of_key(OWNER.key) == OWNER
+    for key in (BATCH_PREFIX, BATCH_PREFIX + b"a/b", BATCH_PREFIX + b"a/b/c", BATCH_PREFIX + b"\xff/b/1"):
+        with pytest.raises(ChangelogError, match="which kafka-eos did not write"):
+            Owner.of_key(key)
+
+
+def test_an_empty_store_is_not_filled_from_a_log_that_lost_its_beginning() -> None:
+    log = Log(records((6, b"k", b"v")), 9, start=6)
+    for end in (9, None):
+        with pytest.raises(StateLostError, match=r"begins at offset 6, and there is no local state"):
+            run(Store(), log, end)
+    accepted = Store()
+    run(accepted, log, 9, accepted_start=6)
+    assert accepted.data == {b"k": b"v"}
+    run(Store(next=6, batch=BATCH), log, 9)
+    run(Store(next=9, batch=BATCH), log, 9)
+
+
+@pytest.mark.parametrize("next_offset", [5, 11])
+def test_local_state_that_the_log_cannot_replace_is_not_given_up(next_offset: int) -> None:
+    store = Store({b"old": b"1"}, next=next_offset, batch=BATCH)
+    with pytest.raises(StateLostError, match=r"the local state cannot be used \(it holds .* offset"):
+        run(store, Log([], 9, start=6), 9)
+
+
 # -- killed and started again
 
 keys = st.sampled_from([b"\x01a", b"\x01b", b"\x01c", b"\x81d"])
@@ -589,7 +676,7 @@ history = st.lists(
     st.one_of(
         st.tuples(keys, st.none() | st.binary(max_size=3)),
         st.builds(
-            lambda number: (BATCH_KEY, encode_batch(replace(BATCH, batch_id=number))), st.integers(0, 9)
+            lambda number: (OWNER.key, encode_batch(replace(BATCH, batch_id=number))), st.integers(0, 9)
         ),
         st.none(),
     ),

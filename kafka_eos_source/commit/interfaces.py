@@ -15,6 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.changelog.committed import Tail
 
 
 class Producer(Protocol):
@@ -62,6 +63,9 @@ class Clients(Protocol):
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         """Returns the currently committed offsets of a group; does not wait for open transactions."""
+
+    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""

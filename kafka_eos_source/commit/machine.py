@@ -16,6 +16,7 @@ The rules, explained in `docs/guarantees.md`:
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from kafka_eos_source.commit.interfaces import (
 )
 from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
 from kafka_eos_source.commit.request import CommitRequest, earliest_due
-from kafka_eos_source.commit.shard_checks import check_shards
+from kafka_eos_source.commit.shard_checks import check_names, check_reports, check_shards
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.transaction import Transaction
 from kafka_eos_source.commit.verdict import Verdict
@@ -138,7 +139,8 @@ class Commit:
                 the batch finds out.
             OperatorError: if the batch is refused, or retries did not help in time.
         """
-        deadline = self._context.deadline
+        deadline, request = self._context.deadline, self._context.request
+        check_names(self._context.staged.shards, request.batch, request.group_id)
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         self._trace.enter(TracedStep.OPEN)
         while True:
@@ -181,6 +183,8 @@ class Commit:
             return self._skip(decision)
         if decision.batch.once:
             self._refuse_hidden_outcome(decision)
+        driver = socket.gethostname(), time.time_ns() // 1_000_000
+        check_reports(self._context.staged.shards, decision.batch, decision.held, driver)
         # 2. The genesis token begins the chain. Crash here ⇒ the next start finds it, if it was committed.
         if self._needs_genesis(decision):
             self._write_genesis(decision)

@@ -152,4 +152,6 @@ def earliest_due(reports: Iterable[ShardReport]) -> Due | None:
 
 def progress_of(report: ShardReport) -> ShardProgress:
     """Returns the progress of a shard to store in the token on its changelog offset."""
-    return ShardProgress(report.task_attempt_id, report.time_ms, report.event_time_ms, report.counts)
+    return ShardProgress(
+        report.task_attempt_id, report.time_ms, report.event_time_ms, report.counts, report.log_start
+    )

@@ -44,6 +44,7 @@ from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.state.changelog.committed import Tail, read_tail
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,9 @@ class KafkaClients:
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
+
+    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        return read_tail(admin_config(self.kafka), group_id, tp, start, deadline)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         from kafka_eos_source.kafka.token_topic_reader import TopicRecords
@@ -134,11 +138,12 @@ def commit_micro_batch(
         parts = list(parts)
         run_id = _run_id(parts)
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
-        staged = StagedRows(folder, str(batch_id), parts, shards.reports(parts, query_id, batch_id))
-        failpoints.reach("commit.after_check")
+        reports = shards.reports(parts, query_id, batch_id)
         # in this order: if the batch still has its own entry, so had the batch before it
         before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
         logged = _logged(checkpoint, batch_id)
+        staged = StagedRows(folder, str(batch_id), parts, reports, logged.digest)
+        failpoints.reach("commit.after_check")
         _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
         if reads is not None:
             check_staged_reads(reads, batch_id, logged, before)

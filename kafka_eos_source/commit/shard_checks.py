@@ -4,15 +4,138 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.errors import RestartQueryError, StateError, StatefulProcessorError, StateLostError
+from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.errors import (
+    AbortableError,
+    ChangelogError,
+    InvalidOptionError,
+    RestartQueryError,
+    StateError,
+    StatefulProcessorError,
+    StateLostError,
+    StateMismatchError,
+)
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.state.batch_record import Owner, foreign_state
+from kafka_eos_source.state.changelog.committed import Tail
 
-_SAME_NAMES = (
-    "restart the query; if the error comes back, give the operator and the sink the same application.id, "
-    "kafka.group.id and cluster."
+_RESTART = (
+    "restart the query; if the error comes back, give the operator and the sink the same brokers "
+    "(kafka.bootstrap.servers)."
 )
+
+
+def check_names(shards: Sequence[ShardReport], batch: Batch, group_id: str) -> None:
+    """Checks that operators and sink have the same names for the query. Call it before anything else.
+
+    Args:
+        shards: the reports of the batch.
+        batch: the batch.
+        group_id: the sink's consumer group.
+
+    Raises:
+        InvalidOptionError: if they have different names.
+    """
+    for shard in shards:
+        names = {
+            "application.id": (shard.application_id, batch.application_id),
+            "kafka.group.id": (shard.group_id, group_id),
+        }
+        for option, (of_operator, of_sink) in names.items():
+            if of_operator != of_sink:
+                raise InvalidOptionError(
+                    f"the operator with store {shard.store!r} has {option}={of_operator!r}, and the sink has "
+                    f"{option}={of_sink!r}; expected the same on both. Nothing of batch {batch.batch_id} was "
+                    "written.",
+                    fix=f"set .option({option!r}, …) to the same value on source, operator and sink. If "
+                    "batches were committed before, use the value that the sink had.",
+                )
+
+
+def check_reports(shards: Sequence[ShardReport], batch: Batch, held: Held, driver: tuple[str, int]) -> None:
+    """Checks what the shards report about clocks and stores. Call it before anything is written.
+
+    Args:
+        shards: the reports of a batch that is about to be committed.
+        batch: the batch.
+        held: what the group holds.
+        driver: host name of the driver, and its time in ms since the epoch.
+
+    Raises:
+        StateMismatchError: if an operator has another store than in the last transaction.
+        StateError: if the processing time of a shard is in the future.
+        StateLostError: if the changelog of a shard already holds another batch with the id of this one.
+    """
+    for shard in shards:
+        _check_clock(shard, held, *driver)
+        if shard.skipped not in (None, batch.end.current):
+            raise StateLostError(
+                f"the changelog {shard.tp} holds the state of another batch {batch.batch_id}: the checkpoint "
+                "was restored from an older copy, and Spark planned the batch again with other records.",
+                fix="restore a newer copy of the checkpoint; or start with a new application.id and a new "
+                "checkpoint, so that output and state are computed from the input again.",
+            )
+    _check_store_names(shards, batch, held)
+
+
+def _check_clock(shard: ShardReport, held: Held, driver_host: str, now_ms: int) -> None:
+    """Checks that the processing time of a shard is not in the future.
+
+    A task may run long after its batch was planned, but never after the driver commits the batch. So the
+    check never fails if the clocks of both hosts are right.
+    """
+    ahead_ms = shard.time_ms - now_ms
+    if ahead_ms <= shard.clock_max_ahead_ms:
+        return
+    token = _token(shard, held)
+    if token is not None and token.shard is not None and token.shard.time_ms >= shard.time_ms:
+        raise StateError(
+            f"the recorded processing time of shard {shard.tp} is {ahead_ms / 1000:.0f} s ahead of the "
+            f"clock of the driver's host {driver_host!r}; expected at most "
+            f"{shard.clock_max_ahead_ms / 1000:.0f} s. A clock was wrong in an earlier batch, or that of "
+            "the driver is slow now. Until the clock reaches that time, no timer would fire. Nothing of "
+            "the batch was written.",
+            fix="compare the clock of the driver's host with `kafka-eos doctor`. If it is right, stop the "
+            f"query and run `kafka-eos state lower-time --store {shard.store}`, then start it again.",
+        )
+    raise StateError(
+        f"the clock of host {shard.host!r}, which ran shard {shard.tp}, is {ahead_ms / 1000:.0f} s ahead of "
+        f"the clock of the driver's host {driver_host!r}; expected at most "
+        f"{shard.clock_max_ahead_ms / 1000:.0f} s (state.clock.max.ahead). Nothing of the batch was written.",
+        fix="set the clock that is wrong (`kafka-eos doctor` compares the driver's with the brokers'), then "
+        "restart the query.",
+    )
+
+
+def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) -> None:
+    """Checks that no operator of the last transaction has been given another store.
+
+    A store without a token is that of a new operator, unless a store of the last transaction is missing.
+    """
+    new = [shard for shard in shards if _token(shard, held) is None and shard.missing_state == "fail"]
+    newest = -1 if held.token is None else held.token.sequence
+    reported = {shard.tp.topic for shard in shards}
+    gone = {
+        tp.topic.removeprefix(f"{held.application_id}-").removesuffix("-changelog")
+        for tp, offset in held.offsets.items()
+        if tp.topic not in reported
+        and (token := Token.decode(offset.metadata)) is not None
+        and (token.application_id, token.sequence) == (held.application_id, newest)
+        and token.shard is not None
+    }
+    if not new or not gone:
+        return
+    store, gone_names = new[0].store, ", ".join(map(repr, sorted(gone)))
+    raise StateMismatchError(
+        f"store {store!r} of application.id {held.application_id!r} does not exist yet, and batch "
+        f"{batch.batch_id} has no operator for the state of {gone_names}, which the last batch had. Nothing "
+        "of the batch was written.",
+        fix=f"if the operator was renamed, set its store to {gone_names} again: the state is in the "
+        f"changelog of that name. If {store!r} belongs to a new operator that should begin with empty "
+        f"state, and the state of {gone_names} is no longer needed, start once with "
+        f"onMissingState=new:{batch.batch_id} on the operator.",
+    )
 
 
 def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> None:
@@ -32,11 +155,12 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
     newest = -1 if held.token is None else held.token.sequence
     _check_all_in_read(shards, batch_id, held, newest)
     for shard in shards:
-        if shard.skipped:
-            raise RestartQueryError(
-                f"the changelog {shard.tp} already holds batch {batch_id}, but the token shows that Kafka "
-                "does not hold the batch.",
-                fix=_SAME_NAMES,
+        if shard.skipped is not None:
+            raise StateLostError(
+                f"the changelog {shard.tp} holds the state of batch {batch_id}. State and records commit "
+                "together, so Kafka holds the records of the batch, and they must not be written again.",
+                fix=f"start the query once with .option('onMissingToken', 'assume_committed:{batch_id}') on "
+                "the sink.",
             )
         token = _token(shard, held)
         committed_sequence = _sequence(token)
@@ -44,16 +168,16 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
             raise RestartQueryError(
                 f"shard {shard.tp} started from the state of transaction {shard.sequence}, but Kafka holds "
                 f"the state of transaction {committed_sequence} (-1 means none).",
-                fix=_SAME_NAMES,
+                fix=_RESTART,
             )
-        if token is not None and committed_sequence < newest and not shard.accepts_gap:
+        if token is not None and committed_sequence < newest and shard.missing_state != "changelog":
             raise StateLostError(
                 f"the changelog {shard.tp} holds the state of transaction {committed_sequence} (batch "
                 f"{token.batch_id}), but the last transaction of the query is {newest}: transactions between "
                 "them were committed without their state changes.",
                 fix="keep the operator's column of changes in the rows that the query writes. Then start "
-                "with a new checkpoint and application.id; or, to continue with the state as it is, start "
-                "once with onMissingState=changelog.",
+                "with a new checkpoint and application.id. If the state may lack these changes for ever, "
+                f"start once with onMissingState=changelog:{batch_id} instead.",
             )
         if shard.failure:
             raise StatefulProcessorError(f"shard {shard.tp}, batch {batch_id}: {shard.failure}")
@@ -106,7 +230,9 @@ def _check_all_in_read(shards: Sequence[ShardReport], batch_id: int, held: Held,
 
 def shards_match(shards: Sequence[ShardReport], held: Held) -> bool:
     """Whether every shard applied its changes to the state in ``held``."""
-    return not any(shard.skipped or shard.sequence != _sequence(_token(shard, held)) for shard in shards)
+    return not any(
+        shard.skipped is not None or shard.sequence != _sequence(_token(shard, held)) for shard in shards
+    )
 
 
 def _token(shard: ShardReport, held: Held) -> Token | None:
@@ -116,6 +242,59 @@ def _token(shard: ShardReport, held: Held) -> Token | None:
 
 def _sequence(token: Token | None) -> int:
     return -1 if token is None else token.sequence
+
+
+def is_alone(shard: ShardReport, start: int, end: int) -> bool:
+    """Whether a changelog holds only this transaction's records after an offset, as their number shows.
+
+    Args:
+        shard: the report of the shard.
+        start: committed offset of the changelog; else its end when the shard read it.
+        end: end of the log after the changes and the batch record were flushed.
+    """
+    # the transaction that committed the offset wrote its control record there
+    control_records = 1 if start and shard.sequence >= 0 else 0
+    return end - start == control_records + shard.records + 1
+
+
+def check_tail(shard: ShardReport, end: int, tail: Tail) -> None:
+    """Checks that nobody else has written to the shard's changelog since the state that the shard began with.
+
+    The records before ``tail.stable`` belong to transactions that have ended. If all records after it are
+    this transaction's, these transactions include every one that has written before this one. So of two
+    owners that begin to use the topic at the same moment, at most one commits.
+
+    Args:
+        shard: the report of the shard.
+        end: end of the log after the changes and the batch record were flushed.
+        tail: what the log holds since the state that the shard began with.
+
+    Raises:
+        AbortableError: if another transaction is open.
+        KafkaEosError: if another owner has committed records (`batch_record.foreign_state`).
+        StateLostError: if they are this query's own records.
+        ChangelogError: if another program has written records.
+    """
+    own = Owner(shard.application_id, shard.store, shard.shards)
+    for found in sorted(tail.owners - {own}, key=str):
+        raise foreign_state(shard.tp, found, own)
+    if own in tail.owners:
+        raise StateLostError(
+            f"the changelog {shard.tp} holds {tail.records} committed records that are newer than the state "
+            "of the last token: the committed offsets of the group were set back, or the group was restored "
+            "from a copy. Nothing of this batch was committed.",
+            fix="restore the newest offsets of the group; otherwise start with a new checkpoint and "
+            "application.id, so that the state is computed from the input again.",
+        )
+    if tail.records:
+        raise ChangelogError(
+            f"another program has written {tail.records} records to the changelog {shard.tp}. Nothing of "
+            "this batch was committed.",
+            fix="find that program and stop it; only the query may write to its changelog. The state is "
+            "damaged: start with another store name, a new checkpoint and a new application.id.",
+        )
+    if end - tail.stable != shard.records + 1:
+        raise AbortableError(f"another producer has an open transaction in the changelog {shard.tp}")
 
 
 def check_same_log(shard: ShardReport, end: int) -> None:

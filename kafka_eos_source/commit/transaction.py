@@ -10,7 +10,7 @@ from dataclasses import replace
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed, topics_of
 from kafka_eos_source.commit.request import Cluster, inherited_shards, progress_of
-from kafka_eos_source.commit.shard_checks import check_same_log
+from kafka_eos_source.commit.shard_checks import check_same_log, check_tail, is_alone
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, DataLossError, UnavailableError
@@ -224,14 +224,21 @@ class Transaction:
     def _changelog_offsets(self) -> list[GroupOffset]:
         """Returns the offset up to which each shard's changelog is committed, with the shard's progress.
 
-        The end of the log is read after the flush. No other producer writes there, because this one has
-        fenced all others, and its transaction is the only open one.
+        The end of the log is read after the flush. The transactional id fences other writers of this query,
+        but not another application that uses the same topic. So the records since the committed offset must
+        be this transaction's, which their number shows without a request.
         """
         changed = [shard.tp for shard in self._shards if shard.records]
         ends = self._producer.ends(changed) if changed else {}
         for shard in self._shards:
             if shard.tp in ends:
-                check_same_log(shard, ends[shard.tp])
+                end = ends[shard.tp]
+                check_same_log(shard, end)
+                held = self._decision.held.offsets.get(shard.tp)
+                start = shard.next_offset if held is None else held.offset
+                if not is_alone(shard, start, end):
+                    clients, group_id = self._context.clients, self._request.group_id
+                    check_tail(shard, end, clients.changelog_tail(group_id, shard.tp, start, self._deadline))
         return [
             GroupOffset(
                 shard.tp,

@@ -26,8 +26,7 @@ from kafka_eos_source.operate.rescale_journal import (
     encode_notes,
 )
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state import layout
-from kafka_eos_source.state.batch_record import encode_batch, record_of
+from kafka_eos_source.state.batch_record import Owner, encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, merge_keyless_entries
 from kafka_eos_source.state.changelog.restore import restore
@@ -205,7 +204,17 @@ def copy_to_new_shards(
                 commit_slice(now, sum(cut.ends[k] for k in range(shard)) + position)
 
         age = _Age(since_ms, retention_ms)
-        _read(changelog, cut.tp(shard), start, cut.ends[shard], place, sender.timeout_ms, age)
+        _read(
+            changelog,
+            cut.owner,
+            cut.tp(shard),
+            start,
+            cut.ends[shard],
+            place,
+            sender.timeout_ms,
+            age,
+            cut.log_start(shard),
+        )
         done = merge_keyless_entries({0: done, 1: held})
         held = {}
     _raise_if_changed(done, description)
@@ -242,6 +251,7 @@ def copy_back(
         KafkaEosError: if Kafka fails.
     """
     now = dict(filled)
+    owner = Owner(changelog.application_id, changelog.store, len(copy))
     for source, end in copy.items():
 
         def same(
@@ -255,14 +265,15 @@ def copy_back(
             if sender.is_slice_full:
                 commit_slice(now, sum(now.values()))
 
-        _read(changelog, source, now[source], end, same, sender.timeout_ms)
+        _read(changelog, owner, source, now[source], end, same, sender.timeout_ms)
         now[source] = end
 
 
 def finish_changelog(move: Move, sender: RecordSender) -> None:
     """Sends to each partition of the changelog the record of the batch that its records belong to."""
+    owner = Owner(move.token.application_id, move.store, move.to)
     for number in range(move.to):
-        sender.send_other(layout.BATCH_KEY, encode_batch(record_of(move.shard_token(number))), number)
+        sender.send_other(owner.key, encode_batch(record_of(move.shard_token(number))), number)
 
 
 def _notes(
@@ -282,7 +293,8 @@ def _notes(
         found.extend(value for key, value in pairs if key == NOTES_KEY)
 
     source = TopicPartition(sender.topic, 0)
-    _read(changelog, source, journal.notes, journal.notes + 1, keep, sender.timeout_ms)
+    owner = Owner(changelog.application_id, changelog.store, journal.to)
+    _read(changelog, owner, source, journal.notes, journal.notes + 1, keep, sender.timeout_ms)
     if not found:
         raise ChangelogError(
             f"the topic {sender.topic!r} with the copy of the state lost a record at offset {journal.notes}.",
@@ -306,12 +318,14 @@ class _Age:
 
 def _read(
     changelog: Changelog,
+    owner: Owner,
     tp: TopicPartition,
     start: int,
     end: int,
     handle: _Handler,
     timeout_ms: int,
     age: _Age | None = None,
+    accepted_start: int = 0,
 ) -> None:
     """Reads the records of a partition from one offset to another; raises as `restore`.
 
@@ -327,8 +341,10 @@ def _read(
             tp,
             end,
             ChangelogReader(consumer, tp),
+            owner=owner,
             deadline=Deadline.after_ms(timeout_ms),
             delete_retention_ms=None if age is None else age.delete_retention_ms,
+            accepted_start=accepted_start,
         )
     if isinstance(outcome, WipeNeeded) and outcome.reason is Reason.TOO_OLD:
         raise ChangelogError(

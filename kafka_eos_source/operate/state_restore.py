@@ -106,6 +106,7 @@ def _restore_shard(
             progress=progress,
             delete_retention_ms=delete_retention_ms,
             snapshots=changelog.snapshots(deadline, only_reads=False),
+            accepted_start=batch.log_start,
         )
     store.close()
     return RestoredShard(

@@ -97,6 +97,17 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         "`24h`",
     ),
     Option(
+        "state.clock.max.ahead",
+        STATE,
+        values.duration_ms,
+        60_000,
+        "time: `30s`, `15m`, `36h`",
+        "How far the processing time of a batch may be ahead of the clock of the driver when it commits the batch. "
+        "If the clock of an executor's host is further ahead, the batch fails and names the host, because the "
+        "processing time of later batches could never be earlier, and their timers would not fire.",
+        "`1m`",
+    ),
+    Option(
         "state.lock.timeout.ms",
         STATE,
         values.integer(0),
@@ -115,12 +126,14 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
     Option(
         "onMissingState",
         STATE,
-        values.choice("fail", "changelog"),
+        values.answer(("fail",), ("changelog", "new"), values.batch_number),
         "fail",
-        "`fail`, `changelog`",
-        "What happens if a query that has run before finds no commit token for its changelog topic, or one "
-        "that is too old. `changelog` continues with the state that the changelog contains. Set it once "
-        "when you add an operator to an existing query.",
+        "`fail`, `changelog:<batch>`, `new:<batch>`",
+        "What happens if state of the operator is missing: Kafka holds no commit token for its changelog topic, or "
+        "one that is too old, or the beginning of the changelog was removed. `fail` fails the query and names the "
+        "batch. `changelog:17` lets batch 17 continue with the state that the changelog contains. `new:17` lets "
+        "the operator begin with an empty state in batch 17, in place of one that the query no longer has. An "
+        "answer has no effect on any other batch.",
     ),
     # reading state
     Option(

@@ -47,12 +47,15 @@ class ShardProgress:
         time_ms: processing time of the batch in this shard, in ms since the epoch.
         event_time_ms: largest event time that any shard of the operator has seen; None if there is none.
         counts: the counters of the shard's processor over all batches (for example ``late_rows``).
+        log_start: first offset of the changelog when a person accepted that its beginning is lost
+            (``onMissingState``); 0 = the state needs the whole changelog.
     """
 
     task_attempt_id: str
     time_ms: int
     event_time_ms: int | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    log_start: int = 0
 
 
 @dataclass(frozen=True)

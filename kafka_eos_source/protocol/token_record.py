@@ -9,7 +9,7 @@ The key of the record is the ``application.id``. Its value is compact JSON::
     {"kafka-eos-record":1, "by":"1.2.0", "token":"<text of the token>", "group":"orders", "anchor":["out",0],
      "topic-id":"<id of the token topic>", "partition":0, "time":1760000000123,
      "ends":{"in":[[0,120,98,131],[7,55]]},
-     "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]},
+     "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{},0]]},
      "in-read":["orders-counts-changelog"]}
 
 ``ends`` holds runs of partitions: ``[7,55]`` is partition 7 at offset 55, and ``[0,120,98,131]`` are the
@@ -262,7 +262,7 @@ def _ends(found: Mapping[str, list[list[int]]]) -> dict[TopicPartition, int]:
 def _shards(found: Mapping[str, list[list[Any]]]) -> dict[TopicPartition, ShardProgress]:
     shards: dict[TopicPartition, ShardProgress] = {}
     for topic, rows in found.items():
-        for partition, task_attempt_id, time_ms, event_time_ms, counts in rows:
+        for partition, task_attempt_id, time_ms, event_time_ms, counts, log_start in rows:
             tp = TopicPartition(topic, _whole(partition))
             if tp in shards:
                 raise ValueError(f"shard {tp} occurs twice")
@@ -271,6 +271,7 @@ def _shards(found: Mapping[str, list[list[Any]]]) -> dict[TopicPartition, ShardP
                 _integer(time_ms),
                 None if event_time_ms is None else _integer(event_time_ms),
                 {name: _integer(count) for name, count in counts.items()},
+                _whole(log_start),
             )
     return shards
 

@@ -13,8 +13,7 @@ from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.sealed_column import is_sealed
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.stage.verified_parts import VerifiedParts
-from kafka_eos_source.state.batch_record import encode_batch
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.batch_record import Owner, encode_batch
 
 
 class StagedRows:
@@ -34,14 +33,21 @@ class StagedRows:
         batch: str,
         parts: Iterable[StagedPart],
         shards: Sequence[ShardReport] = (),
+        end_digest: str = "",
     ) -> None:
         """Verifies length, checksum and number of rows of every part, before anything is sent to Kafka.
+
+        Args:
+            folder, batch, parts: where the rows are.
+            shards: reports of the operators' shards.
+            end_digest: digest of the batch's entry in Spark's offset log.
 
         Raises:
             StagedPartError: if a part is missing or is not what its task wrote.
         """
         parts = list(parts)
         self.shards = tuple(shards)
+        self._end_digest = end_digest
         self._parts = VerifiedParts(folder, batch, parts)
         carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
@@ -78,9 +84,9 @@ class StagedRows:
                         yield packet.tp, _of_partition(batch, packet.tp.partition)
         for shard in self.shards:
             if shard.records:
-                record = pa.record_batch(
-                    [pa.array([BATCH_KEY]), pa.array([encode_batch(batch_of(shard))])], ["key", "value"]
-                )
+                key = Owner(shard.application_id, shard.store, shard.shards).key
+                value = encode_batch(batch_of(shard, self._end_digest))
+                record = pa.record_batch([pa.array([key]), pa.array([value])], ["key", "value"])
                 yield shard.tp, _of_partition(record, shard.tp.partition)
 
 

@@ -57,7 +57,7 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
     return tuple(_with_common_event_time(list(whole.values())))
 
 
-def batch_of(report: ShardReport) -> BatchRecord:
+def batch_of(report: ShardReport, end_digest: str) -> BatchRecord:
     """Returns the batch record for the changelog of a shard. It does not name the run; the token does."""
     return BatchRecord(
         query_id=report.query_id,
@@ -66,6 +66,8 @@ def batch_of(report: ShardReport) -> BatchRecord:
         time_ms=report.time_ms,
         event_time_ms=report.event_time_ms,
         counts=report.counts,
+        end_digest=end_digest,
+        log_start=report.log_start,
     )
 
 

@@ -76,6 +76,9 @@ class BatchRecord:
         event_time_ms: largest event time that any shard saw up to and including this batch, in ms since the
             epoch; None if no shard saw one.
         counts: sums of the metrics that the shard's processor counted (`BatchContext.count`) in all batches.
+        end_digest: digest of the batch's entry in Spark's offset log, as in the token; "" in pending changes,
+            because tasks do not know it.
+        log_start: as in `ShardProgress`.
     """
 
     query_id: str
@@ -85,6 +88,8 @@ class BatchRecord:
     time_ms: int = 0
     event_time_ms: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    end_digest: str = ""
+    log_start: int = 0
 
 
 @dataclass(frozen=True)

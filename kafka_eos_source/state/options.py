@@ -36,6 +36,7 @@ class StateOptions:
     delete_retention_ms: int | None
     wal_sync: bool
     event_time_max_ahead_ms: int
+    clock_max_ahead_ms: int
     lock_timeout_ms: int
     timeout_ms: int
     missing_state: str
@@ -50,6 +51,11 @@ class StateOptions:
     def group(self, query_id: str) -> str:
         """Returns the consumer group whose committed offsets carry the token."""
         return self.group_id or self.application(query_id)
+
+    def missing_state_in(self, batch_id: int) -> str:
+        """Returns the answer of ``onMissingState`` for a batch: ``fail``, ``changelog`` or ``new``."""
+        word, _, batch = self.missing_state.partition(":")
+        return word if batch == str(batch_id) else "fail"
 
     def root(self) -> str:
         """Returns the folder where this host keeps state. Call it in the task, not on the driver.
@@ -93,6 +99,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         delete_retention_ms=values["state.changelog.delete.retention.ms"],
         wal_sync=values["state.wal.sync"],
         event_time_max_ahead_ms=values["state.event.time.max.ahead"],
+        clock_max_ahead_ms=values["state.clock.max.ahead"],
         lock_timeout_ms=values["state.lock.timeout.ms"],
         timeout_ms=values["state.timeout.ms"],
         missing_state=values["onMissingState"],

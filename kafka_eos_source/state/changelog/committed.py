@@ -1,12 +1,12 @@
-"""Reads the committed offset of a shard's changelog.
+"""Reads the committed offset of a shard's changelog, and what the log holds after it.
 
-It is an offset of the query's group, with the commit token as metadata. The token decides whether the pending
-changes of a shard are applied, so it must not be read while an open transaction is about to change it
-(``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose control records are being
-written, which takes a few milliseconds. But the driver may have died inside the transaction, which then stays
-open until its timeout. So after a while the reader ends the transaction, as the next driver would: it
-initialises the query's transactional id (KIP-98), which completes a commit that was decided and aborts a
-transaction that was not.
+The committed offset is an offset of the query's group, with the commit token as metadata. The token decides
+whether the pending changes of a shard are applied, so it must not be read while an open transaction is about
+to change it (``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose control
+records are being written, which takes a few milliseconds. But the driver may have died inside the
+transaction, which then stays open until its timeout. So after a while the reader ends the transaction, as the
+next driver would: it initialises the query's transactional id (KIP-98), which completes a commit that was
+decided and aborts a transaction that was not.
 
 ::
 
@@ -22,9 +22,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.compute as pc
+
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config, consumer_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
 from kafka_eos_source.kafka.group import stable_offsets
@@ -34,6 +38,8 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.state.batch_record import Owner
+from kafka_eos_source.state.layout import BATCH_PREFIX
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +90,48 @@ def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadli
         producer.init(deadline)
     finally:
         producer.close()
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What a changelog partition holds after an offset, up to the first open transaction.
+
+    Attributes:
+        stable: where it ends: the offset of the first record of an open transaction, or the end of the log.
+        records: number of committed records.
+        owners: the owners that their batch records name.
+    """
+
+    stable: int
+    records: int
+    owners: frozenset[Owner]
+
+
+def read_tail(
+    kafka: Mapping[str, Any], group_id: str, tp: TopicPartition, start: int, deadline: Deadline
+) -> Tail:
+    """Reads the committed records of a changelog partition from an offset on.
+
+    Args:
+        kafka, group_id: as `changelog_client`.
+        tp: the partition.
+        start: the offset.
+        deadline: for the brokers.
+
+    Raises:
+        UnavailableError: if no broker answers before ``deadline``.
+        AuthorizationError: if the principal may not read the topic.
+        ChangelogError: if another program wrote a batch record.
+    """
+    records, owners = 0, set[Owner]()
+    with changelog_client(kafka, group_id) as consumer:
+        reader = ChangelogReader(consumer, tp)
+        first, stable = reader.readable(deadline)
+        for each in reader.read(max(first, start), stable, deadline, if_gone="restart the query."):
+            records += len(each)
+            keys = each.keys.filter(pc.starts_with(each.keys, BATCH_PREFIX)).unique()
+            owners.update(map(Owner.of_key, keys.to_pylist()))
+    return Tail(stable, records, frozenset(owners))
 
 
 class CommittedShard:

@@ -23,19 +23,20 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.errors import ChangelogError, UnavailableError
+from kafka_eos_source.errors import ChangelogError, StateLostError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused
-from kafka_eos_source.state.batch_record import decode_batch
+from kafka_eos_source.state.batch_record import Owner, decode_batch, foreign_state
 from kafka_eos_source.state.changelog.restore_plan import (
     ReadRange,
     Reason,
@@ -47,7 +48,7 @@ from kafka_eos_source.state.changelog.restore_plan import (
 )
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.restore_target import RestoreTarget
-from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import BatchRecord
 
 _log = logging.getLogger(__name__)
@@ -113,10 +114,13 @@ def restore(
     target_end: int | None,
     source: ChangelogSource,
     *,
+    owner: Owner,
     deadline: Deadline,
     progress: RestoreProgress | None = None,
     end_transaction: Callable[[Deadline], None] | None = None,
     delete_retention_ms: int | None = None,
+    accepted_start: int = 0,
+    has_snapshots: bool = False,
     clock_ms: Callable[[], int] = _clock_ms,
 ) -> Restored | WipeNeeded:
     """Reads the changelog into the store, up to the committed offset.
@@ -129,6 +133,7 @@ def restore(
         target_end: committed offset of the partition in the query's group (excluded). None = the group has
             no offset: the whole log is read, once no transaction in it is open.
         source: reader of the partition.
+        owner: whose state the changelog must hold.
         deadline: its budget limits each wait; it starts again whenever something arrives.
         progress: updated during the restore; None = a new one.
         end_transaction: ends a transaction that an earlier driver left open, as
@@ -136,6 +141,9 @@ def restore(
             the log has an open transaction, which may be that of the first batch.
         delete_retention_ms: ``delete.retention.ms`` of the changelog topic, which limits the age of a store
             that can be caught up; None = any age.
+        accepted_start: first offset that the log may have although records before it were removed, because a
+            person accepted that (`ShardProgress.log_start`).
+        has_snapshots: whether a snapshot may replace a store that cannot be caught up.
         clock_ms: returns the current time, in ms since the epoch.
 
     Returns:
@@ -143,7 +151,10 @@ def restore(
 
     Raises:
         ChangelogError: if the changelog ends before the committed offset or holds a record of another
-            program, or a transaction in it stays open.
+            program or of another owner, or a transaction in it stays open.
+        StateMismatchError: if the changelog holds the state of another number of shards.
+        StateLostError: if the log begins after the first offset that is needed. Compaction never moves the
+            beginning of a log, so somebody has removed records.
         StateFormatError: if a newer release wrote the changelog.
         UnavailableError: if no broker answers, nothing arrives, or the partition was deleted.
         AuthorizationError: if the principal may not read the topic.
@@ -164,23 +175,37 @@ def restore(
         delete_retention_ms=delete_retention_ms,
         saved_ms=store.last_commit_ms,
     )
+
+    def check_beginning(at: int, start: int, wiped: WipeNeeded | None) -> None:
+        """Raises before the caller removes local state that the changelog cannot replace."""
+        is_needed = at < min(start, target_end) if wiped is None else not has_snapshots
+        if start > accepted_start and is_needed:
+            raise _beginning_lost(tp, start, wiped)
+
+    wiped = plan if isinstance(plan, WipeNeeded) else None
+    check_beginning(next_offset or 0, log_start, wiped)
     if isinstance(plan, WipeNeeded):
         return plan
-    if plan.reason is Reason.EMPTY and log_start > 0:
-        _log.warning(
-            "changelog %s begins at offset %d: the records at offsets 0 to %d were deleted, and the state "
-            "lacks the keys that no later record wrote",
-            tp,
-            log_start,
-            log_start - 1,
-        )
 
     def took_too_long() -> WipeNeeded | None:
         if delete_retention_ms is None:
             return None
         return deletes_may_be_gone(plan.since_ms, clock_ms(), delete_retention_ms)
 
-    return _Run(store, tp, plan, source, deadline, progress, took_too_long).run()
+    return _Run(store, tp, plan, source, owner, deadline, progress, took_too_long, check_beginning).run()
+
+
+def _beginning_lost(tp: TopicPartition, log_start: int, wiped: WipeNeeded | None) -> StateLostError:
+    local = "there is no local state" if wiped is None else f"the local state cannot be used ({wiped.why})"
+    return StateLostError(
+        f"the changelog {tp} begins at offset {log_start}, and {local}. The records before that offset were "
+        "removed, by kafka-delete-records.sh or a cleanup.policy with 'delete'; keys that no later record "
+        "wrote are lost.",
+        fix="run the query on a host that has the state (state.dir), or with state.snapshot.location if "
+        "there are snapshots; or restore the topic from a copy. If the lost keys may be missing, start the "
+        "query once with onMissingState=changelog:… and the number of the batch; the results for these "
+        "keys then begin again.",
+    )
 
 
 def _bounds_without_open_transaction(
@@ -214,7 +239,9 @@ class _Chunk:
         batch_value: value of the last batch record among them; batch records are no data of the store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tp: TopicPartition, owner: Owner) -> None:
+        self._tp = tp
+        self._owner = owner
         self.records = 0
         self.batch_value: bytes | None = None
         self._keys: list[pa.BinaryArray] = []
@@ -223,8 +250,11 @@ class _Chunk:
 
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         self.records += len(keys)
-        is_batch = pc.equal(keys, pa.scalar(BATCH_KEY))
+        is_batch = pc.starts_with(keys, BATCH_PREFIX)
         if is_batch.true_count:
+            for key in pc.unique(keys.filter(is_batch)).to_pylist():
+                if key != self._owner.key:
+                    raise foreign_state(self._tp, Owner.of_key(key), self._owner)
             self.batch_value = values.filter(is_batch)[-1].as_py() or b""
             others = pc.invert(is_batch)
             keys, values = keys.filter(others), values.filter(others)
@@ -254,9 +284,11 @@ class _Run:
         tp: TopicPartition,
         plan: ReadRange,
         source: ChangelogSource,
+        owner: Owner,
         deadline: Deadline,
         progress: RestoreProgress,
         took_too_long: Callable[[], WipeNeeded | None],
+        check_beginning: Callable[[int, int, WipeNeeded], None],
     ) -> None:
         self._store = store
         self._tp = tp
@@ -266,11 +298,13 @@ class _Run:
         self._deadline = deadline
         self._progress = progress
         self._took_too_long = took_too_long
+        self._check_beginning = check_beginning
         self._at = plan.start
         last = store.last_batch()
         #: The last batch whose record was read, now or by an earlier run; None = unknown.
         self._batch = None if last is None else untag_restoring(last)[0]
-        self._chunk = _Chunk()
+        self._new_chunk = partial(_Chunk, tp, owner)
+        self._chunk = self._new_chunk()
         #: When the log first appeared shorter than the committed offset, in monotonic seconds.
         self._short_since: float | None = None
 
@@ -347,7 +381,7 @@ class _Run:
                 self._store_chunk()
 
     def _store_chunk(self) -> None:
-        chunk, self._chunk = self._chunk, _Chunk()
+        chunk, self._chunk = self._chunk, self._new_chunk()
         if chunk.batch_value is not None:
             self._batch = decode_batch(chunk.batch_value)
         batch = tag_restoring(self._batch, self._plan.since_ms)
@@ -412,10 +446,12 @@ class _Run:
         """
         log_start, stable = self._source.readable(self._deadline)
         if self._at < log_start:
-            return WipeNeeded(
+            wipe = WipeNeeded(
                 Reason.OUT_OF_RANGE,
                 f"it holds the changelog up to offset {self._at}; the log now starts at {log_start}",
             )
+            self._check_beginning(self._at, log_start, wipe)
+            return wipe
         if self._at > stable:
             self._short_since = self._short_since or time.monotonic()
         self._source.start(self._at)

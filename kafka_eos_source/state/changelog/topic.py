@@ -2,8 +2,8 @@
 
 The topic is compacted and has one partition for each shard. A record of a changelog holds a complete value
 under a key of `layout`; a null value deletes the key. So reading a part of it twice changes nothing. The
-record under `layout.BATCH_KEY` in each partition names the micro-batch that the records before it belong to;
-compaction keeps the newest one.
+batch records (`batch_record`) in each partition name the owner of the topic and the micro-batch that the
+records before them belong to.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def ensure(
     replication_factor: int = -1,
     min_insync: int | None = None,
     delete_retention_ms: int | None = None,
-    windowed: bool = False,
     create: bool = True,
     deadline: Deadline,
 ) -> ChangelogTopic:
@@ -83,8 +82,6 @@ def ensure(
         min_insync: ``min.insync.replicas`` of a new topic; None = the broker's default. Use two in
             production.
         delete_retention_ms: ``delete.retention.ms`` of a new topic; None = the broker's default.
-        windowed: also accept ``cleanup.policy=compact,delete``, which removes old windows by age. A new topic
-            is compacted only, because closed windows are deleted record by record in any case.
         create: False = a missing topic is an error.
         deadline: for the brokers.
 
@@ -110,12 +107,10 @@ def ensure(
                 wanted["delete.retention.ms"] = str(delete_retention_ms)
             admin.create(name, shards, replication_factor, wanted, deadline)
             shape = admin.await_led(name, deadline)
-        return check(name, shape, admin.config(name, deadline), shards, windowed=windowed)
+        return check(name, shape, admin.config(name, deadline), shards)
 
 
-def check(
-    name: str, shape: TopicShape, config: Mapping[str, str], shards: int, *, windowed: bool = False
-) -> ChangelogTopic:
+def check(name: str, shape: TopicShape, config: Mapping[str, str], shards: int) -> ChangelogTopic:
     """Returns the topic if it can be the changelog of this number of shards.
 
     Args:
@@ -123,7 +118,6 @@ def check(
         shape: its partitions and id.
         config: its configuration.
         shards: number of partitions that it must have.
-        windowed: as in `ensure`.
 
     Raises:
         StateMismatchError, ChangelogError: as `ensure`.
@@ -137,11 +131,10 @@ def check(
             f"shards in the query was changed by mistake, set it to {shape.partitions} again.",
         )
     policy = frozenset(each.strip() for each in config["cleanup.policy"].split(",") if each.strip())
-    if policy != {"compact"} and not (windowed and policy == {"compact", "delete"}):
-        also = " or 'compact,delete'" if windowed else ""
+    if policy != {"compact"}:
         raise ChangelogError(
             f"the changelog topic {name!r} has cleanup.policy={config['cleanup.policy']!r}; expected "
-            f"'compact'{also}, because any other policy removes state that is still in use.",
+            "'compact', because any other policy removes state that is still in use.",
             fix=f"kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name {name} "
             "--add-config cleanup.policy=compact. Records that were removed already are lost.",
         )

@@ -14,6 +14,7 @@ attempt. The shard's next task, on whichever host it runs, learns from the token
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateMismatchError, TokenMissingError
+from kafka_eos_source.errors import StateLostError, StateMismatchError, TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
@@ -80,6 +81,11 @@ class ShardTask:
         return TopicPartition(self.identity.changelog_topic, self.identity.shard)
 
     @property
+    def missing_state(self) -> str:
+        """What ``onMissingState`` says about this batch."""
+        return self.options.missing_state_in(self.requested.batch_id)
+
+    @property
     def path(self) -> Path:
         """Folder of the shard's database on this host."""
         return self.identity.folder(self.options.root())
@@ -101,7 +107,9 @@ class OpenShard:
         last: BatchRecord | None,
         token: Token | None,
         restored: RestoreProgress,
+        log_start: int,
     ) -> None:
+        self._log_start = log_start
         self._task = task
         self._restored = restored
         self._end = end
@@ -126,6 +134,7 @@ class OpenShard:
             time_ms=self.context.time_ms,
             event_time_ms=self._event_time_ms(),
             counts=self._counts(),
+            log_start=self._log_start,
         )
         failpoints.reach("state.before_pending")
         changes = self.store.persist_pending(record)
@@ -164,7 +173,8 @@ class OpenShard:
         return replace(
             report,
             sequence=-1 if self._token is None else self._token.sequence,
-            accepts_gap=self._task.options.missing_state == "changelog",
+            missing_state=self._task.missing_state,
+            log_start=self._log_start,
         )
 
     def _pressure(self, size_bytes: int) -> float:
@@ -203,7 +213,9 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         StateLockedError: if another process has the database open for longer than ``state.lock.timeout.ms``.
         StateError: if the state belongs to another query, is lost, or has a newer format.
         StateMismatchError: if the changelog holds the state of another number of shards.
-        ForeignQueryError, TokenMissingError: see `shard_action.check_owner`.
+        ForeignQueryError: see `shard_action.check_owner`.
+        TokenMissingError: if the changelog holds state, but there is no token of it.
+        StateLostError: if the beginning of the changelog was removed, or the checkpoint is older than it.
         UnavailableError: if Kafka does not answer within ``state.timeout.ms``.
     """
     options, requested = task.options, task.requested
@@ -220,10 +232,8 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
             token = None if committed is None else Token.decode(committed.metadata)
             _check_shards(task, shard, token, deadline)
             try:
-                check_owner(
-                    requested, token, missing_state=options.missing_state, foreign_query=options.foreign_query
-                )
-                store, restored = _open_at_token(
+                check_owner(requested, token, foreign_query=options.foreign_query)
+                store, restored, log_start = _open_at_token(
                     task, consumer, committed, token, deadline, end_dead_transaction
                 )
                 break
@@ -236,19 +246,17 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         failpoints.reach("state.after_open")
         remove_left_copies(task.path)
         last = store.last_batch()
-        if (
-            token is None
-            and last is not None
-            and last.query_id == requested.query_id
-            and last.batch_id >= requested.batch_id
-        ):
+        if token is None and last is not None and last.query_id == requested.query_id:
             # No token (`onMissingState=changelog`), but the changelog contains the record of its last batch.
-            yield _skipped_report(task, last, store.next_offset(task.tp) or 0)
-            return
+            if last.batch_id > requested.batch_id:
+                raise _checkpoint_behind(task, last)
+            if last.batch_id == requested.batch_id:
+                yield _skipped_report(task, last, store.next_offset(task.tp) or 0, log_start)
+                return
         if options.snapshots is not None and token is not None and committed is not None:
             # Now the store holds committed state only; later it also holds this batch's pending changes.
             take_if_due(store, task.tp, committed.offset, record_of(token), options.snapshots)
-        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored)
+        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored, log_start)
     finally:
         store.close()
 
@@ -299,11 +307,11 @@ def _open_at_token(
     token: Token | None,
     deadline: Deadline,
     end_dead_transaction: Callable[[Deadline], None],
-) -> tuple[TransactionalStateStore, RestoreProgress]:
+) -> tuple[TransactionalStateStore, RestoreProgress, int]:
     """Opens the store and brings it to the token's state; wipes and restores a damaged or stale one, once.
 
     Returns:
-        The store, and what was restored.
+        The store, what was restored, and the accepted start of the changelog (`ShardProgress.log_start`).
     """
     progress = RestoreProgress(task.tp)
     config = StoreConfig(
@@ -313,6 +321,10 @@ def _open_at_token(
     )
     settings = task.options.snapshots
     end = 0 if committed is None else committed.offset
+    log_start = 0 if token is None or token.shard is None else token.shard.log_start
+    reader = ChangelogReader(consumer, task.tp)
+    if task.missing_state == "changelog":
+        log_start = max(log_start, reader.readable(deadline)[0])
 
     def bring(store: TransactionalStateStore, read: ReadChangelog) -> Restored | WipeNeeded:
         if token is None:
@@ -325,7 +337,7 @@ def _open_at_token(
         task.path,
         task.identity,
         config,
-        ChangelogReader(consumer, task.tp),
+        reader,
         bring,
         end=None if token is None or committed is None else end,
         deadline=deadline,
@@ -333,10 +345,11 @@ def _open_at_token(
         delete_retention_ms=task.changelog.delete_retention_ms,
         snapshots=None if settings is None else SnapshotUse(settings.location, task.options.timeout_ms),
         end_transaction=end_dead_transaction,
+        accepted_start=log_start,
     )
     if restored.records or progress.reason is not Reason.NONE:
         _log.info("shard %s: %s", task.tp, progress.metrics())
-    return store, progress
+    return store, progress, log_start
 
 
 def _restore_without_token(
@@ -350,15 +363,30 @@ def _restore_without_token(
     outcome = read(None)
     if isinstance(outcome, WipeNeeded):
         return outcome
-    if (outcome.records or _is_batch(store.last_batch())) and task.options.missing_state != "changelog":
+    last = store.last_batch()
+    if (outcome.records or _is_batch(last)) and task.missing_state != "changelog":
+        of = "no batch" if last is None or last.batch_id < 0 else f"batch {last.batch_id} of {last.query_id}"
+        batch_id, query_id = task.requested.batch_id, task.requested.query_id
         raise TokenMissingError(
-            f"changelog {task.tp} holds state ({outcome.records:,} records read), but there is no token that "
-            "proves that it belongs to this query. The consumer group was deleted or expired, or another "
-            "query with the same application.id left the topic behind.",
-            fix="to continue with that state, start once with onMissingState=changelog; otherwise choose "
-            "another application.id, or delete the changelog topic while the query is stopped.",
+            f"the changelog {task.tp} holds the state of {of} ({outcome.records:,} records read), and there "
+            f"is no token of it in the consumer group. This is batch {batch_id} of {query_id}. The group "
+            "was deleted or expired; the sink has another kafka.group.id; or another query with the same "
+            "application.id and store left the topic behind.",
+            fix=f"if the state is that of the batch before this one, or of this batch, start once with "
+            f"onMissingState=changelog:{batch_id}. Rows of batches between them would be missing in it. "
+            "Otherwise choose another application.id and a new checkpoint.",
         )
     return outcome
+
+
+def _checkpoint_behind(task: ShardTask, last: BatchRecord) -> StateLostError:
+    return StateLostError(
+        f"the changelog {task.tp} holds the state of batch {last.batch_id}, and Spark runs batch "
+        f"{task.requested.batch_id}: the checkpoint was restored from an older copy, and the token that "
+        "would show where the query stopped is lost. The output has the batches from here on already.",
+        fix=f"restore a checkpoint whose last batch is {last.batch_id}; or start with a new application.id "
+        "and a new checkpoint, so that output and state are computed from the input again.",
+    )
 
 
 def _is_batch(record: BatchRecord | None) -> bool:
@@ -381,16 +409,21 @@ def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
     )
 
 
-def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int) -> ShardReport:
-    """Returns the report of a shard that already holds this batch from another task attempt."""
-    report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
-    # Nobody looked for what is due, so the next batch must not wait for records.
-    return replace(report, due_ms=batch.time_ms, task_attempt_id=batch.task_attempt_id, counts=batch.counts)
+def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int, log_start: int) -> ShardReport:
+    """Returns the report of a shard that already holds a batch with this id from another task attempt."""
+    return replace(
+        _report(task, next_offset, batch.time_ms, batch.event_time_ms),
+        skipped=batch.end_digest,
+        # Nobody looked for what is due, so the next batch must not wait for records.
+        due_ms=batch.time_ms,
+        task_attempt_id=batch.task_attempt_id,
+        counts=batch.counts,
+        missing_state=task.missing_state,
+        log_start=log_start,
+    )
 
 
-def _report(
-    task: ShardTask, next_offset: int, time_ms: int, event_time_ms: int | None, *, skipped: bool = False
-) -> ShardReport:
+def _report(task: ShardTask, next_offset: int, time_ms: int, event_time_ms: int | None) -> ShardReport:
     return ShardReport(
         tp=task.tp,
         task_attempt_id=task.task_attempt_id,
@@ -400,6 +433,10 @@ def _report(
         next_offset=next_offset,
         time_ms=time_ms,
         event_time_ms=event_time_ms,
-        skipped=skipped,
         in_read=task.shards_by is ShardsBy.INPUT_PARTITION,
+        application_id=task.identity.application_id,
+        group_id=task.options.group(task.requested.query_id),
+        store=task.identity.store,
+        host=socket.gethostname(),
+        clock_max_ahead_ms=task.options.clock_max_ahead_ms,
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
+from kafka_eos_source.errors import ForeignQueryError
 from kafka_eos_source.protocol.identity import adopts
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
@@ -48,10 +48,11 @@ class LocalState:
     pending: Collection[PendingBatch] = ()
 
 
-def check_owner(
-    requested: RequestedBatch, token: Token | None, *, missing_state: str, foreign_query: str
-) -> None:
+def check_owner(requested: RequestedBatch, token: Token | None, *, foreign_query: str) -> None:
     """Raises unless this query may continue with the state in the changelog.
+
+    A changelog without a token is checked elsewhere: the task refuses one that holds state, and the commit
+    knows which stores the query had before (`commit.shard_checks`).
 
     This does not check whether Kafka already holds the batch. A shard cannot know that: it knows the batch
     id, but after a checkpoint was restored from a copy, Spark uses the same id for two different batches.
@@ -61,23 +62,12 @@ def check_owner(
     Args:
         requested: the batch that Spark runs.
         token: token on the shard's changelog partition; None if there is no token.
-        missing_state: option ``onMissingState``.
         foreign_query: option ``onForeignQuery``.
 
     Raises:
         ForeignQueryError: if the changelog belongs to another query.
-        TokenMissingError: if the query has run before and its changelog has no token.
     """
     if token is None:
-        if requested.batch_id > 0 and missing_state != "changelog":
-            raise TokenMissingError(
-                f"Spark is at batch {requested.batch_id}, but no batch of this query has committed state to "
-                "this changelog: the operator is new to the query, a projection dropped the column with its "
-                "changes, the sink has another application.id or kafka.group.id, or the group was deleted.",
-                fix="if the operator is new to the query, or the query should continue with what the "
-                "changelog holds, start it once with onMissingState=changelog; otherwise start with a new "
-                "checkpoint and a new application.id.",
-            )
         return
     if token.query_id != requested.query_id and not adopts(foreign_query, token.query_id):
         raise ForeignQueryError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import ChangelogSource, Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
@@ -47,6 +48,7 @@ def open_shard_store(
     delete_retention_ms: int | None,
     snapshots: SnapshotUse | None = None,
     end_transaction: Callable[[Deadline], None] | None = None,
+    accepted_start: int = 0,
 ) -> tuple[TransactionalStateStore, Restored]:
     """Opens the store of a shard and brings it to a committed state; replaces unusable state, once.
 
@@ -62,7 +64,7 @@ def open_shard_store(
         progress: updated while the changelog is read; says whether the store began with a snapshot.
         delete_retention_ms: ``delete.retention.ms`` of the changelog topic; None = state of any age is used.
         snapshots: from where a store may begin; None = not from snapshots.
-        end_transaction: as in `restore`.
+        end_transaction, accepted_start: as in `restore`.
 
     Returns:
         The open store without pending changes, and what was read.
@@ -71,6 +73,7 @@ def open_shard_store(
         KafkaEosError: as `open_restored` and `restore` raise it; the store is closed then.
     """
     tp = TopicPartition(identity.changelog_topic, identity.shard)
+    owner = Owner(identity.application_id, identity.store, identity.shards)
 
     def log_start() -> int:
         return source.readable(deadline)[0]
@@ -93,10 +96,13 @@ def open_shard_store(
                     tp,
                     until,
                     source,
+                    owner=owner,
                     deadline=limit,
                     progress=progress,
                     end_transaction=end_transaction,
                     delete_retention_ms=delete_retention_ms,
+                    accepted_start=accepted_start,
+                    has_snapshots=found is not None,
                 )
 
             outcome = bring(store, read)

@@ -17,7 +17,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
-from kafka_eos_source.state.batch_record import record_of
+from kafka_eos_source.state.batch_record import Owner, record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
@@ -61,6 +61,16 @@ class Cut:
     def tp(self, shard: int) -> TopicPartition:
         """Returns the changelog partition of a shard."""
         return TopicPartition(self.topic, shard)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose state the changelog must hold."""
+        return Owner(self.application_id, self.store, self.shards)
+
+    def log_start(self, shard: int) -> int:
+        """Returns the first offset that the changelog of a shard may have (`ShardProgress.log_start`)."""
+        batch = self.batches[shard]
+        return 0 if batch is None else batch.log_start
 
     def identity(self, shard: int) -> StoreIdentity:
         """Returns the identity of a store that holds this shard."""

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
-from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
@@ -170,7 +169,7 @@ def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description
     """
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         for shard in _shortest_first(cut):
-            written = _last_value(META_KEY, cut.tp(shard), cut.ends[shard], consumer, deadline)
+            written = _last_value(META_KEY, cut, shard, consumer, deadline)
             if written is not None:
                 return Description.from_json(written)
     return None
@@ -191,7 +190,7 @@ def _shortest_first(cut: Cut) -> list[int]:
 
 
 def _last_value(
-    key: bytes, tp: TopicPartition, end: int, consumer: AssignedConsumer, deadline: Deadline
+    key: bytes, cut: Cut, shard: int, consumer: AssignedConsumer, deadline: Deadline
 ) -> bytes | None:
     """Reads the newest value of one key from a changelog partition; None = no value, or a tombstone."""
     last: bytes | None = None
@@ -202,7 +201,16 @@ def _last_value(
         if len(matches):
             last = matches[-1].as_py()
 
-    restore(ForwardingTarget(record_last), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
+    tp, source = cut.tp(shard), ChangelogReader(consumer, cut.tp(shard))
+    restore(
+        ForwardingTarget(record_last),
+        tp,
+        cut.ends[shard],
+        source,
+        owner=cut.owner,
+        deadline=deadline,
+        accepted_start=cut.log_start(shard),
+    )
     return last
 
 

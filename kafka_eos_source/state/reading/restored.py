@@ -40,11 +40,11 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import MAX_AGE, MAX_AGE_AT_END, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.snapshot import ShardState, Snapshot
@@ -147,7 +147,7 @@ class ChangelogCopy:
                 now = CommittedShard(consumer, self._changelog.group_id, tp).offset(self._deadline())
                 if now is not None and now.offset == end:
                     continue
-                if not self._has_batch_record(consumer, tp, end):
+                if not self._has_batch_record(consumer, tp, end, cut.owner):
                     raise ChangelogCompactedError(
                         f"the broker compacted {tp} while offsets 0 to {end - 1} were read: later batches "
                         "replaced values in that range, and older values were removed before they were read.",
@@ -180,6 +180,7 @@ class ChangelogCopy:
                 progress=RestoreProgress(tp),
                 delete_retention_ms=retention_ms,
                 snapshots=snapshots,
+                accepted_start=cut.log_start(shard),
             )
         if retention_ms is None:  # otherwise the restore has noticed it, and has begun again
             try:
@@ -193,7 +194,9 @@ class ChangelogCopy:
         tp, end = cut.tp(shard), cut.ends[shard]
         with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
             # The store was complete at the last cut, so `can_continue` knows its age better than its batch.
-            outcome = restore(store, tp, end, ChangelogReader(consumer, tp), deadline=self._deadline())
+            outcome = restore(
+                store, tp, end, ChangelogReader(consumer, tp), owner=cut.owner, deadline=self._deadline()
+            )
         if isinstance(outcome, WipeNeeded):
             raise ChangelogError(
                 f"cannot restore the store {store.path} to offset {end} of {tp}: {outcome.why}.",
@@ -222,12 +225,14 @@ class ChangelogCopy:
                 fix="read again.",
             )
 
-    def _has_batch_record(self, consumer: AssignedConsumer, tp: TopicPartition, end: int) -> bool:
+    def _has_batch_record(
+        self, consumer: AssignedConsumer, tp: TopicPartition, end: int, owner: Owner
+    ) -> bool:
         """Returns whether the last record before an offset is a batch record, as every batch leaves it."""
         reader = ChangelogReader(consumer, tp)
         gone = "read again."
         return any(
-            pc.any(pc.equal(records.keys, pa.scalar(BATCH_KEY))).as_py()
+            pc.any(pc.equal(records.keys, pa.scalar(owner.key))).as_py()
             for records in reader.read(end - 1, end, self._deadline(), if_gone=gone)
         )
 
