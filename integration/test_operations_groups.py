@@ -269,13 +269,15 @@ def test_state_stays_exact_although_a_changelogs_offsets_change_within_a_transac
     running.resume()
     assert running.wait() == -9, running.tail()
     case.feed(100)
-    refused = start()
-    assert refused.wait() == 1, refused.tail()
-    assert f"[{MISSING}]" in refused.log.read_text(), refused.tail()
-    planned = offset_log.newest(str(case.checkpoint))
-    assert planned is not None
-    fixed = {"onMissingToken": f"assume_committed:{planned.batch_id}"} if is_token_lost else {}
-    start(operator={"onMissingState": "changelog"}, sink=fixed).finish()
+    fixed = {}
+    if is_token_lost:
+        refused = start()
+        assert refused.wait() == 1, refused.tail()
+        assert f"[{MISSING}]" in refused.log.read_text(), refused.tail()
+        planned = offset_log.newest(str(case.checkpoint))
+        assert planned is not None
+        fixed = {"onMissingToken": f"assume_committed:{planned.batch_id}"}
+    start(sink=fixed).finish()
     case.check()
     case.feed(100)
     start().finish()

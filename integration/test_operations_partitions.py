@@ -106,7 +106,7 @@ def test_t135_a_changelog_that_grew_is_refused_whatever_the_number_of_shards_and
     assert MISMATCH in said, refused.tail()
     assert "rescale --shards 2" in said
     shutil.rmtree(case.state)
-    followed = start(shards=4, operator={"onMissingState": "changelog"}, mutations=mutations)
+    followed = start(shards=4, operator={"onMissingState": "changelog:1"}, mutations=mutations)
     code = followed.wait()
     if mutations:
         assert code == 0, followed.tail()

@@ -138,8 +138,10 @@ class ShardReport:
         packets: number of packets, including the packet of this report.
         records: number of state changes.
         sequence: sequence number of the token from whose state the shard started; -1 if there is no token.
-        skipped: set if the shard changed nothing, because its changelog already holds a batch with this id,
-            although Kafka has no token of it: the digest of that batch (`BatchRecord.end_digest`).
+        skipped: whether the shard changed nothing because its changelog already holds a batch with this id,
+            although Kafka has no token of it.
+        base_digest: if there is no token, `BatchRecord.end_digest` of the state from which the shard started,
+            which proves what the state contains; "" = the state was empty.
         missing_state: what the user says about state that is missing in this batch (``onMissingState``):
             ``fail``, ``changelog`` or ``new``.
         failure: why the processor failed on a batch that Kafka may already hold; "" if it did not fail.
@@ -164,7 +166,8 @@ class ShardReport:
     packets: int = 0
     records: int = 0
     sequence: int = -1
-    skipped: str | None = None
+    skipped: bool = False
+    base_digest: str = ""
     missing_state: str = "fail"
     failure: str = ""
     pressure: float = 0.0

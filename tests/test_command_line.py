@@ -74,6 +74,7 @@ _FAILING: dict[str, tuple[str, ...]] = {
     "state get": ("--store", "s", *APP, *NOBODY),
     "state ls": (*APP, *NOBODY),
     "state rescale": ("--store", "s", "--shards", "2", *APP, *NOBODY),
+    "state lower-time": ("--store", "s", *APP, *NOBODY),
     "state restore": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
     "state verify": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
     "sweep": (),

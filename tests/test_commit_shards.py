@@ -32,6 +32,7 @@ from kafka_eos_source.errors import (
     StatefulProcessorError,
     StateLostError,
     StateMismatchError,
+    TokenMissingError,
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
@@ -61,7 +62,7 @@ def report(
         event_time_ms=9,
         records=records,
         sequence=(batch_id if batch_id else -1) if sequence is None else sequence,
-        skipped="" if skipped else None,
+        skipped=skipped,
         counts={"late_rows": batch_id},
     )
 
@@ -270,7 +271,7 @@ def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:
         commit(broker, session, batch_id, both_shards(batch_id))
     before = list(broker.log)
     found = [
-        replace(each, skipped=request(1).batch.end.current, records=0, next_offset=6)
+        replace(each, skipped=True, base_digest=request(1).batch.end.current, records=0, next_offset=6)
         for each in both_shards(1)
     ]
     assert commit_declared_by_operator(broker, found).step is Step.SKIPPED
@@ -380,14 +381,25 @@ def test_a_second_operator_needs_no_ceremony() -> None:
 def test_a_batch_that_the_changelog_holds_is_not_written_again() -> None:
     """The group was lost. A batch id alone proves nothing: a restored checkpoint uses it for other rows."""
     held, batch = Held.of("app", {}), request(1).batch
-    found = [replace(report(1, 0, sequence=-1), skipped=batch.end.current)]
+    found = [replace(report(1, 0, sequence=-1), skipped=True, base_digest=batch.end.current)]
     check_reports(found, batch, held, ("driver", 5))
     with pytest.raises(StateLostError) as caught:
         check_shards(found, 1, held)
     assert "assume_committed:1" in caught.value.fix
-    found = [replace(each, skipped="another") for each in found]
+    found = [replace(each, base_digest="another") for each in found]
     with pytest.raises(StateLostError, match="another batch 1"):
         check_reports(found, batch, held, ("driver", 5))
+
+
+def test_without_a_token_the_digest_in_the_changelog_proves_which_state_it_is() -> None:
+    held, batch = Held.of("app", {}), request(1).batch
+    shard = replace(report(1, 0, sequence=-1), base_digest=batch.start.current)
+    check_reports([shard], batch, held, ("driver", 5))
+    with pytest.raises(TokenMissingError, match="does not end where batch 1 begins") as caught:
+        check_reports([replace(shard, base_digest="another")], batch, held, ("driver", 5))
+    assert "onMissingState=changelog:1" in caught.value.fix
+    accepted = replace(shard, base_digest="another", missing_state="changelog")
+    check_reports([accepted], batch, held, ("driver", 5))
 
 
 # -- clocks

@@ -68,7 +68,7 @@ def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def nothing_to_do(task: ShardTask) -> Iterator[ShardReport]:
     """Takes the place of `open_shard` for a batch that the changelog already holds."""
-    yield ShardReport(TopicPartition("t", task.identity.shard), "a", 2, "q", "4", 0, 0, skipped="digest")
+    yield ShardReport(TopicPartition("t", task.identity.shard), "a", 2, "q", "4", 0, 0, skipped=True)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, task: StreamingTask | None) -> None:

@@ -9,7 +9,17 @@ from typing import Any
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from kafka_eos_source.commit import direct, first_batch, machine, ownership, session, transaction, verdict
+from kafka_eos_source.commit import (
+    direct,
+    first_batch,
+    machine,
+    ownership,
+    session,
+    shard_checks,
+    sink_fate,
+    transaction,
+    verdict,
+)
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
@@ -23,7 +33,9 @@ from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.operator import shard, shard_store
 from kafka_eos_source.state.store.database import Database
@@ -234,9 +246,32 @@ def _new_partitions_from_their_end() -> None:
     SourceAdmin.earliest = SourceAdmin.high_watermarks  # type: ignore[method-assign]
 
 
+def _no_owner() -> None:
+    """Takes any state in a changelog for that of the store whose name the topic has."""
+    Owner.key = property(lambda _self: BATCH_PREFIX + b"any/store/1")  # type: ignore[assignment,method-assign]
+    transaction.is_alone = lambda *_: True  # type: ignore[assignment]
+
+
 def _no_shard_check() -> None:
     """Trusts that the state in the changelog has as many shards as the changelog has partitions."""
     shard._check_shards = lambda *_: None  # type: ignore[assignment]
+    _no_owner()
+
+
+def _no_clock_check() -> None:
+    """Commits processing times that are in the future."""
+    shard_checks._check_clock = lambda *_: None  # type: ignore[assignment]
+
+
+def _no_store_names() -> None:
+    """Takes a store without a token for that of a new operator, whatever stores the query had before."""
+    shard_checks._check_store_names = lambda *_: None  # type: ignore[assignment]
+
+
+def _no_beginning() -> None:
+    """Restores what a changelog still has, whether or not its first records were removed."""
+    restore = shard_store.restore
+    shard_store.restore = lambda *args, **more: restore(*args, **{**more, "accepted_start": 1 << 62})
 
 
 def _no_unfinished_batches() -> None:
@@ -367,6 +402,10 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "next format": _next_format,
     "new partitions": _new_partitions_from_their_end,
     "shard check": _no_shard_check,
+    "changelog owner": _no_owner,
+    "clock check": _no_clock_check,
+    "store names": _no_store_names,
+    "changelog beginning": _no_beginning,
     "pending state": _any_pending_state,
     "applying": _no_unfinished_batches,
     "state log": _no_state_log,

@@ -31,16 +31,17 @@ class StatefulRun(Run):
     Args:
         spec: a spec of `Run`. ``state`` holds the operator's options. With ``drops_state``, a filter behind
             the operator drops the rows without a value, which carry the state. ``shards`` is the number of
-            shards. With ``alarm_ms``, the operator emits the count of each value once, this long after its
-            first row, by a timer. With ``aggregates``, names of `ChangingAggregates`, it computes these
-            instead; with ``windows``, it is `ClosedWindows`.
+            shards, ``store`` the name of the store. With ``alarm_ms``, the operator emits the count of each
+            value once, this long after its first row, by a timer. With ``aggregates``, names of
+            `ChangingAggregates`, it computes these instead; with ``windows``, it is `ClosedWindows`.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
         super().__init__(spec, stop)
         self._drops_state = spec.get("drops_state", False)
         self._shards = spec.get("shards", SHARDS)
-        self._operator = Operator(_processor(spec), STORE, self._shards, parse_state(spec["state"]))
+        store = spec.get("store", STORE)
+        self._operator = Operator(_processor(spec), store, self._shards, parse_state(spec["state"]))
         self._written: StructType = from_arrow_schema(self._operator.output)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:

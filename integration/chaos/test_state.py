@@ -245,9 +245,7 @@ def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, ad
     admin.delete_group(case.application)
     with pytest.raises(TokenMissingError):
         case.run()
-    case.run(
-        sink={"onMissingToken": f"assume_committed:{DIES_IN_BATCH}"}, operator={"onMissingState": "changelog"}
-    )
+    case.run(sink={"onMissingToken": f"assume_committed:{DIES_IN_BATCH}"})
     case.check()
 
 

@@ -14,6 +14,7 @@ from kafka_eos_source.errors import (
     StatefulProcessorError,
     StateLostError,
     StateMismatchError,
+    TokenMissingError,
 )
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.token import Token
@@ -66,16 +67,11 @@ def check_reports(shards: Sequence[ShardReport], batch: Batch, held: Held, drive
         StateMismatchError: if an operator has another store than in the last transaction.
         StateError: if the processing time of a shard is in the future.
         StateLostError: if the changelog of a shard already holds another batch with the id of this one.
+        TokenMissingError: if the batch does not continue the state in a changelog that has no token.
     """
     for shard in shards:
         _check_clock(shard, held, *driver)
-        if shard.skipped not in (None, batch.end.current):
-            raise StateLostError(
-                f"the changelog {shard.tp} holds the state of another batch {batch.batch_id}: the checkpoint "
-                "was restored from an older copy, and Spark planned the batch again with other records.",
-                fix="restore a newer copy of the checkpoint; or start with a new application.id and a new "
-                "checkpoint, so that output and state are computed from the input again.",
-            )
+        _check_base(shard, batch)
     _check_store_names(shards, batch, held)
 
 
@@ -106,6 +102,34 @@ def _check_clock(shard: ShardReport, held: Held, driver_host: str, now_ms: int) 
         fix="set the clock that is wrong (`kafka-eos doctor` compares the driver's with the brokers'), then "
         "restart the query.",
     )
+
+
+def _check_base(shard: ShardReport, batch: Batch) -> None:
+    """Checks that the batch continues the state of a shard without a token, by the digest in its changelog.
+
+    The offset with the token was deleted. Batch ids prove nothing: after a checkpoint was restored, Spark
+    uses the same id for other records.
+    """
+    if shard.sequence >= 0 or not shard.base_digest:
+        return
+    if shard.skipped:
+        if shard.base_digest != batch.end.current:
+            raise StateLostError(
+                f"the changelog {shard.tp} holds the state of another batch {batch.batch_id}: the checkpoint "
+                "was restored from an older copy, and Spark planned the batch again with other records.",
+                fix="restore a newer copy of the checkpoint; or start with a new application.id and a new "
+                "checkpoint, so that output and state are computed from the input again.",
+            )
+        return
+    if shard.base_digest != batch.start.current and shard.missing_state != "changelog":
+        raise TokenMissingError(
+            f"the consumer group has no token of the changelog {shard.tp}, and the state in it does not end "
+            f"where batch {batch.batch_id} begins: the checkpoint was restored from a copy, or batches were "
+            "committed without their state changes. Nothing of the batch was written.",
+            fix="restore the checkpoint that the query had last; otherwise start with a new application.id "
+            "and a new checkpoint. If the state may be wrong by the records between the two, start once "
+            f"with onMissingState=changelog:{batch.batch_id} on the operator.",
+        )
 
 
 def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) -> None:
@@ -155,7 +179,7 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
     newest = -1 if held.token is None else held.token.sequence
     _check_all_in_read(shards, batch_id, held, newest)
     for shard in shards:
-        if shard.skipped is not None:
+        if shard.skipped:
             raise StateLostError(
                 f"the changelog {shard.tp} holds the state of batch {batch_id}. State and records commit "
                 "together, so Kafka holds the records of the batch, and they must not be written again.",
@@ -230,9 +254,7 @@ def _check_all_in_read(shards: Sequence[ShardReport], batch_id: int, held: Held,
 
 def shards_match(shards: Sequence[ShardReport], held: Held) -> bool:
     """Whether every shard applied its changes to the state in ``held``."""
-    return not any(
-        shard.skipped is not None or shard.sequence != _sequence(_token(shard, held)) for shard in shards
-    )
+    return not any(shard.skipped or shard.sequence != _sequence(_token(shard, held)) for shard in shards)
 
 
 def _token(shard: ShardReport, held: Held) -> Token | None:

@@ -234,8 +234,9 @@ class Transaction:
             if shard.tp in ends:
                 end = ends[shard.tp]
                 check_same_log(shard, end)
-                held = self._decision.held.offsets.get(shard.tp)
-                start = shard.next_offset if held is None else held.offset
+                start = shard.next_offset
+                if shard.sequence >= 0:  # otherwise, an offset that another program committed means nothing
+                    start = self._decision.held.offsets[shard.tp].offset
                 if not is_alone(shard, start, end):
                     clients, group_id = self._context.clients, self._request.group_id
                     check_tail(shard, end, clients.changelog_tail(group_id, shard.tp, start, self._deadline))

@@ -191,6 +191,18 @@ SHAPES: dict[str, Any] = {
             }
         ],
     },
+    "state lower-time": {
+        "application_id": "the query",
+        "store": "name of the store",
+        "time_ms": "time of this machine, ms since the epoch",
+        "lowered": "whether the command lowered recorded times to it",
+        "shards": [
+            {
+                "shard": "number of a shard whose recorded time was later",
+                "recorded_ms": "that time, ms since the epoch",
+            }
+        ],
+    },
     "state rescale": {
         "application_id": "the query",
         "store": "name of the store",

@@ -1,4 +1,4 @@
-"""The commands ``kafka-eos state ls``, ``get``, ``restore``, ``verify`` and ``rescale``."""
+"""The commands ``kafka-eos state ls``, ``get``, ``restore``, ``verify``, ``rescale`` and ``lower-time``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SNAPSHOTS = click.option(
 
 @click.group()
 def state() -> None:
-    """Inspect, restore, verify and rescale state.
+    """Inspect, restore, verify, rescale and repair state.
 
     State is what the stateful operators of a query keep: databases on the executors, changelogs in Kafka.
     """
@@ -298,6 +298,45 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
             f"{copy_name(application_id, name)}, deletes its changelog, creates it again with {shards} "
             f"partition(s) and fills it. Stop the query first.{begun}"
         )
+
+
+@state.command("lower-time")
+@with_options(_APPLICATION, _STORE, *CONNECTION, YES, JSON)
+def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
+    """Lower recorded processing times that are in the future.
+
+    Stop the query first, and check the clock of this machine: the command lowers the times to its time. Use
+    it after a clock was wrong for a while, so that timers fire again. Timers and other entries that the state
+    got with the wrong time keep it.
+    """
+    import time
+    from datetime import UTC, datetime
+
+    from kafka_eos_source.operate.lower_time import find, lower
+
+    deadline, target = deadline_of(timeout), target_of(options)
+    application_id, name = _application_id(target), require_option("--store", store)
+    now_ms = time.time_ns() // 1_000_000
+    change = lower if yes else find
+    group_id = target.group_id or application_id
+    shards = change(require_brokers(target), application_id, name, group_id, now_ms, deadline)
+    if as_json:
+        found = [{"shard": each.shard, "recorded_ms": each.was_ms} for each in shards]
+        print_json(
+            {"application_id": application_id, "store": name, "time_ms": now_ms}
+            | {"lowered": yes and bool(shards), "shards": found}
+        )
+        return
+    for each in shards:
+        was = datetime.fromtimestamp(each.was_ms / 1000, UTC).isoformat(timespec="seconds")
+        click.echo(f"shard {each.shard}: the recorded time {was} is {(each.was_ms - now_ms) // 1000} s ahead")
+    now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
+    if not shards:
+        click.echo(f"No recorded time of store {name!r} is later than {now}.")
+    elif yes:
+        click.echo(f"The recorded times are {now} now. Start the query.")
+    else:
+        click.echo(f"With --yes: the command lowers these times to {now}. Stop the query first.")
 
 
 def _changelog(

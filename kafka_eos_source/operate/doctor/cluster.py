@@ -146,7 +146,10 @@ def clock(
     ask: Callable[[Mapping[str, str], str, Deadline], ClockDifference] = clock_difference,
 ) -> Finding:
     """Compares the clock of this machine with that of a broker, by records in ``topic``."""
-    why = "timestamps, startingTimestamp and the ages that doctor and sweep compute are off by as much"
+    why = (
+        "timestamps, startingTimestamp, the bound of processing times (state.clock.max.ahead) and the ages "
+        "that doctor and sweep compute are off by as much"
+    )
     try:
         found = ask(kafka, topic, deadline)
     except KafkaEosError as error:

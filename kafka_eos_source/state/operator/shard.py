@@ -114,6 +114,7 @@ class OpenShard:
         self._restored = restored
         self._end = end
         self._token = token
+        self._base_digest = "" if last is None or token is not None else last.end_digest
         self._counts_before: Mapping[str, int] = {} if last is None else last.counts
         self.store = store
         self.context = _context(task, last)
@@ -173,6 +174,7 @@ class OpenShard:
         return replace(
             report,
             sequence=-1 if self._token is None else self._token.sequence,
+            base_digest=self._base_digest,
             missing_state=self._task.missing_state,
             log_start=self._log_start,
         )
@@ -247,7 +249,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         remove_left_copies(task.path)
         last = store.last_batch()
         if token is None and last is not None and last.query_id == requested.query_id:
-            # No token (`onMissingState=changelog`), but the changelog contains the record of its last batch.
+            # The offset with the token was deleted, but the changelog contains the record of its last batch.
             if last.batch_id > requested.batch_id:
                 raise _checkpoint_behind(task, last)
             if last.batch_id == requested.batch_id:
@@ -355,26 +357,28 @@ def _open_at_token(
 def _restore_without_token(
     task: ShardTask, store: TransactionalStateStore, read: ReadChangelog
 ) -> Restored | WipeNeeded:
-    """Reads the changelog of a shard without a token; by default, the changelog must be empty.
+    """Reads the changelog of a shard without a token.
+
+    If the state is that of this query, the commit decides by its batch record whether the batch continues it.
 
     Raises:
-        TokenMissingError: if the changelog holds state, and ``onMissingState`` is not ``changelog``.
+        TokenMissingError: if the state is that of another query, and ``onMissingState`` is not ``changelog``.
     """
     outcome = read(None)
     if isinstance(outcome, WipeNeeded):
         return outcome
     last = store.last_batch()
-    if (outcome.records or _is_batch(last)) and task.missing_state != "changelog":
+    batch_id, query_id = task.requested.batch_id, task.requested.query_id
+    is_own = last is not None and last.query_id == query_id
+    if (outcome.records or _is_batch(last)) and not is_own and task.missing_state != "changelog":
         of = "no batch" if last is None or last.batch_id < 0 else f"batch {last.batch_id} of {last.query_id}"
-        batch_id, query_id = task.requested.batch_id, task.requested.query_id
         raise TokenMissingError(
-            f"the changelog {task.tp} holds the state of {of} ({outcome.records:,} records read), and there "
-            f"is no token of it in the consumer group. This is batch {batch_id} of {query_id}. The group "
-            "was deleted or expired; the sink has another kafka.group.id; or another query with the same "
-            "application.id and store left the topic behind.",
-            fix=f"if the state is that of the batch before this one, or of this batch, start once with "
-            f"onMissingState=changelog:{batch_id}. Rows of batches between them would be missing in it. "
-            "Otherwise choose another application.id and a new checkpoint.",
+            f"the changelog {task.tp} holds the state of {of} ({outcome.records:,} records read), and the "
+            f"consumer group has no token of it; this is batch {batch_id} of {query_id}. Another query with "
+            "the same application.id and store has left the topic behind, or the checkpoint is another one.",
+            fix="choose another application.id or store name, with a new checkpoint. If this query continues "
+            f"the other one, start it once with onMissingState=changelog:{batch_id}; rows that the other one "
+            "did not process would be missing in the state.",
         )
     return outcome
 
@@ -413,7 +417,8 @@ def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int, log_s
     """Returns the report of a shard that already holds a batch with this id from another task attempt."""
     return replace(
         _report(task, next_offset, batch.time_ms, batch.event_time_ms),
-        skipped=batch.end_digest,
+        skipped=True,
+        base_digest=batch.end_digest,
         # Nobody looked for what is due, so the next batch must not wait for records.
         due_ms=batch.time_ms,
         task_attempt_id=batch.task_attempt_id,
