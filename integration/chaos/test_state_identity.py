@@ -23,7 +23,7 @@ from integration.support.kafka import Admin, read_back
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import shard_checks
-from kafka_eos_source.errors import StateError, StateLostError
+from kafka_eos_source.errors import InvalidOptionError, StateError, StateLostError
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.operator import shard as shard_module
@@ -244,7 +244,9 @@ def test_t344_an_operator_with_another_name_is_refused_before_the_genesis_token(
     case: Case, admin: Admin
 ) -> None:
     for wrong in ({"application.id": f"{case.application}-x"}, {"kafka.group.id": f"{case.application}-g"}):
-        with pytest.raises(Exception, match=r"expected the same on both. Nothing of batch 0 was written"):
+        with pytest.raises(
+            InvalidOptionError, match=r"expected the same on both. Nothing of batch 0 was written"
+        ):
             case.run(operator=wrong)
     assert read_back(case.broker, case.sink) == []
     assert not admin.group(case.application, may_be_empty=True), "not even the genesis token"
@@ -267,6 +269,6 @@ def test_t345_state_newer_than_a_restored_checkpoint_is_refused_although_the_gro
     admin.delete_group(case.application)
     for options in ({}, {"onMissingToken": "assume_not_committed"}, {"onMissingToken": "assume_committed"}):
         case.feed(100)  # the batch that Spark plans now differs from the one with the same id
-        with pytest.raises((StateLostError, StateError), match="the changelog .* holds the state of"):
+        with pytest.raises((StateLostError, StateError), match=r"the changelog .* holds the state of"):
             case.run(sink=options)
     assert len(read_back(case.broker, case.sink)) == before
