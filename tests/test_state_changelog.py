@@ -102,6 +102,9 @@ class Topics:
     def config(self, name: str, deadline: Deadline) -> dict[str, str]:
         return CONFIG
 
+    def cluster_id(self, deadline: Deadline) -> str:
+        return "cluster-1"
+
 
 def _ensure(monkeypatch: pytest.MonkeyPatch, topics: Topics, **more: Any) -> ChangelogTopic:
     monkeypatch.setattr(changelog, "TopicAdmin", topics)

@@ -120,6 +120,19 @@ def test_a_store_of_a_recreated_topic_must_be_restored_and_an_unknown_topic_id_i
         open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
 
 
+def test_a_store_of_another_cluster_is_refused_and_not_removed(path: Path) -> None:
+    """Queries in two regions have the same names, and the same state.dir on a host of both."""
+    filled(path)
+    one = replace(IDENTITY, topic_id="t1", cluster_id="east")
+    open_store(path, one).close()
+    with open_store(path) as store:
+        assert store.identity == one
+    with pytest.raises(StateMismatchError, match="cluster 'east', and this query uses the cluster 'west'"):
+        open_store(path, replace(IDENTITY, topic_id="t2", cluster_id="west"))
+    with open_store(path, one) as store:
+        assert store.get(A) == b"1"
+
+
 def test_an_unknown_schema_is_recorded_at_the_next_open(path: Path) -> None:
     """`kafka-eos state restore` creates stores without knowing their processor."""
     open_store(path, replace(IDENTITY, schema="")).close()

@@ -16,7 +16,7 @@ from fake_changelog import APP, HOUR_MS, KAFKA, STORE, FakeQuery, now_ms
 from state_kit import EFFORT
 
 from kafka_eos_source.cli import main
-from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
+from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, StateLostError
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import restore as restore_module
@@ -157,12 +157,6 @@ def _manifests(query: FakeQuery, change: Callable[[bytes], bytes]) -> None:
             each.write_bytes(change(each.read_bytes()))
 
 
-def _log_begins_later(query: FakeQuery) -> None:
-    """Compaction with ``compact,delete``, or a person, removed what the snapshot would continue with."""
-    for shard, end in query.cuts[0].ends.items():
-        query.starts[shard] = end + 1
-
-
 UNUSABLE: dict[str, tuple[Callable[[FakeQuery], Any], str]] = {
     "none": (lambda query: _tables(query, Path.unlink) or _remove_manifests(query), "there is no snapshot"),
     "damaged file": (lambda query: _tables(query, _damage), "is damaged"),
@@ -180,7 +174,6 @@ UNUSABLE: dict[str, tuple[Callable[[FakeQuery], Any], str]] = {
         lambda query: setattr(query, "topic_id", "topic-2"),
         "1 snapshots in",
     ),
-    "below the log": (_log_begins_later, "the log now starts at"),
     "too old": (lambda query: setattr(query, "retention_ms", HOUR_MS), "may have lost deletes since"),
     "no right": (lambda query: setattr(query, "retention_ms", None), "their age cannot be checked"),
     "storage": (
@@ -210,8 +203,21 @@ def test_without_a_usable_snapshot_the_whole_changelog_is_read_and_the_log_says_
         found, began = read(query, cut)
     assert began == query.starts, "the changelog is read from its first offset"
     assert found == read(query, cut, snapshots=False)[0]
-    assert kind == "below the log" or found == query.models[-1]
+    assert found == query.models[-1]
     assert said in caplog.text
+
+
+def test_a_log_without_its_beginning_is_read_only_with_a_snapshot_that_covers_it(query: FakeQuery) -> None:
+    """``compact,delete``, or a person, removed the first records."""
+    query.batch({b"\1a": b"1", b"\1b": b"1"})
+    query.upload()
+    cut = query.batch({b"\1b": None, b"\1c": b"2"})
+    query.starts = dict(query.cuts[0].ends)
+    assert read(query, cut)[0] == query.models[-1]
+    query.starts = {shard: end + 1 for shard, end in query.starts.items()}
+    for snapshots in (True, False):
+        with pytest.raises(StateLostError, match="begins at offset"):
+            read(query, cut, snapshots=snapshots)
 
 
 def test_a_snapshot_whose_files_hold_another_offset_than_it_says_is_not_used(

@@ -116,6 +116,19 @@ class TopicAdmin:
 
         return self._ask(f"looking up topic {name!r}", ask, deadline)
 
+    def cluster_id(self, deadline: Deadline) -> str:
+        """Returns Kafka's id of the cluster; "" = the brokers report none.
+
+        Raises:
+            UnavailableError: if no broker answers before ``deadline``.
+        """
+
+        def ask(seconds: float) -> str:
+            found = self._await_answer(self._client.describe_cluster(request_timeout=seconds))
+            return str(found.cluster_id or "")
+
+        return self._ask("looking up the cluster's id", ask, deadline)
+
     def config(self, name: str, deadline: Deadline) -> Mapping[str, str]:
         """Returns the topic's properties, including the broker's defaults.
 

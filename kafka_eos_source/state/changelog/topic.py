@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka_eos_source.errors import ChangelogError, InvalidOptionError, StateMismatchError
@@ -51,12 +51,14 @@ class ChangelogTopic:
         shards: number of partitions.
         delete_retention_ms: how long compaction keeps a delete. A store that is older than this may keep keys
             that were deleted (KIP-1259).
+        cluster_id: Kafka's id of the cluster.
     """
 
     name: str
     topic_id: str
     shards: int
     delete_retention_ms: int
+    cluster_id: str = ""
 
 
 def ensure(
@@ -107,7 +109,8 @@ def ensure(
                 wanted["delete.retention.ms"] = str(delete_retention_ms)
             admin.create(name, shards, replication_factor, wanted, deadline)
             shape = admin.await_led(name, deadline)
-        return check(name, shape, admin.config(name, deadline), shards)
+        checked = check(name, shape, admin.config(name, deadline), shards)
+        return replace(checked, cluster_id=admin.cluster_id(deadline))
 
 
 def check(name: str, shape: TopicShape, config: Mapping[str, str], shards: int) -> ChangelogTopic:

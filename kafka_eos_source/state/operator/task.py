@@ -200,6 +200,7 @@ class Operator:
                 shards=self.shards,
                 changelog_topic=changelog.name,
                 topic_id=changelog.topic_id,
+                cluster_id=changelog.cluster_id,
                 schema=self.processor.schema,
             ),
             changelog=changelog,

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,11 +149,8 @@ def _download(
         UnusableSnapshotError, StorageError, KafkaEosError: if it does not fit, or is damaged.
     """
     manifest = storage.read(name)
-    theirs, ours = manifest.identity, identity
-    if not theirs.schema or not ours.schema:
-        theirs, ours = replace(theirs, schema=""), replace(ours, schema="")
-    if theirs != ours:
-        raise UnusableSnapshotError(f"it holds other state, {theirs}; expected {ours}")
+    if not identity.agrees_with(manifest.identity):
+        raise UnusableSnapshotError(f"it holds other state, {manifest.identity}; expected {identity}")
     reason = refusal(manifest)
     if reason is not None:
         raise UnusableSnapshotError(reason)

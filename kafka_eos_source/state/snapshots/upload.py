@@ -276,6 +276,8 @@ def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, Stor
         if name.topic == topic_hash(state.identity):
             kept += 1
             is_kept = kept <= KEPT
+        elif manifest.identity.cluster_id != state.identity.cluster_id:
+            is_kept = True  # a query on another Kafka cluster has the same names
         else:
             is_kept = _is_recent(manifest.created_ms, state.created_ms)
         if is_kept:

@@ -196,8 +196,19 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
         StateCorruptedError: if the changelog topic was deleted and created again, with any number of shards.
     """
     known = replace(
-        expected, topic_id=expected.topic_id or stored.topic_id, schema=expected.schema or stored.schema
+        expected,
+        topic_id=expected.topic_id or stored.topic_id,
+        schema=expected.schema or stored.schema,
+        cluster_id=expected.cluster_id or stored.cluster_id,
     )
+    if stored.cluster_id and stored.cluster_id != known.cluster_id:
+        raise StateMismatchError(
+            f"the store {path} belongs to store {stored.store!r} of application.id "
+            f"{stored.application_id!r} on the Kafka cluster {stored.cluster_id!r}, and this query uses the "
+            f"cluster {known.cluster_id!r}.",
+            fix="give each of the two queries its own state.dir. If the query has moved to this cluster "
+            "for good, remove the folder: the state is restored from the changelog on this cluster.",
+        )
     stored_name = (stored.application_id, stored.store, stored.shard, stored.changelog_topic)
     is_same = stored_name == (known.application_id, known.store, known.shard, known.changelog_topic)
     if is_same and stored.topic_id and stored.topic_id != known.topic_id:
@@ -207,7 +218,14 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
             fix=RESTORE_FIX,
             reason="topic",
         )
-    comparable = asdict(replace(stored, topic_id=known.topic_id, schema=stored.schema or known.schema))
+    comparable = asdict(
+        replace(
+            stored,
+            topic_id=known.topic_id,
+            schema=stored.schema or known.schema,
+            cluster_id=known.cluster_id,
+        )
+    )
     differences = ", ".join(
         f"{name} {comparable[name]!r}, expected {wanted!r}"
         for name, wanted in asdict(known).items()
