@@ -511,6 +511,9 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
     end = compacted(shard, [0, 1, first])  # the deleted value, the overwritten value, and the tombstone
+    with changelog_client(shard.kafka, shard.application_id) as client:
+        log_start, _ = ChangelogReader(client, shard.tp).readable(in_seconds())
+    assert log_start == 0, "only the removal of records moves the beginning of a log, and not compaction"
 
     shard_content = shard.content()
     assert shard_content[KEYS[0]] == b"1"

@@ -615,6 +615,23 @@ def test_old_snapshots_and_their_files_are_removed(hosts: Callable[[str], Host])
     assert set(host.storage.files()) == needed
 
 
+def test_snapshots_of_another_cluster_are_never_removed(hosts: Callable[[str], Host]) -> None:
+    """Queries in two regions have the same names and the same location."""
+    host = hosts("a")
+    host.advance(3)
+    host.upload()
+    (name,) = host.storage.manifests()
+    theirs = host.storage.read(name)
+    identity = replace(theirs.identity, topic_id="theirs", cluster_id="west")
+    storage = SnapshotStorage(host.location, identity)
+    storage.put_manifest(replace(theirs, identity=identity, created_ms=0))
+    for _ in range(3):
+        host.advance(15)
+        host.upload()
+    (kept,) = (each for each in host.storage.manifests() if host.storage.read(each).created_ms == 0)
+    assert {file.sha256 for file in host.storage.read(kept).files} <= set(host.storage.files())
+
+
 def test_a_file_without_a_snapshot_is_removed_after_a_day(hosts: Callable[[str], Host]) -> None:
     host = hosts("a")
     host.advance(3)

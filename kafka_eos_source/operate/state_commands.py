@@ -310,7 +310,7 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     got with the wrong time keep it.
     """
     import time
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
     from kafka_eos_source.operate.lower_time import find, lower
 
@@ -327,10 +327,14 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
             | {"lowered": yes and bool(shards), "shards": found}
         )
         return
+
+    def shown(time_ms: int) -> str:
+        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+
     for each in shards:
-        was = datetime.fromtimestamp(each.was_ms / 1000, UTC).isoformat(timespec="seconds")
+        was = shown(each.was_ms)
         click.echo(f"shard {each.shard}: the recorded time {was} is {(each.was_ms - now_ms) // 1000} s ahead")
-    now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
+    now = shown(now_ms)
     if not shards:
         click.echo(f"No recorded time of store {name!r} is later than {now}.")
     elif yes:
