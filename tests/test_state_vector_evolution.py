@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from state_kit import EFFORT
 from vector_model import BASE, DictState, Row, Stream, batch_of, same
 
-from kafka_eos_source.errors import StateFormatError, StateMismatchError
+from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (
@@ -406,14 +406,6 @@ def test_a_value_of_an_unknown_version_is_refused() -> None:
     other = declared(aggregates={**BEFORE, "other": max_("b")})
     with pytest.raises(ValueError, match="does not begin with"):  # version 2 again, with another check
         list(other.process(iter([batch_of([row], SCHEMA)]), state, BatchContext(2, 0, 1, False, 0)))
-
-
-def test_a_description_with_versions_is_refused_by_releases_that_do_not_know_them() -> None:
-    state = filled(declared())
-    start(declared(aggregates={**BEFORE, "most": max_("a")}), state)
-    assert b'"version":2' in state.rows[META_KEY]
-    with pytest.raises(StateFormatError, match="version 4, expected up to 3"):
-        Description.from_json(state.rows[META_KEY].replace(b'"version":2', b'"version":4'))
 
 
 def test_a_store_has_at_most_255_versions() -> None:
