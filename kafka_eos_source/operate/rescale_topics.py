@@ -14,7 +14,8 @@ from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
-from kafka_eos_source.state.batch_record import record_of
+from kafka_eos_source.state.batch_record import Owner, foreign_state, record_of
+from kafka_eos_source.state.changelog.committed import read_tail
 from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, cannot_move, next_stage
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.reading.cut import Changelog, Cut
@@ -137,12 +138,19 @@ class RescaleTopics:
         return number_of_shards(tokens)
 
     def plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
-        """Returns the committed state of the old changelog, and the move record."""
+        """Returns the committed state of the old changelog, and the move record.
+
+        Raises:
+            ChangelogError: if the changelog is that of another application or store.
+            TokenMissingError, StateMismatchError: as `begin_move`.
+        """
         assert seen.changelog is not None
         shards = range(seen.was)
         found = {k: offsets.get(TopicPartition(self.changelog, k)) for k in shards}
         tokens = {k: None if each is None else Token.decode(each.metadata) for k, each in found.items()}
         topic_id = seen.changelog.topic_id
+        if not any(tokens.values()):
+            self._refuse_foreign(seen.changelog.partitions)
         move = begin_move(self._store, tokens, topic_id, self._to, f"rescale-{uuid.uuid4().hex}")
         return Cut(
             self._application_id,
@@ -153,6 +161,15 @@ class RescaleTopics:
             {k: 0 if each is None else each.offset for k, each in found.items()},
             {k: None if token is None else record_of(token) for k, token in tokens.items()},
         ), move
+
+    def _refuse_foreign(self, partitions: int) -> None:
+        """Raises if the topic holds the state of another application or store, which must not be touched."""
+        own = Owner(self._application_id, self._store, partitions)
+        for number in range(partitions):
+            tp = TopicPartition(self.changelog, number)
+            for found in read_tail(self._connection, self._group_id, tp, 0, self._deadline()).owners:
+                if (found.application_id, found.store) != (own.application_id, own.store):
+                    raise foreign_state(tp, found, own)
 
     def reader(self) -> Changelog:
         """Returns what reads the records of the changelog and of its copy."""
