@@ -252,15 +252,19 @@ class _Chunk:
         self.records += len(keys)
         is_batch = pc.starts_with(keys, BATCH_PREFIX)
         if is_batch.true_count:
-            for key in pc.unique(keys.filter(is_batch)).to_pylist():
-                if key != self._owner.key:
-                    raise foreign_state(self._tp, Owner.of_key(key), self._owner)
+            self._check_owner(keys.filter(is_batch))
             self.batch_value = values.filter(is_batch)[-1].as_py() or b""
             others = pc.invert(is_batch)
             keys, values = keys.filter(others), values.filter(others)
         self._keys.append(keys)
         self._values.append(values)
         self._bytes += keys.nbytes + values.nbytes
+
+    def _check_owner(self, keys: pa.BinaryArray) -> None:
+        """Raises unless all batch records with these keys are the owner's."""
+        for key in keys.unique().to_pylist():
+            if key != self._owner.key:
+                raise foreign_state(self._tp, Owner.of_key(key), self._owner)
 
     @property
     def keys(self) -> pa.BinaryArray:
