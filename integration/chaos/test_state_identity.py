@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from integration.chaos.stateful import SHARDS, STORE
 from integration.chaos.stateful_case import Case
 from integration.support.driver import Driver
-from integration.support.kafka import Admin, read_back
+from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import shard_checks
@@ -90,6 +90,7 @@ def test_t340_two_applications_whose_names_join_to_one_topic_never_share_a_chang
     """
     first, second = (Case(broker, topic, tmp_path / name) for name in ("first", "second"))
     second.application = f"{first.application}-eu"
+    first.feed(100)
     their_store = f"eu-{STORE}"
     ran: list[str] = []
 
@@ -109,6 +110,10 @@ def test_t340_two_applications_whose_names_join_to_one_topic_never_share_a_chang
         shutil.rmtree(second.state)
         refused(start(second.spec()), "CHANGELOG", f"store '{their_store}' of application.id", "joined with")
     monkeypatch.undo()
+    produce(broker, first.source, ["k00"] * 100)
+    first.wanted["k00"] += 100
+    # This commit covers what the second one has written, and the next restore reads it for all other keys.
+    start(first.spec(store=their_store, mutations=mutations)).finish()
     shutil.rmtree(first.state)
     first.feed(200)
     start(first.spec(store=their_store, mutations=mutations)).finish()
