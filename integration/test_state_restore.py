@@ -27,6 +27,7 @@ from kafka_eos_source.errors import (
     ChangelogCompactedError,
     ChangelogError,
     RetriableError,
+    StateLostError,
     StateMismatchError,
     UnavailableError,
 )
@@ -234,7 +235,9 @@ def test_an_empty_changelog_restores_an_empty_store(shard: Shard, topics: Admin)
     remove(topics, shard.topic, end)
     for target in (end, None):
         TransactionalStateStore.destroy(shard.path)
-        assert shard.restored(target).records == 0
+        with pytest.raises(StateLostError, match="begins at offset"):
+            shard.restored(target)
+        assert shard.restored(target, accepted_start=end).records == 0
         assert (shard.next, shard.content()) == (end, {})
 
 
@@ -249,12 +252,19 @@ def test_only_committed_batches_are_restored(shard: Shard) -> None:
 # -- local state that cannot be used
 
 
-def test_a_store_older_than_the_start_of_the_log_is_wiped_and_restored(shard: Shard, topics: Admin) -> None:
+def test_a_store_older_than_the_start_of_the_log_is_kept_until_a_person_accepts_the_loss(
+    shard: Shard, topics: Admin
+) -> None:
     end = shard.write([(key, b"1") for key in KEYS])
     assert shard.restored(end).reason is Reason.EMPTY
     end = shard.write([(key, b"2") for key in KEYS[5:]])
     remove(topics, shard.topic, end - 3)
-    assert shard.recovered(end).reason is Reason.OUT_OF_RANGE
+    with pytest.raises(
+        StateLostError, match=f"begins at offset {end - 3}, and the local state cannot be used"
+    ):
+        shard.recovered(end)
+    assert shard.content() == dict.fromkeys(KEYS, b"1"), "nothing was removed"
+    assert shard.recovered(end, accepted_start=end - 3).reason is Reason.OUT_OF_RANGE
     assert shard.content() == dict.fromkeys(KEYS[8:], b"2"), "exactly what is left in the changelog"
 
 
@@ -723,13 +733,13 @@ def test_a_quiet_store_that_was_killed_continues_at_its_last_commit(
         child.communicate()
     remove(topics, shard.topic, end)
     end = shard.write([(KEYS[0], b"2")])
-    found = shard.recovered(end)
     if wal == "on":
+        found = shard.recovered(end)
         assert (found.reason, found.records) == (Reason.CATCH_UP, 1), "no wipe, and no full restore"
         assert shard.content() == {**dict.fromkeys(KEYS, b"1"), KEYS[0]: b"2"}
     else:
-        assert found.reason is not Reason.CATCH_UP
-        assert shard.content() == {KEYS[0]: b"2"}
+        with pytest.raises(StateLostError, match="there is no local state"):
+            shard.recovered(end)
 
 
 # -- speed
