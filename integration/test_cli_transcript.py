@@ -30,6 +30,7 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.json_shape import Lines, mismatches
 from kafka_eos_source.operate.json_shapes import ERROR, SHAPES
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
@@ -269,7 +270,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     session.say("### Repairs")
     run(f"fence --yes {who}")
     run(f"adopt --checkpoint new-checkpoint {who}")
-    Admin(broker).delete_group(APP)
+    Admin(broker).delete_group(group_of(APP))
     run(f"token-topic restore --topic tokens --checkpoint checkpoint --yes {who}")
     run(f"token-topic forget --topic tokens --yes {who}")
     sinks(session, broker, tmp_path, found["kafka"]["cluster_id"])

@@ -20,6 +20,7 @@ from integration.support.faults import MEASURES, Measures
 from integration.support.kafka import Admin, end_offsets, produce, read_back
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import java
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 
 ROWS, ROWS_A_BATCH = 200, 100
@@ -106,7 +107,7 @@ class Cluster:
         """
         found = Counter((record.value or b"").decode() for record in read_back(self._broker, self.sink))
         expected = Counter(self.wanted)
-        group = self._admin.group(f"app-{self.sink}")
+        group = self._admin.group(group_of(f"app-{self.sink}"))
         token = Token.decode(group[(self.sink, 0)][1])
         assert token is not None
         measures = Measures(

@@ -21,6 +21,7 @@ from integration.support.driver import run_until_killed
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from kafka_eos_source import map_in_read
 from kafka_eos_source.observe.journal import query_journal
+from kafka_eos_source.protocol.identity import group_of
 
 ROWS = 300
 
@@ -185,7 +186,7 @@ def test_a_function_that_returns_nothing_commits_the_offsets(pipeline: Pipeline,
     frame = map_in_read(pipeline.read().select("value"), lambda rows: iter(()), "value BINARY", write=sink)
     assert pipeline.write(frame, **sink) == [1]
     assert read_back(pipeline.broker, pipeline.even) == []
-    group, ends = admin.group(sink["application.id"]), end_offsets(pipeline.broker, pipeline.source)
+    group, ends = admin.group(group_of(sink["application.id"])), end_offsets(pipeline.broker, pipeline.source)
     assert {number: group[(pipeline.source, number)][0] for number in ends} == ends
 
 
@@ -293,6 +294,6 @@ def test_staged_rows_are_written_once_although_driver_and_task_workers_are_kille
     assert "QUERY FAILED" in killed.log.read_text(), "the killed worker ended the first run of the query"
     driver(query).finish()
     assert values(read_back(broker, target)) == wanted
-    group, ends = admin.group(f"app-{target}"), end_offsets(broker, source)
+    group, ends = admin.group(group_of(f"app-{target}")), end_offsets(broker, source)
     assert {number: group[(source, number)][0] for number in ends} == ends
     assert not list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow")), "orphans are deleted"

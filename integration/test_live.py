@@ -75,7 +75,7 @@ def test_figures_are_those_of_the_query(
 
     query.forget_commit(shown["batches"][-1]["batch_id"])
     query.run(query.frame(), **options)
-    again = top("--application-id", query.group)
+    again = top("--application-id", query.application_id)
     assert (again["totals"]["skipped"], again["totals"].get("records", 0)) == (1, 0)
     assert again["run_id"] != shown["run_id"]
 

@@ -38,6 +38,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.parse import parse_write
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.writer import stage
@@ -154,7 +155,7 @@ def leave_open_transaction(query: Query) -> Producer:
     dead = transaction(query.broker, query.application_id)
     dead.produce(query.sink, "half a batch", partition=0)
     assert dead.flush(60) == 0
-    consumer = Consumer({"bootstrap.servers": query.broker, "group.id": query.application_id})
+    consumer = Consumer({"bootstrap.servers": query.broker, "group.id": group_of(query.application_id)})
     offset = ClientTopicPartition(query.source, 0, 10_000)
     dead.send_offsets_to_transaction([offset], consumer.consumer_group_metadata())
     consumer.close()
@@ -233,7 +234,7 @@ def test_adopt_writes_a_lost_token_with_the_stated_outcome(query: Query, admin: 
     query.run(0, 0, 30)
     query.run(1, 30, 50)
     query.made.forget("commits/1")
-    admin.delete_group(query.application_id)
+    admin.delete_group(group_of(query.application_id))
     with pytest.raises(TokenMissingError):
         query.commit(1, rows(30, 50), restarted=True)
     assert command("adopt", query, outcome).exit_code == 0
@@ -307,7 +308,7 @@ def test_doctor_looks_at_a_running_query(
 
     create_time = command("doctor", query, "--clock-topic", query.sink, "--check", "clock", "--json")
     assert "keeps the time of the producer" in findings(create_time)["clock"]["what"]
-    admin.delete_group(query.application_id)
+    admin.delete_group(group_of(query.application_id))
     lost = command("doctor", query, "--check", "retention", "--json")
     assert lost.exit_code == 3
     assert "the token is gone" in findings(lost)["retention"]["what"]

@@ -23,6 +23,7 @@ from integration.support import tools
 from integration.support.driver import START_AND_RUN_SECONDS, Driver
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import group_of
 
 _TO = ("--reset-offsets", "--execute")
 _LONG = pytest.mark.long
@@ -81,7 +82,7 @@ INTERVENTIONS: Mapping[str, Intervention] = {
 
 def intervene(scenario: Scenario, name: str) -> None:
     arguments = INTERVENTIONS[name].arguments(scenario.source, scenario.sink)
-    tools.consumer_groups(scenario.bootstrap, scenario.application_id, *arguments)
+    tools.consumer_groups(scenario.bootstrap, group_of(scenario.application_id), *arguments)
 
 
 def _interventions(*quick: str) -> list[pytest.ParameterSet]:
@@ -198,9 +199,14 @@ def test_a_group_that_was_reset_to_match_a_restored_checkpoint_is_refused(
     copy = scenario.folder / "copy"
     shutil.copytree(scenario.checkpoint, copy)
     source = ("--reset-offsets", "--topic", scenario.source)
-    export = scenario.folder / "offsets.csv"
+    export, group = scenario.folder / "offsets.csv", group_of(scenario.application_id)
     said = tools.consumer_groups(
-        scenario.bootstrap, scenario.application_id, *source, "--to-current", "--dry-run", "--export"
+        scenario.bootstrap,
+        group_of(scenario.application_id),
+        *source,
+        "--to-current",
+        "--dry-run",
+        "--export",
     )
     export.write_text("".join(f"{line}\n" for line in said.splitlines() if line.startswith("in-")))
     scenario.feed(200)
@@ -209,7 +215,12 @@ def test_a_group_that_was_reset_to_match_a_restored_checkpoint_is_refused(
     shutil.rmtree(scenario.checkpoint)
     shutil.copytree(copy, scenario.checkpoint)
     tools.consumer_groups(
-        scenario.bootstrap, scenario.application_id, *source, "--from-file", str(export), "--execute"
+        scenario.bootstrap,
+        group_of(scenario.application_id),
+        *source,
+        "--from-file",
+        str(export),
+        "--execute",
     )
     driver = scenario.start(mutations=mutations)
     code, found = driver.wait(), scenario.outcome()
@@ -219,7 +230,7 @@ def test_a_group_that_was_reset_to_match_a_restored_checkpoint_is_refused(
     assert code == 1, driver.tail()
     assert f"[{MOVED}]" in driver.log.read_text(), driver.tail()
     # the runbook's other fix: a new checkpoint starts where somebody says that the output ends
-    tools.consumer_groups(scenario.bootstrap, scenario.application_id, *source, "--to-latest", "--execute")
+    tools.consumer_groups(scenario.bootstrap, group, *source, "--to-latest", "--execute")
     former = offset_log.query_id(str(scenario.checkpoint))
     shutil.rmtree(scenario.checkpoint)
     scenario.feed(50)
@@ -265,7 +276,7 @@ def test_state_stays_exact_although_a_changelogs_offsets_change_within_a_transac
     await_condition(stopped.exists, START_AND_RUN_SECONDS, "the offsets are in the transaction")
     running.await_stopped()
     changelog = f"{case.application}-{STORE}-changelog"
-    tools.consumer_groups(broker, case.application, *arguments(changelog))
+    tools.consumer_groups(broker, group_of(case.application), *arguments(changelog))
     running.resume()
     assert running.wait() == -9, running.tail()
     case.feed(100)

@@ -23,6 +23,7 @@ from kafka_eos_source import map_in_read
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.spark.session import ADAPTIVE_SETTING
 from kafka_eos_source.state import (
@@ -91,11 +92,11 @@ class Idle:
             raise failure
 
     def token(self) -> Token | None:
-        return newest_of(self.admin.group(self.application, may_be_empty=True))
+        return newest_of(self.admin.group(group_of(self.application), may_be_empty=True))
 
     def counted(self, metric: str) -> int:
         """Returns what the shards have counted, as the tokens on the changelog show."""
-        group = self.admin.group(self.application, may_be_empty=True)
+        group = self.admin.group(group_of(self.application), may_be_empty=True)
         tokens = [Token.decode(metadata) for _, metadata in group.values()]
         return sum(token.shard.counts.get(metric, 0) for token in tokens if token and token.shard)
 
@@ -149,13 +150,13 @@ def test_an_idle_query_renews_its_token(idle: Idle) -> None:
     rows = idle.frame().selectExpr("key", "value")
     with idle.running(rows) as query:
         await_condition(lambda: len(idle.written()) == 2, SECONDS, "the first rows")
-        offsets = idle.admin.group(idle.application)
+        offsets = idle.admin.group(group_of(idle.application))
         idle.await_renewals(query)
         produce(idle.broker, idle.source, ["c"], keys=["3"])
         await_condition(lambda: len(idle.written()) == 3, SECONDS, "the last row")
         idle.await_renewals(query, 1)
         progress = [json.loads(each.json) for each in query.recentProgress]
-    after = idle.admin.group(idle.application)
+    after = idle.admin.group(group_of(idle.application))
     assert sum(after[tp][0] for tp in after if tp[0] == idle.source) == 3
     assert set(after) == set(offsets)
     assert sorted(idle.written()) == [("1", "a"), ("2", "b"), ("3", "c")]
@@ -220,7 +221,7 @@ def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle)
     ends = [{topic: at for topic, at in each.items() if topic != "@"} for each in idle.positions()]
     assert ends[-1] == ends[0], "one batch read, and all others were ticks"
     # every shard took part in the last renewal, so its token is the one of the last transaction
-    group = idle.admin.group(idle.application)
+    group = idle.admin.group(group_of(idle.application))
     last = newest_of(group)  # of the same answer, because a process may still commit what it had begun
     assert last is not None
     changelog = {tp: metadata for tp, (_, metadata) in group.items() if tp[0].endswith("-changelog")}

@@ -41,6 +41,7 @@ from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
@@ -53,7 +54,7 @@ LEAST = (
     ("writer", "topic", "out", "READ"),
     ("writer", "topic", "in", "READ"),
     ("writer", "transactional_id", "app", "WRITE"),
-    ("writer", "group", "app", "READ"),
+    ("writer", "group", "group", "READ"),
 )
 ROWS = ["a", "b", "c"]
 WRONG = "wrong-pass-77"
@@ -84,6 +85,7 @@ class Query:
         name = uuid.uuid4().hex[:8]
         self.cluster = cluster
         self.names = {each: f"{each}-{name}" for each in ("in", "out", "app")}
+        self.names["group"] = group_of(self.names["app"])
         self.checkpoint = str(folder / "checkpoint")
         self._servers, self._login = cluster.admins
         for topic in ("in", "out"):
@@ -145,8 +147,8 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
         (LEAST[3], None, "in", "reading the offsets of group"),
         (LEAST[3], "DESCRIBE", "in", "committing offsets"),
         (LEAST[4], None, "app", "initialising transactional id"),
-        (LEAST[5], None, "app", "reading the offsets of group"),
-        (LEAST[5], "DESCRIBE", "app", "committing offsets of group"),
+        (LEAST[5], None, "group", "reading the offsets of group"),
+        (LEAST[5], "DESCRIBE", "group", "committing offsets of group"),
     ],
 )
 def test_the_error_names_each_missing_right_and_granting_it_suffices(
@@ -214,9 +216,9 @@ def test_dead_letters_need_the_right_to_write_their_topic(query: Query, tmp_path
 
 def test_offsets_of_a_group_are_read_with_the_right_to_describe_it(query: Query) -> None:
     query.allow(*LEAST)
-    begin = {"startingOffsets": "group", "kafka.group.id": query.names["app"]}
-    query.refused("reading the offsets of group", query.names["app"], **begin)
-    query.allow(("reader", "group", "app", "DESCRIBE"))
+    begin = {"startingOffsets": "group", "application.id": query.names["app"]}
+    query.refused("reading the offsets of group", query.names["group"], **begin)
+    query.allow(("reader", "group", "group", "DESCRIBE"))
     query.run(**begin)
 
 
@@ -241,7 +243,7 @@ STATE = (
     ("operator", "topic", "app-counts-changelog", "DESCRIBE", "looking up topic"),
     ("operator", "topic", "app-counts-changelog", "CREATE", "creating topic"),
     ("operator", "topic", "app-counts-changelog", "DESCRIBE_CONFIGS", "looking up the configuration"),
-    ("operator", "group", "app", "DESCRIBE", "reading the offsets of group"),
+    ("operator", "group", "group", "DESCRIBE", "reading the offsets of group"),
     ("writer", "topic", "app-counts-changelog", "DESCRIBE", "looking up output topic"),
     ("writer", "topic", "app-counts-changelog", "WRITE", "writing records to"),
     ("writer", "topic", "app-counts-changelog", "READ", "committing offsets"),
@@ -297,17 +299,19 @@ def _write(query: Query, **changed: str) -> None:
 
 #: Generated names for a single batch write match this pattern.
 DISPOSABLE = "kafka-eos-batch-*"
+DISPOSABLE_GROUP = group_of(DISPOSABLE)
 
 
 def test_a_batch_write_deletes_its_group_if_it_has_the_right(query: Query) -> None:
     query.allow(LEAST[1], LEAST[2])
-    query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"), ("writer", "group", DISPOSABLE, "READ"))
+    query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"))
+    query.allow(("writer", "group", DISPOSABLE_GROUP, "READ"))
     _write(query)  # without the right to delete it, the group is left to expire
-    left = [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE[:-1])]
+    left = [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE_GROUP[:-1])]
     assert len(left) == 1
-    query.allow(("writer", "group", DISPOSABLE, "DELETE"))
+    query.allow(("writer", "group", DISPOSABLE_GROUP, "DELETE"))
     _write(query)
-    assert [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE[:-1])] == left
+    assert [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE_GROUP[:-1])] == left
     assert query.written() == sorted(ROWS * 2)
 
 
@@ -490,7 +494,7 @@ def test_nothing_that_spark_shows_or_stores_contains_a_secret(
     for secret in SECRETS:
         assert [line for each in shown for line in each.splitlines() if secret in line] == []
         assert not any(secret.encode() in path.read_bytes() for path in kept)
-    group = query.cluster.admin.group(query.names["app"])
+    group = query.cluster.admin.group(query.names["group"])
     assert group
     assert not any(secret in str(group) for secret in SECRETS)
 

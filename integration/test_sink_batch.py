@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 from integration.support.kafka import Admin, final_end_offsets, read_back, values
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.journal import query_journal
+from kafka_eos_source.protocol.identity import group_of
 
 NOON = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.timezone.utc)
 
@@ -190,7 +191,9 @@ def test_a_batch_write_without_a_version_leaves_no_group(
     write(numbers(spark, 5), name)
     write(numbers(spark, 5), name)
     assert len(read_back(broker, name)) == 10
-    assert not [group for group in set(admin.groups()) - before if group.startswith("kafka-eos-batch")]
+    assert not [
+        group for group in set(admin.groups()) - before if group.startswith(group_of("kafka-eos-batch"))
+    ]
 
 
 def test_an_empty_frame_writes_nothing(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:

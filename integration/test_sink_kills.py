@@ -14,6 +14,7 @@ from integration.support.driver import Driver, run_until_killed
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.tools import console_consumer, transactions
 from kafka_eos_source import local_checkpoints
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 
 #: Enough rows for four batches. A killed driver leaves its batch to the next driver.
@@ -105,7 +106,7 @@ def test_records_are_written_once_although_the_driver_is_killed_around_kafkas_co
     # Kafka's own consumer reads the same records
     assert sorted(console_consumer(broker, sink, ROWS + 1)) == wanted
     # the committed offsets are the source's ends, and the token is that of the last batch
-    group = admin.group(f"app-{sink}")
+    group = admin.group(group_of(f"app-{sink}"))
     ends = end_offsets(broker, source)
     assert {number: group[(source, number)][0] for number in ends} == ends
     token = Token.decode(group[(sink, 0)][1])
@@ -163,7 +164,7 @@ def test_copying_between_clusters_is_exactly_once_although_drivers_are_killed(
     start = partial(driver, module="integration.chaos.loop")
     killed_at(start, loop, tmp_path, ["commit.before_commit", "commit.after_commit"])
     assert values(read_back(other_cluster, sink)) == wanted
-    group = Admin(other_cluster).group("copy")
+    group = Admin(other_cluster).group(group_of("copy"))
     assert set(group) == {(sink, 0)}, "only the anchor partition carries a token"
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import lineage
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
     CHANGELOG,
     aggregate_with_changelog_state,
@@ -168,7 +169,7 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
     stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: int(values[-1]) for key, values in stage.results().items()}
     assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
-    topics = {topic for topic, _ in admin.group(stage.application)}
+    topics = {topic for topic, _ in admin.group(group_of(stage.application))}
     assert {
         f"{stage.application}-duplicates-changelog",
         f"{stage.application}-aggregates-changelog",

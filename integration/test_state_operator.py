@@ -20,6 +20,7 @@ from integration.support.stateful import check_running_counts
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import StateLostError, StateMismatchError
 from kafka_eos_source.kafka.config import check_consumer
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.operator.task import ensure_changelog
@@ -117,7 +118,7 @@ def test_records_offsets_and_changelog_commit_together_and_the_number_of_shards_
 ) -> None:
     driver(case.spec()).finish()
     case.check()
-    group = admin.group(case.application)
+    group = admin.group(group_of(case.application))
     last_batch = ROWS // PER_BATCH - 1
     ends = final_end_offsets(case.broker, case.changelog)
     for shard in range(SHARDS):

@@ -253,7 +253,7 @@ def restart(query: Query, **options: str) -> None:
 
 
 def record_in_topic(tokens: Tokens, query: Query) -> TokenRecord:
-    found = tokens.last(query.group)
+    found = tokens.last(query.application_id)
     assert found is not None
     return found
 
@@ -360,7 +360,14 @@ def test_the_restore_command_restores_a_lost_group(
     produce(broker, query.source, rows(0, 20))
     query.run(token__topic=tokens.topic.name)
     before = admin.group(query.group)
-    which = ("--topic", tokens.topic.name, "--bootstrap-servers", broker, "--application-id", query.group)
+    which = (
+        "--topic",
+        tokens.topic.name,
+        "--bootstrap-servers",
+        broker,
+        "--application-id",
+        query.application_id,
+    )
     assert "add --checkpoint" in run("restore", *which, "--yes").output
     which += ("--checkpoint", query.checkpoint)
     assert "has lost nothing" in run("restore", *which, "--yes").output

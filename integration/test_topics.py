@@ -21,6 +21,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.lag import lag
 from kafka_eos_source.operate.topics import describe
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -140,18 +141,18 @@ def test_the_lag_of_a_query(
     for which in (
         ("--checkpoint", query.checkpoint),
         ("--application-id", query.application_id),
-        ("--group", query.application_id),
+        ("--group", group_of(query.application_id)),
     ):
         (found,) = _json_lines(run("lag", *which, "--json"))
         assert found["lag"] == 7
         assert [each["topic"] for each in found["partitions"]] == [query.source], (
             "the anchor partition is not part of the lag"
         )
-    assert "7 behind" in run("lag", "--group", query.application_id).output
+    assert "7 behind" in run("lag", "--group", group_of(query.application_id)).output
     assert "has no committed offsets" in run("lag", "--group", "nobody", code=1).output
     assert "name the query" in run("lag", code=2).output
     with ClusterReader({"bootstrap.servers": broker}) as cluster:
-        assert lag(cluster, query.application_id, Deadline.after_seconds(30)).total == 7
+        assert lag(cluster, group_of(query.application_id), Deadline.after_seconds(30)).total == 7
 
 
 def test_the_flights_command_fills_a_topic(run: Callable[..., Result]) -> None:

@@ -20,6 +20,7 @@ from integration.support.processes import await_condition
 from integration.support.query import Query
 from integration.support.tools import describe_transaction, producers
 from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.protocol.identity import group_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter
@@ -87,11 +88,11 @@ def test_two_queries_commit_in_the_same_processes(
     processes = {name: [pid for whose, pid in noted if whose == name] for name in queries}
     lost = doubled = 0
     for application_id, query in queries.items():
-        found = outcome(broker, query.source, query.sink, application_id, sent[application_id])
+        found = outcome(broker, query.source, query.sink, group_of(application_id), sent[application_id])
         assert found.exactly_once, found
         assert found.token is not None
         assert (found.token.query_id, found.token.batch_id) == (query.query_id, BATCHES - 1)
-        assert {name for name, _ in admin.group(application_id)} == {query.source, query.sink}
+        assert {name for name, _ in admin.group(group_of(application_id))} == {query.source, query.sink}
         writers = {each["ProducerId"] for each in producers(broker, query.sink, 0)}
         own = describe_transaction(broker, application_id)["ProducerId"]
         assert writers == {own}, "each query writes only under its own transactional id"

@@ -34,6 +34,7 @@
         ├── ForeignQueryError       the application.id belongs to another checkpoint
         ├── CheckpointMovedError    the checkpoint was moved or copied, and only a person knows which
         ├── GuaranteeChangedError   batches were written with at_least_once since the last token
+        ├── GroupInUseError         another program is a member of the query's consumer group, or was
         ├── OffsetsMovedError       another program moved the offsets of the query's consumer group
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
         ├── CheckpointAheadError    the checkpoint is newer than what Kafka holds
@@ -223,6 +224,12 @@ class GuaranteeChangedError(OperatorError):
     """Batches of the checkpoint were written with ``at_least_once``, so no token shows what Kafka holds."""
 
     condition = "KAFKA_EOS.GUARANTEE_CHANGED"
+
+
+class GroupInUseError(OperatorError):
+    """Another program is a member of the query's group, or committed offsets there before the query did."""
+
+    condition = "KAFKA_EOS.GROUP_IN_USE"
 
 
 class OffsetsMovedError(OperatorError):

@@ -9,7 +9,7 @@ a schedule can kill the driver, let the call fail, or let something else happen.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -240,6 +240,10 @@ class ModelKafka:
         records = [each for each in log[start:] if each is not None]
         keys = {each.key for each in records if each.key is not None and each.key.startswith(BATCH_PREFIX)}
         return Tail(len(log), len(records), frozenset(map(Owner.of_key, keys)))
+
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        self.process.reach("group_members")
+        return ()
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

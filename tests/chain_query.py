@@ -24,6 +24,7 @@ from chain_spark import (
 from chain_state import SHARDS, StateWorld, count_rows
 from pyspark.sql.types import BinaryType, StructType
 
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packet import CHANGELOG
 
 OUTPUT = "out"
@@ -42,7 +43,7 @@ class Query:
     Attributes:
         name: name of its checkpoint.
         sources: ``eos:<topic>``, ``spark:<topic>``, ``files`` or ``rate``.
-        application_id, group_id: the options; the group id defaults to the application id.
+        application_id, group_id: the options; None = the default group.
         stateful: whether it counts records by key in an operator with a changelog.
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
@@ -61,7 +62,7 @@ class Query:
 
     @property
     def group(self) -> str:
-        return self.group_id or self.application_id
+        return group_of(self.application_id, self.group_id)
 
     @property
     def topics(self) -> list[str]:

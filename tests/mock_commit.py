@@ -75,6 +75,9 @@ class MockKafka:
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         return self._clients.token_records(name, deadline)
 
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        return ()  # the mock does not know the request
+
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:

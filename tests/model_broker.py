@@ -52,10 +52,15 @@ class ModelBroker:
     tail_records: int = 0
     tail_owners: frozenset[Owner] = frozenset()
     dead: bool = False
+    members: list[str] = field(default_factory=list)
 
     # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self)
+
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        self.reach("group_members", after=False)
+        return self.members
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

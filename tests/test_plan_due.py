@@ -22,6 +22,7 @@ from kafka_eos_source.plan import due
 from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.due import LONGEST_PAUSE_MS, CommittedDue, DueBatches
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Due, Token
 
@@ -229,7 +230,7 @@ class Query:
         self.sequence += 1
         due_at = None if at_ms is None else Due(at_ms, self.clock.now_ms())
         token = replace(TOKEN, sequence=self.sequence, due=due_at)
-        self.cluster.commit(APPLICATION, {ANCHOR: self.sequence}, token.encode())
+        self.cluster.commit(group_of(APPLICATION), {ANCHOR: self.sequence}, token.encode())
         if tell:
             due.write(APPLICATION, run_id, token)
 
@@ -331,7 +332,7 @@ def test_a_source_that_may_not_read_the_group_relies_on_the_file(error: KafkaEos
 def test_a_token_that_this_version_cannot_read_is_left_to_the_sink() -> None:
     query = Query()
     query.commit(None)
-    query.cluster.commit(APPLICATION, {ANCHOR: 1}, '{"kafka-eos":99,"by":"9.0"}')
+    query.cluster.commit(group_of(APPLICATION), {ANCHOR: 1}, '{"kafka-eos":99,"by":"9.0"}')
     assert query.ms_until_tick(10_000) is None
 
 

@@ -16,6 +16,7 @@ from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import MOVING, Mark, Token, application_hash
 
@@ -30,7 +31,7 @@ OLD = SourcePosition({A0: 3, A1: 4}, None, "cluster-1", {"a": "id-a"})
 def cluster(*committed: tuple[TopicPartition, int, str]) -> Cluster:
     made = Cluster({A0: (0, 10), A1: (0, 20)})
     for tp, offset, metadata in committed:
-        made.commit(APPLICATION, {tp: offset}, metadata)
+        made.commit(group_of(APPLICATION), {tp: offset}, metadata)
     return made
 
 
@@ -171,7 +172,7 @@ def test_only_the_first_batch_of_a_run_may_jump() -> None:
     run = source(made)
     position = run.latest(OLD)
     made.logs = {A0: (0, 30), A1: (0, 30)}
-    made.commit(APPLICATION, {A0: 25, A1: 25}, MARK)
+    made.commit(group_of(APPLICATION), {A0: 25, A1: 25}, MARK)
     assert run.latest(position).end == {A0: 30, A1: 30}
     assert made.requests.count("committed") == 1
 
@@ -251,7 +252,7 @@ def test_a_group_that_the_user_may_not_read_is_logged_and_not_an_error(
     made.refusal = AuthorizationError("group denied")
     with caplog.at_level(logging.WARNING):
         assert source(made).latest(OLD).end == {A0: 10, A1: 20}
-    assert "not authorized to read the offsets of consumer group 'orders'" in caplog.text
+    assert "not authorized to read the offsets of consumer group 'kafka-eos.orders'" in caplog.text
     assert "group denied" in caplog.text
 
 
@@ -282,7 +283,7 @@ def test_a_jump_goes_only_forwards_and_only_to_offsets_of_the_application(
 ) -> None:
     made = Cluster(dict.fromkeys(_PARTITIONS, (0, 10)), cluster_id=here)
     for tp, (offset, metadata) in committed.items():
-        made.commit(APPLICATION, {tp: offset}, metadata)
+        made.commit(group_of(APPLICATION), {tp: offset}, metadata)
     ids = {"a": "id-a"} | ({} if known_ids is None else {"b": known_ids})
     begin = SourcePosition(start, None, "cluster-1", ids)
     run = source(made, subscribe="a,b", failOnDataLoss="false")

@@ -365,6 +365,26 @@ def _wrong_removal() -> None:
     Emission._rows = remove_newest  # type: ignore[method-assign]
 
 
+def _no_look_at_members() -> None:
+    """Does not ask whether the group of the query has members."""
+    ownership.refuse_members = transaction.refuse_members = lambda *_: None  # type: ignore[assignment]
+
+
+def _no_look_at_offsets() -> None:
+    """Begins a query although the group has offsets of another program."""
+    verdict._refuse_offsets_of_others = lambda *_: None
+
+
+def _no_group_prefix() -> None:
+    """Uses the application.id as the group, as consumers of the application do."""
+    identity.GROUP_PREFIX = ""
+
+
+def _short_look() -> None:
+    """Looks at the group in each transaction. This is no rule; it saves a test the minute between two looks."""
+    transaction._LOOK_SECONDS = 0.0
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -372,6 +392,7 @@ class _Prepared:
         self._producer = producer
         self.group_offsets = clients.group_offsets
         self.committed_now = clients.committed_now
+        self.group_members = clients.group_members
 
     def producer(self, _transactional_id: str) -> Any:
         return self._producer
@@ -413,6 +434,10 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "rescale journal": _journal_ahead_of_the_slice,
     "packets before": _no_packets_before,
     "removed result": _wrong_removal,
+    "group members": _no_look_at_members,
+    "group offsets": _no_look_at_offsets,
+    "group prefix": _no_group_prefix,
+    "short look": _short_look,
 }
 
 

@@ -12,6 +12,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, final_end_offsets, produce
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import group_of
 
 _KEYS = 10
 _SECONDS = 120.0
@@ -183,5 +184,6 @@ class Scenario:
 
     def outcome(self) -> Outcome:
         """Compares output with input; call it when no process is running any more."""
-        self.last_outcome = outcome(self.bootstrap, self.source, self.sink, self.application_id, self.sent)
+        group = group_of(self.application_id)
+        self.last_outcome = outcome(self.bootstrap, self.source, self.sink, group, self.sent)
         return self.last_outcome

@@ -13,6 +13,7 @@ import pytest
 
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS
+from kafka_eos_source.protocol.identity import group_of
 
 
 def restore(scenario: Scenario, copy: Path) -> None:
@@ -33,7 +34,7 @@ def backed_up(scenario: Scenario) -> Path:
 
 
 def delete_group(scenario: Scenario) -> None:
-    for future in scenario.admin.client.delete_consumer_groups([scenario.application_id]).values():
+    for future in scenario.admin.client.delete_consumer_groups([group_of(scenario.application_id)]).values():
         future.result(TIMEOUT_SECONDS)
 
 
@@ -82,7 +83,7 @@ def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: in
 def test_t62_offsets_that_another_program_reset_are_named(scenario: Scenario, to: int) -> None:
     scenario.feed(100)
     scenario.run()
-    scenario.admin.reset_offsets(scenario.application_id, scenario.source, {0: to, 1: to})
+    scenario.admin.reset_offsets(group_of(scenario.application_id), scenario.source, {0: to, 1: to})
     scenario.feed(50)
     driver = scenario.start()
     assert driver.wait() == 1
@@ -128,7 +129,7 @@ def test_t65_two_transactional_ids_in_one_group_are_refused(scenario: Scenario) 
     scenario.feed(50)
     scenario.run()
     before = scenario.written()
-    rival = {"application.id": "rival", "kafka.group.id": scenario.application_id}
+    rival = {"application.id": "rival", "kafka.group.id": group_of(scenario.application_id)}
     for policy in ({}, {"onForeignQuery": "adopt"}):
         checkpoint = scenario.folder / f"rival-{len(policy)}"
         driver = scenario.start(checkpoint=checkpoint, sink={**rival, **policy})

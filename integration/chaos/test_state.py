@@ -27,6 +27,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.reading import snapshot
 from kafka_eos_source.state.reading.query import StateQuery
@@ -215,7 +216,7 @@ def test_t213_a_quiet_shard_needs_no_restore_although_its_changelog_begins_after
     assert start(case.spec(), f"commit.after_commit=kill*2@{once}").wait() != 0
     assert once.exists()
     changelog = f"{case.application}-{STORE}-changelog"
-    group = admin.group(case.application)
+    group = admin.group(group_of(case.application))
     admin.configure(changelog, {"cleanup.policy": "compact,delete"})
     for shard in range(SHARDS):
         offset, _ = group[(changelog, shard)]
@@ -242,7 +243,7 @@ def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, ad
     failpoints._armed.cache_clear()
     commits = case.checkpoint / "commits"
     assert {path.name for path in commits.iterdir()} == {str(each) for each in range(DIES_IN_BATCH)}
-    admin.delete_group(case.application)
+    admin.delete_group(group_of(case.application))
     with pytest.raises(TokenMissingError):
         case.run()
     case.run(sink={"onMissingToken": f"assume_committed:{DIES_IN_BATCH}"})

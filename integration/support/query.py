@@ -8,6 +8,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from kafka_eos_source.protocol.identity import group_of
+
 
 class Query:
     """A topic-to-topic query with one checkpoint, which `run` starts and runs to its end."""
@@ -53,5 +55,9 @@ class Query:
         return str(json.loads(Path(self.checkpoint, "metadata").read_text())["id"])
 
     @property
-    def group(self) -> str:
+    def application_id(self) -> str:
         return f"kafka-eos-{self.query_id}"
+
+    @property
+    def group(self) -> str:
+        return group_of(self.application_id)

@@ -59,6 +59,9 @@ class Clients(Protocol):
     ) -> Mapping[TopicPartition, GroupOffset]:
         """Returns the committed offsets of a group; waits for open transactions (`GroupOffsets.fetch`)."""
 
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        """Returns client id and host of each member of a group (`GroupOffsets.members`)."""
+
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
@@ -224,6 +227,8 @@ class ProducerSession:
         confirmed: whether the group coordinator that returned ``held`` has accepted an offset commit of this
             producer, which proves that its answer was not outdated.
         token_records: the token topic, as the last initialisation saw it; None if the query has none.
+        looked_at: when this process last made sure that no other program uses the group, in seconds of
+            `time.monotonic`.
     """
 
     producer: Producer | None = None
@@ -234,6 +239,7 @@ class ProducerSession:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False
     token_records: TokenRecords | None = None
+    looked_at: float = 0.0
 
     def drop(self) -> None:
         """Closes the producer. The next commit initialises a new one, which raises the epoch."""

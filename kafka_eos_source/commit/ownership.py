@@ -10,8 +10,10 @@ The order of the calls is what makes the decision safe:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
+from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.context import CommitContext, Decision, OvertakenError, Progress
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.interfaces import Producer
@@ -20,7 +22,13 @@ from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.commit.shard_checks import shards_match
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues, moved_partitions
+from kafka_eos_source.commit.verdict import (
+    Verdict,
+    batch_verdict,
+    continues,
+    moved_partitions,
+    written_partitions,
+)
 from kafka_eos_source.errors import (
     AbortableError,
     ForeignQueryError,
@@ -31,6 +39,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 def reuse_producer(context: CommitContext, progress: Progress) -> Decision | None:
@@ -84,8 +93,11 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
             failed.
     """
     request, session, deadline = context.request, context.session, context.deadline
-    # 1. Sinks list their prepared batches. Crash here ⇒ nothing has happened.
+    # 1. Nobody else is in the group; sinks list their prepared batches. Crash here ⇒ nothing has happened.
     progress.move(Step.INIT)
+    if not request.new_group:
+        refuse_members(context, deadline)
+        session.looked_at = time.monotonic()
     context.sinks.list_prepared(deadline)
     failpoints.reach("commit.after_list_prepared")
     proved = _proved_offsets(context) if context.sinks.has_prepared() else None
@@ -122,7 +134,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     session.topic_ids = read_topic_ids(context, producer, own)
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
-    if verdict is Verdict.SKIP and moved_partitions(batch.ends or (), held):
+    if verdict is Verdict.SKIP and moved_partitions(written_partitions(batch, request.anchor), held):
         # Another program has moved offsets of the group. Kafka holds this batch, so the commit skips it all
         # the same. The next batch must not reuse this producer, so that it is judged by these offsets.
         session.held = None
@@ -145,6 +157,23 @@ def _refuse_another_cluster(context: CommitContext) -> None:
             fix="check that all addresses in kafka.bootstrap.servers belong to the query's own cluster, and "
             "start the query again after a minute.",
         )
+
+
+def refuse_members(context: CommitContext, deadline: Deadline) -> None:
+    """Raises if the group of the query has members.
+
+    A query commits its offsets in transactions and never joins its group. So a member is another program,
+    and the offsets that the two commit would overwrite each other.
+
+    Raises:
+        GroupInUseError: if there are members.
+        UnavailableError: if the group coordinator does not answer in time.
+        AuthorizationError: if the principal may not describe the group.
+    """
+    request = context.request
+    members = context.clients.group_members(request.group_id, deadline)
+    if members:
+        raise refusals.group_has_members(request.batch, request.group_id, members)
 
 
 def topics_of(context: CommitContext, own: OwnOffsets) -> set[str]:
@@ -231,6 +260,7 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
             foreign_query=request.foreign_query,
             moved_offsets=request.moved_offsets,
             token_topic=request.token_topic,
+            group_id=request.group_id,
         )
     except ForeignQueryError:
         raise  # only the other query may commit the sinks that its token names

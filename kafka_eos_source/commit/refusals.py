@@ -5,13 +5,14 @@ Each function returns one error; its docstring states the reason for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
     ForeignQueryError,
+    GroupInUseError,
     KafkaEosError,
     OffsetsMovedError,
     TokenMissingError,
@@ -20,7 +21,7 @@ from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.protocol.identity import target_topic
 from kafka_eos_source.protocol.token import Token
 
-#: A message names this many partitions and counts the others.
+#: A message names this many partitions or members, and counts the others.
 _NAMED = 5
 
 
@@ -163,19 +164,67 @@ def adopted_from_another_offset(
     )
 
 
-def offsets_moved(batch: Batch, token: Token, held: Held, moved: list[TopicPartition]) -> OffsetsMovedError:
-    """Another program committed offsets in the consumer group of the query."""
+def group_has_members(batch: Batch, group_id: str, members: Sequence[str]) -> GroupInUseError:
+    """Consumers are members of the query's group; each would overwrite the offsets of the other."""
+    shown = ", ".join(members[:_NAMED]) + _others(members)
+    return GroupInUseError(
+        f"the consumer group {group_id!r} of application.id={batch.application_id!r} has members: {shown}. "
+        "Expected none, because a query is no member of its group: the members and the query would "
+        "overwrite the offsets of each other.",
+        fix="give these consumers another group.id, and restart the query; or, if the group is theirs, give "
+        "the query a group of its own (leave out kafka.group.id). To read on where the consumers stop, end "
+        "them first, and start the query with a new checkpoint and startingOffsets=group.",
+    )
+
+
+def group_has_offsets(
+    batch: Batch, group_id: str, held: Held, found: list[TopicPartition]
+) -> GroupInUseError:
+    """The query is new, and the group has offsets that another program committed."""
+    starts = batch.starts or {}
+    read = [tp for tp in found if tp in starts]
+    expected = f", or {_offsets(starts, read)}, where the query starts" if read else ""
+    return GroupInUseError(
+        f"another program committed offsets in the consumer group {group_id!r} of application.id="
+        f"{batch.application_id!r}: {_offsets(held.committed, found)}; expected none{expected}. The query "
+        "would overwrite them.",
+        fix="give the query a group of its own (leave out kafka.group.id). If the other program has ended "
+        "for good, start the query with a new checkpoint and startingOffsets=group to read on where it "
+        "stopped; or, if nobody needs these offsets any more, start once with "
+        f".option('onMovedOffsets', 'overwrite:{batch.batch_id}').",
+    )
+
+
+def offsets_moved(
+    batch: Batch, token: Token | None, group_id: str, held: Held, moved: list[TopicPartition]
+) -> OffsetsMovedError:
+    """Another program committed offsets in the consumer group of the query.
+
+    Args:
+        batch: the batch.
+        token: the newest token; None if Kafka has lost it.
+        group_id: the consumer group.
+        held: what the group holds.
+        moved: the partitions.
+    """
+    read = [tp for tp in moved if tp in (batch.starts or {})]
+    at = f"; the checkpoint is at {_offsets(batch.starts or {}, read)}" if read else ""
     return OffsetsMovedError(
-        f"another program committed the offsets of {_list(moved)} in the consumer group of "
-        f"application.id={batch.application_id!r} after batch {token.batch_id}: they do not carry the mark "
-        f"of a transaction of this query. Committed now: {_offsets(held.committed, moved)}; the checkpoint "
-        f"is at {_offsets(batch.starts or {}, moved)}.",
-        fix="stop the program that commits to this group. Then, to continue from the checkpoint, which "
-        "neither loses nor doubles rows, restart with .option('onMovedOffsets', "
-        f"'overwrite:{batch.batch_id}'). To continue from the moved offsets instead, start a new checkpoint "
-        "with startingOffsets=group and .option('onForeignQuery', "
-        f"'adopt_unchecked:{token.query_id}'): records that the offsets were moved past are then lost, and "
-        "records that they were moved back to are written again.",
+        f"another program committed the offsets of {_list(moved)} in the consumer group {group_id!r} of "
+        f"application.id={batch.application_id!r}"
+        f"{'' if token is None else f' after batch {token.batch_id}'}: they do not carry the mark "
+        f"of a transaction of this query. Committed now: {_offsets(held.committed, moved)}{at}.",
+        fix="make sure that the other program no longer uses the group. Then, to continue from the "
+        "checkpoint, which neither loses nor doubles rows, restart with .option('onMovedOffsets', "
+        f"'overwrite:{batch.batch_id}')."
+        + (
+            " To continue from the moved offsets instead, start with an empty checkpoint, "
+            "startingOffsets=group and .option('onForeignQuery', "
+            f"'adopt_unchecked:{token.query_id}'): records that the offsets were moved past are then lost, "
+            "and records that they were moved back to are written again."
+            if read and token is not None
+            else ""
+        ),
     )
 
 
@@ -266,5 +315,5 @@ def _ranges(starts: Offsets, ends: Offsets, partitions: list[TopicPartition]) ->
     return named + _others(partitions)
 
 
-def _others(partitions: Collection[TopicPartition]) -> str:
-    return f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else ""
+def _others(found: Collection[object]) -> str:
+    return f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""

@@ -78,6 +78,9 @@ class KafkaClients:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).fetch(group_id, certainly, deadline)
 
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        return GroupOffsets(admin_config(self.kafka)).members(group_id, deadline)
+
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:

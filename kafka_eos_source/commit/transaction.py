@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
-from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed, topics_of
+from kafka_eos_source.commit.facts import Held
+from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed, refuse_members, topics_of
 from kafka_eos_source.commit.request import Cluster, inherited_shards, progress_of
 from kafka_eos_source.commit.shard_checks import check_same_log, check_tail, is_alone
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.errors import AbortableError, DataLossError, UnavailableError
+from kafka_eos_source.commit.verdict import moved_partitions
+from kafka_eos_source.errors import (
+    AbortableError,
+    DataLossError,
+    GroupInUseError,
+    KafkaEosError,
+    UnavailableError,
+)
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, TOPIC
 from kafka_eos_source.stage.sealed_column import sealed_batches
 
 _log = logging.getLogger(__name__)
+
+#: A running query looks at most this often whether another program uses its group.
+_LOOK_SECONDS = 60.0
+#: How long a look may take. A transaction does not wait longer for it.
+_LOOK_TIMEOUT_SECONDS = 10.0
 
 
 class Transaction:
@@ -78,6 +93,7 @@ class Transaction:
         failpoints.reach(f"{point}.before_begin")
         self._progress.move(Step.BEGIN)
         producer.begin()
+        look = self._begin_look()
         self._progress.transactions += 1
         self._progress.trace.count(transactions=1)
         self._progress.begun_at = time.monotonic()
@@ -117,6 +133,8 @@ class Transaction:
             raise AbortableError("a source topic was created again meanwhile")
         # 5. The coordinator that accepted them confirms the facts of the decision. Crash here ⇒ as in step 2.
         self._confirm()
+        if look is not None:
+            look.finish()
         failpoints.reach(f"{point}.before_commit")
         # 6. Kafka commits. Crash here ⇒ the next owner finds the outcome in the token.
         self._progress.move(Step.COMMIT)
@@ -268,6 +286,14 @@ class Transaction:
         committed = self._context.clients.committed_now(request.group_id, partitions, self._deadline)
         refuse_changed(request.group_id, partitions, self._decision.in_group, committed)
 
+    def _begin_look(self) -> GroupLook | None:
+        """Begins to look for another program in the group, if the last look was long enough ago."""
+        session = self._session
+        if self._request.new_group or time.monotonic() - session.looked_at < _LOOK_SECONDS:
+            return None
+        session.looked_at = time.monotonic()
+        return GroupLook(self._context, self._request.partitions(self._own))
+
     # -- topics ----------------------------------------------------------------------------------
 
     def _check_topic_ids(self) -> set[str]:
@@ -316,3 +342,49 @@ def _recreated(topic_ids: Mapping[str, str], own: OwnOffsets) -> set[str]:
 def _without(offsets: Offsets, topics: Collection[str]) -> dict[TopicPartition, int]:
     """Returns the offsets of all partitions that do not belong to these topics."""
     return {tp: offset for tp, offset in offsets.items() if tp.topic not in topics}
+
+
+class GroupLook:
+    """Looks in a thread of its own whether another program uses the group, while the transaction goes on.
+
+    Offsets alone would not show a consumer that joins the group, because each transaction of the query
+    replaces the offsets that such a consumer has committed. So the look asks for the members, too.
+
+    Args:
+        context: the work to do.
+        partitions: those whose offsets the query commits.
+    """
+
+    def __init__(self, context: CommitContext, partitions: Collection[TopicPartition]) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._deadline = Deadline.after_seconds(_LOOK_TIMEOUT_SECONDS)
+        self._found: KafkaEosError | None = None
+        self._thread = threading.Thread(target=self._run, name="kafka-eos-group", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for the answers. If there are none in time, the transaction goes on, and a later one looks.
+
+        Raises:
+            GroupInUseError: if the group has members.
+            AbortableError: if another program has committed an offset. The next try judges the batch by it.
+        """
+        self._thread.join(self._deadline.remaining_seconds())
+        if self._found is not None:
+            raise self._found
+
+    def _run(self) -> None:
+        request = self._context.request
+        try:
+            refuse_members(self._context, self._deadline)
+            found = self._context.clients.committed_now(request.group_id, self._partitions, self._deadline)
+            moved = moved_partitions(self._partitions, Held.of(request.batch.application_id, found))
+            if moved:
+                self._found = AbortableError(
+                    f"another program committed the offset of {moved[0]} in group {request.group_id!r}"
+                )
+        except GroupInUseError as error:
+            self._found = error
+        except KafkaEosError as error:
+            _log.info("cannot see whether another program uses group %r: %s", request.group_id, error)

@@ -44,6 +44,7 @@ def batch_verdict(
     foreign_query: str = "fail",
     moved_offsets: str = "fail",
     token_topic: str | None = None,
+    group_id: str = "",
 ) -> Verdict:
     """Decides what the commit does with ``batch``, given what Kafka holds.
 
@@ -56,10 +57,12 @@ def batch_verdict(
         foreign_query: option ``onForeignQuery``: ``fail``, ``adopt`` or ``adopt_unchecked:<query id>``.
         moved_offsets: option ``onMovedOffsets``: ``fail`` or ``overwrite:<batch>``.
         token_topic: option ``token.topic``, for messages only: ``held`` includes what was found there.
+        group_id: the consumer group, for messages only.
 
     Raises:
         TokenMissingError: if Kafka lost the token.
         ForeignQueryError: if the group or the ``application.id`` belongs to another query.
+        GroupInUseError: if the query is new, and another program has committed offsets in its group.
         OffsetsMovedError: if another program moved the offsets of the group.
         CheckpointRolledBackError: if Kafka already holds a part of the batch.
         CheckpointAheadError: if records between the token and the batch were never committed.
@@ -67,7 +70,10 @@ def batch_verdict(
     _refuse_shared_group(batch, held, anchor)
     token = held.whole_token
     if token is None:
-        return _without_token(batch, held, missing_token, token_topic)
+        verdict = _without_token(batch, held, missing_token, token_topic)
+        if moved_offsets != f"overwrite:{batch.batch_id}":
+            _refuse_offsets_of_others(batch, held, anchor, group_id)
+        return verdict
     if batch.once:
         if not token.query_id.startswith(ONCE):
             raise refusals.foreign_query(batch, token)
@@ -82,11 +88,16 @@ def batch_verdict(
     if batch.unproven:
         return Verdict.WRITE_TOKEN_ONLY
     if moved_offsets != f"overwrite:{batch.batch_id}":
-        _refuse_moved_offsets(batch, held, token)
+        _refuse_moved_offsets(batch, held, anchor, token, group_id)
     if continues(batch, token) and not batch.jump:
         _check_first_batch(batch, token, held)
         return Verdict.WRITE
     return _by_offsets(batch, token, held)
+
+
+def written_partitions(batch: Batch, anchor: TopicPartition) -> set[TopicPartition]:
+    """Returns the partitions whose offsets the batch commits, without those of changelogs."""
+    return {anchor, *(batch.starts or ()), *(batch.ends or ())}
 
 
 def moved_partitions(partitions: Iterable[TopicPartition], held: Held) -> list[TopicPartition]:
@@ -96,7 +107,7 @@ def moved_partitions(partitions: Iterable[TopicPartition], held: Held) -> list[T
 
 def _refuse_shared_group(batch: Batch, held: Held, anchor: TopicPartition) -> None:
     """Raises ForeignQueryError if another application commits its offsets to the same partitions."""
-    for tp in sorted({anchor, *(batch.ends or {}), *(batch.starts or {})}):
+    for tp in sorted(written_partitions(batch, anchor)):
         if held.mark(tp) is None or held.is_marked(tp):
             continue
         token = Token.decode(held.offsets[tp].metadata)
@@ -146,11 +157,29 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
         raise refusals.adopted_from_another_offset(token, wrong[0], starts[wrong[0]], committed[wrong[0]])
 
 
-def _refuse_moved_offsets(batch: Batch, held: Held, token: Token) -> None:
+def _refuse_offsets_of_others(batch: Batch, held: Held, anchor: TopicPartition, group_id: str) -> None:
+    """Raises if the group holds no token, but offsets that another program committed.
+
+    A new query may start exactly where another program stopped (``startingOffsets=group``).
+    """
+    moved = moved_partitions(written_partitions(batch, anchor), held)
+    if batch.promised or held.newest_sequence >= 0:
+        if moved:
+            raise refusals.offsets_moved(batch, None, group_id, held, moved)
+        return
+    starts = batch.starts or {}
+    found = [tp for tp in moved if held.offsets[tp].offset != starts.get(tp)]
+    if found:
+        raise refusals.group_has_offsets(batch, group_id, held, found)
+
+
+def _refuse_moved_offsets(
+    batch: Batch, held: Held, anchor: TopicPartition, token: Token, group_id: str
+) -> None:
     """Raises OffsetsMovedError if another program has committed an offset since the last batch."""
-    moved = moved_partitions(batch.starts or (), held)
+    moved = moved_partitions(written_partitions(batch, anchor), held)
     if moved:
-        raise refusals.offsets_moved(batch, token, held, moved)
+        raise refusals.offsets_moved(batch, token, group_id, held, moved)
 
 
 def _check_first_batch(batch: Batch, token: Token, held: Held) -> None:

@@ -114,6 +114,38 @@ class GroupOffsets:
         """
         return self._fetch(group_id, certainly, deadline, stable=False) or {}
 
+    def members(self, group_id: str, deadline: Deadline) -> list[str]:
+        """Returns client id and host of each member of the group; a group that does not exist has none.
+
+        The request finds the members of classic groups and those of the consumer protocol (KIP-848). Members
+        of share groups are not found; Kafka itself commits no offsets to a share group.
+
+        Raises:
+            UnavailableError: if no coordinator answers before ``deadline``.
+            AuthorizationError: if the principal may not describe the group.
+        """
+        client: Any = make(AdminClient, {**self._config, "error_cb": self._complaints.on_error})
+
+        def send(seconds: float) -> list[str]:
+            # the time limit is not passed to librdkafka, for the reason given in `offset_fetch`
+            future = client.describe_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
+            try:
+                found = self._complaints.await_answer(client, future, seconds)
+            except KafkaException as error:
+                if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    return ["a member that reads topics which this principal may not describe"]
+                raise
+            return [f"client.id={each.client_id!r} at {each.host.lstrip('/')}" for each in found.members]
+
+        return request(
+            f"reading the members of group {group_id!r}",
+            send,
+            deadline,
+            self._complaints,
+            self._bootstrap,
+            poll=client.poll,
+        )
+
     def delete_group(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group if it exists.
 

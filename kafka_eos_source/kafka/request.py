@@ -77,19 +77,30 @@ class Complaints:
         """Forgets the newest report, because brokers have since done all that they were asked to."""
         self.last = ""
 
-    def await_answer(self, client: Any, future: Any) -> Any:
+    def await_answer(self, client: Any, future: Any, seconds: float | None = None) -> Any:
         """Returns the result of an admin call; stops waiting for it if the login was refused for good.
 
+        Args:
+            client: the client of the call.
+            future: its result.
+            seconds: longest time to wait; None = the call has a time limit of its own.
+
         Raises:
-            KafkaException: if the call failed, or the login was refused for good.
+            KafkaException: if the call failed, or the login was refused for good; with _TIMED_OUT after
+                ``seconds``.
         """
+        waited = 0.0
         while True:
+            wait = _LOGIN_CHECK_SECONDS if seconds is None else min(_LOGIN_CHECK_SECONDS, seconds - waited)
             try:
-                return future.result(_LOGIN_CHECK_SECONDS)
+                return future.result(wait)
             except concurrent.futures.TimeoutError:
                 client.poll(0)  # runs the error callback
                 if self._refused is not None and not self._login.has_worked:
                     raise KafkaException(self._refused) from None
+            waited += wait
+            if seconds is not None and waited >= seconds:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 class TryLimit:

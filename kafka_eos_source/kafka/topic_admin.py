@@ -74,27 +74,6 @@ class TopicAdmin:
     ) -> None:
         self._client = None
 
-    def cluster_id(self, deadline: Deadline) -> str:
-        """Returns Kafka's id of the cluster.
-
-        Raises:
-            UnavailableError: if no broker answers before ``deadline``.
-            OperatorError: if the brokers do not report an id.
-        """
-
-        def ask(seconds: float) -> str:
-            described = self._await_answer(self._client.describe_cluster(request_timeout=seconds))
-            return str(described.cluster_id or "")
-
-        found = self._ask("looking up the id of the cluster", ask, deadline)
-        if not found:
-            raise OperatorError(
-                f"the brokers of kafka.bootstrap.servers={self._bootstrap!r} do not report the id of their "
-                "cluster, by which sinks outside Kafka tell their work from that of other clusters.",
-                fix="use brokers that report a cluster id (Kafka's do), or leave out the option 'sinks'.",
-            )
-        return found
-
     def shape(self, name: str, deadline: Deadline) -> TopicShape | None:
         """Describes the topic; None = the topic does not exist.
 

@@ -32,6 +32,7 @@ from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -318,7 +319,7 @@ def _anchor(topic: str | None, kafka: KafkaView) -> TopicPartition:
 def _options(inspection: Inspection, location: str | None, *, adopts: bool) -> dict[str, dict[str, str]]:
     """Returns the options that the query needs on its source and on its sink."""
     names = {"application.id": inspection.application_id}
-    if inspection.group_id != inspection.application_id:
+    if inspection.group_id != group_of(inspection.application_id):
         names["kafka.group.id"] = inspection.group_id
     sink = dict(names)
     if location is not None:

@@ -222,7 +222,7 @@ def _group_state(application_id: str, found: Inspection) -> str:
     if kafka is None:
         return f"Cannot read what application.id={application_id!r} holds: {found.findings[-1].text}"
     if kafka.token is None and not kafka.offsets:
-        return f"Kafka has no offsets of a group {application_id!r}. Check the spelling."
+        return f"Kafka has no offsets of a group {found.group_id!r}. Check the spelling."
     token = kafka.token
     held = (
         f"batch {token.batch_id} of query {token.query_id}, run {token.run_id or 'unknown'}"

@@ -16,6 +16,7 @@ from kafka_eos_source.operate.cluster import KafkaView, MetadataReader
 from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Opens the token topic with this name before a deadline.
@@ -74,7 +75,7 @@ def inspect(
     """
     checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
     application_id = checkpoints.application_id(target.application_id, checkpoint)
-    group_id = target.group_id or application_id
+    group_id = group_of(application_id, target.group_id)
     kafka: KafkaView | None = None
     kafka_failure: list[Finding] = []
     if reader is not None:

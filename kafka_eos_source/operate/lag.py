@@ -98,7 +98,8 @@ def lag(
     if not offsets:
         raise InvalidOptionError(
             f"consumer group {group_id!r} has no committed offsets.",
-            fix="check the name; a query's group is its application.id, unless kafka.group.id is set.",
+            fix="check the name; the group of a query is 'kafka-eos.' and its application.id, unless "
+            "kafka.group.id is set.",
         )
     read = {tp: offsets[tp].offset for tp in source_partitions(offsets.values(), sources)}
     _, known = cluster.topics(deadline)

@@ -19,6 +19,7 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
         if reader is not None:
             application_id = _application_id(target)
             changelogs = state_list.changelog_shards(
-                reader, target.group_id or application_id, application_id, store, deadline_of(timeout)
+                reader, group_of(application_id, target.group_id), application_id, store, deadline_of(timeout)
             )
     if as_json:
         print_json(state_view.listing_json(local, changelogs))
@@ -271,7 +272,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         require_brokers(target),
         application_id,
         name,
-        target.group_id or application_id,
+        group_of(application_id, target.group_id),
         shards,
         timeout_ms=int(1000 * deadline.budget_seconds),
         report=steps.append if as_json else click.echo,
@@ -357,7 +358,7 @@ def _changelog(
     return Changelog(
         application_id,
         require_option("--store", store),
-        target.group_id or application_id,
+        group_of(application_id, target.group_id),
         admin_config(require_brokers(target)),
         snapshot_location,
     )

@@ -23,7 +23,7 @@ class Target:
     Attributes:
         checkpoint: option ``checkpointLocation``; None = not set, or a batch write.
         application_id: option ``application.id``; None = take it from the checkpoint.
-        group_id: option ``kafka.group.id``; None = the same as the ``application.id``.
+        group_id: option ``kafka.group.id``; None = the default (`identity.group_of`).
         anchor_topic: option ``anchor.topic``, else ``topic``; None = derive it from the tokens in Kafka.
         staging: option ``staging.location``; None = the default folder in the checkpoint.
         source_cluster: option ``source.cluster``.

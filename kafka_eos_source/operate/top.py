@@ -14,6 +14,7 @@ from kafka_eos_source.observe.view import QueryView, Status, TopicLag, view
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.lag import GroupLag, lag
 from kafka_eos_source.operate.target import Target
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -60,7 +61,7 @@ def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[],
     """
     found = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
     application_id = checkpoints.application_id(target.application_id, found)
-    group_id = target.group_id or application_id
+    group_id = group_of(application_id, target.group_id)
 
     def look() -> QueryView:
         journal = _readable(lambda: query_journal(application_id))

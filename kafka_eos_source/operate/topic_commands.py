@@ -233,13 +233,16 @@ def lag(
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.operate import checkpoint as checkpoints
     from kafka_eos_source.operate.lag import lag as measure
+    from kafka_eos_source.protocol.identity import group_of
 
     if (checkpoint, application_id, group_id) == (None, None, None):
         raise click.UsageError("name the query: --checkpoint, --application-id or --group.")
     kafka = kafka_of(given)
     found = checkpoints.read(checkpoint) if checkpoint is not None else None
     if group_id is None:
-        group_id = kafka.get("group.id") or checkpoints.application_id(application_id, found)
+        group_id = kafka.get("group.id")
+    if group_id is None:
+        group_id = group_of(checkpoints.application_id(application_id, found))
     sources = [tp for each in (found.sources() if found is not None else ()) for tp in each.end or ()]
     pause = threading.Event()
     with ClusterReader(admin_config(kafka)) as cluster:

@@ -386,9 +386,9 @@ OPTIONS: tuple[Option, ...] = (
         values.application_id,
         None,
         "text",
-        "Identifies the query in Kafka. It is the transactional id, the prefix of changelog topics and, "
-        "unless `kafka.group.id` is set, the consumer group. Set the same value on the sink, on stateful "
-        "operators and on the stream source. On a source, it also names the group for "
+        "Identifies the query in Kafka. It is the transactional id and the prefix of changelog topics. The "
+        "consumer group is `kafka-eos.` and this id, unless `kafka.group.id` is set. Set the same value on "
+        "the sink, on stateful operators and on the stream source. On a source, it also names the group for "
         "`startingOffsets=group`, and lets `onRolledBackCheckpoint=jump` continue a query whose checkpoint "
         "is an old copy (PySpark 4.2 or newer, not with Trigger.Once).",
         "derived from the query id in the checkpoint; when reading state, the only application in "

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Due, Token, newest
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
@@ -234,7 +235,7 @@ def due_batches(
     application_id = options.application_id
     if application_id is None:
         return None
-    group_id = options.group_id or application_id
+    group_id = group_of(application_id, options.group_id)
 
     def newest_token() -> Token | None:
         try:

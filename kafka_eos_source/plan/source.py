@@ -35,6 +35,7 @@ from kafka_eos_source.plan.loss import Loss, cut_logs, data_loss, lost_since_pla
 from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.renewal import Renewal
 from kafka_eos_source.plan.split import Task, split
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 
 _log = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ class SourcePlan:
             return None
         if not is_comparable(start, topics.partitions, topics.ids, topics.cluster_id):
             return None
-        group_id = options.group_id or options.application_id
+        group_id = group_of(options.application_id, options.group_id)
         try:
             committed = self._admin.committed(group_id, topics.partitions)
         except AuthorizationError as refused:
@@ -381,8 +382,9 @@ class SourcePlan:
         self, bound: Bound, partitions: Collection[TopicPartition]
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Returns the offset of every partition, and the leader epochs that belong to them."""
-        options = self._options
-        group_id = options.group_id or options.application_id
+        application_id, group_id = self._options.application_id, self._options.group_id
+        if application_id is not None:
+            group_id = group_of(application_id, group_id)
         newest = self._admin.latest(partitions)
         committed: Mapping[TopicPartition, GroupOffset] = {}
         if bound.kind == "group" and group_id and partitions:

@@ -23,6 +23,8 @@ _ANCHOR_OF_LAST_RESORT = "__consumer_offsets"
 
 #: Stands in a target for the column ``topic``. No topic has this name.
 _COLUMN = "*"
+#: Prefix of the default consumer groups of queries and batch writes. No other program should use it.
+GROUP_PREFIX = "kafka-eos."
 
 #: Prefix of the query ids of batch writes without ``txnVersion``.
 ONCE = "once:"
@@ -53,7 +55,7 @@ class Identity:
     @property
     def disposable(self) -> bool:
         """Whether the group was created for one batch write, which deletes it at its end."""
-        return self.once and self.group_id.startswith(_ONCE_NAMES)
+        return self.once and self.group_id.startswith(group_of(_ONCE_NAMES))
 
 
 def target(topic: str | None, sinks: Mapping[str, str]) -> str:
@@ -85,6 +87,19 @@ def derived_application_id(query_id: str) -> str:
     return f"kafka-eos-{query_id}"
 
 
+def group_of(application_id: str, group_id: str | None = None) -> str:
+    """Returns the consumer group of a query or of a series of batch writes.
+
+    The default has a prefix, because people give their consumers the name of the application. Such a consumer
+    would share the group with the query, and each would overwrite the offsets of the other.
+
+    Args:
+        application_id: the transactional id.
+        group_id: option ``kafka.group.id``; None = not set.
+    """
+    return group_id or f"{GROUP_PREFIX}{application_id}"
+
+
 def anchor(anchor_topic: str | None, topic: str | None) -> TopicPartition:
     """Returns the partition whose offset in the group carries the full token.
 
@@ -110,7 +125,7 @@ def of_stream(
         application_id, group_id, topic, anchor_topic: options of the sink; None if they are not set.
     """
     application_id = application_id or derived_application_id(query_id)
-    return Identity(application_id, group_id or application_id, query_id, anchor(anchor_topic, topic))
+    return Identity(application_id, group_of(application_id, group_id), query_id, anchor(anchor_topic, topic))
 
 
 def of_series(
@@ -129,7 +144,7 @@ def of_series(
     own = application_id or f"kafka-eos-txn-{encoded}"
     return Identity(
         own,
-        group_id or own,
+        group_of(own, group_id),
         f"{_SERIES}{encoded}",
         anchor(anchor_topic, topic),
         versioned=True,
@@ -159,7 +174,7 @@ def of_one_write(
         application_id, group_id, topic, anchor_topic: options of the write; None if they are not set.
     """
     own = application_id or f"{_ONCE_NAMES}{_process_id(os.getpid())}"
-    group = group_id or application_id or f"{_ONCE_NAMES}{write_id}"
+    group = group_of(application_id or f"{_ONCE_NAMES}{write_id}", group_id)
     return Identity(own, group, f"{ONCE}{write_id}", anchor(anchor_topic, topic), once=True)
 
 

@@ -9,7 +9,7 @@ from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.options.by_table import parse_table, take_group_id
 from kafka_eos_source.options.option import OPERATOR
-from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
@@ -50,7 +50,7 @@ class StateOptions:
 
     def group(self, query_id: str) -> str:
         """Returns the consumer group whose committed offsets carry the token."""
-        return self.group_id or self.application(query_id)
+        return group_of(self.application(query_id), self.group_id)
 
     def missing_state_in(self, batch_id: int) -> str:
         """Returns the answer of ``onMissingState`` for a batch: ``fail``, ``changelog`` or ``new``."""

@@ -41,6 +41,7 @@ from integration.support import processes
 from integration.support.driver import Driver
 from integration.support.kafka import Admin
 from integration.support.processes import await_condition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -529,7 +530,7 @@ class Conductor:
     def _sequence(self, query: Query) -> int:
         def read() -> dict[tuple[str, int], tuple[int, str]]:
             # a client that is older than the coordinator might wait for the last one (librdkafka issue 5511)
-            return Admin(self._cluster.direct, log_level=0).group(query.name, may_be_empty=True)
+            return Admin(self._cluster.direct, log_level=0).group(group_of(query.name), may_be_empty=True)
 
         group = retry(read, KafkaException, Pauses(Deadline.after_seconds(_VISIBLE_SECONDS), 0.2))
         tokens = [token for _, text in group.values() if (token := Token.decode(text)) is not None]

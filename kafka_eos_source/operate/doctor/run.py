@@ -31,6 +31,7 @@ from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.shared_options import open_reader
 from kafka_eos_source.operate.state_list import stores_of
 from kafka_eos_source.operate.target import Target
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
@@ -261,7 +262,7 @@ def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str,
     first = checkpoint.first_batch if checkpoint is not None else None
     return rights.Names(
         application_id,
-        target.group_id or application_id,
+        group_of(application_id, target.group_id),
         read=read,
         written={anchor} if anchor is not None else set(),
         anchor_topic=anchor,

@@ -22,6 +22,7 @@ from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
@@ -111,7 +112,7 @@ def publish(
             fix="read it with spark.read, and give its key columns the same names as in the stream.",
         )
     topic = f"{application}-{store}-initial"
-    group = options.group_id or application
+    group = group_of(application, options.group_id)
     initial = InitialTopic(options.kafka, group, topic, options.timeout_ms)
     deadline = Deadline.after_ms(options.timeout_ms)
     if _has_committed(options, group, changelog_name(application, store), shards, deadline):

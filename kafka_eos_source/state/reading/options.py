@@ -9,6 +9,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.options.by_table import has_brokers, parse_table, take_group_id
 from kafka_eos_source.options.option import STATE_READ
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.state.reading.cut import Changelog
 from kafka_eos_source.state.reading.decode import Choice
@@ -22,7 +23,7 @@ class StateReadOptions:
         application_id: option ``application.id``; set unless ``state_dir`` is.
         store: option ``storeName``; set unless ``state_dir`` is.
         state_dir: directory of the databases to read; None = read the changelog.
-        group_id: consumer group of the query; None = ``application_id``.
+        group_id: consumer group of the query; None = the default (`identity.group_of`).
         choice: the part of the store to read.
         raw: whether to return keys and values as they are stored.
         batch_id: batch that the state must be of; None = any.
@@ -47,7 +48,7 @@ class StateReadOptions:
         """Returns the changelog to read; ``state_dir`` must not be set."""
         assert self.application_id is not None
         assert self.store is not None
-        group_id = self.group_id or self.application_id
+        group_id = group_of(self.application_id, self.group_id)
         return Changelog(self.application_id, self.store, group_id, self.kafka, self.snapshot_location)
 
 

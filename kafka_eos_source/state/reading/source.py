@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -169,7 +170,7 @@ class SnapshotSource:
                 fix="pass both, with the values that the query has.",
             )
         properties = {key.lower().removeprefix(_PREFIX): str(value) for key, value in self._kafka.items()}
-        group_id = properties.pop("group.id", application_id)
+        group_id = group_of(application_id, properties.pop("group.id", None))
         kafka = check_consumer(properties)
         return Changelog(application_id, store, group_id, kafka, self._snapshot_location)
 
