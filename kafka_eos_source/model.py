@@ -149,6 +149,8 @@ class ShardReport:
             is no limit.
         counts: the counters of the shard's processor over all batches, including this one.
         in_read: whether the tasks that read Kafka run the operator (``shards="partitions"``).
+        topic_id: Kafka's id of the changelog topic on the operator's cluster; "" = not known.
+        brokers: option ``kafka.bootstrap.servers`` of the operator, for messages.
         measured: what the task attempt measured, for metrics only: ``keys`` and ``bytes`` (estimates of the
             state on disk), ``uncommitted_bytes``, ``spilled_bytes``, ``restores``, ``restored_records`` and
             ``restore_seconds``.
@@ -179,6 +181,8 @@ class ShardReport:
     host: str = ""
     clock_max_ahead_ms: int = 60_000
     log_start: int = 0
+    topic_id: str = ""
+    brokers: str = ""
     measured: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
 
 

@@ -15,12 +15,14 @@ from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import Cluster, inherited_shards
 from kafka_eos_source.commit.shard_checks import (
+    check_names,
     check_one_source,
     check_reports,
     check_shards,
     check_tail,
     is_alone,
 )
+from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
     AbortableError,
@@ -36,6 +38,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol import identity
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
@@ -338,14 +341,14 @@ def test_an_open_transaction_of_another_owner_is_waited_for() -> None:
     ("names", "option"),
     [({"application_id": "other"}, "application.id"), ({"group_id": "g"}, "kafka.group.id")],
 )
-def test_an_operator_with_another_name_for_the_query_is_refused_before_anything_else(
-    names: dict[str, str], option: str
-) -> None:
-    broker = ModelBroker()
-    found = [replace(each, **names) for each in both_shards(0)]  # type: ignore[arg-type]
-    with pytest.raises(InvalidOptionError, match=rf"store 'counts' has {option}='.*', and the sink has"):
-        commit(broker, ProducerSession(), 0, found)
-    assert (broker.log, broker.group, broker.calls) == ([], {}, [])
+def test_an_operator_with_another_name_for_the_query_is_refused(names: dict[str, str], option: str) -> None:
+    who = identity.of_stream("query", application_id="app", group_id=None, topic="out")
+    agreeing = [replace(each, application_id="app", group_id=who.group_id) for each in both_shards(0)]
+    check_names(who, 0, agreeing, [SourceRange({}), SourceRange({}, application_id="app")])
+    differing = [*agreeing[1:], replace(agreeing[0], **names)]  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError, match=r"the sink '(kafka-eos\.)?app'") as caught:
+        check_names(who, 0, differing, [])
+    assert option in caught.value.fix
 
 
 def in_store(batch_id: int, store: str, **values: Any) -> ShardReport:

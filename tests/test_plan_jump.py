@@ -43,7 +43,9 @@ def test_an_old_checkpoint_continues_from_the_committed_offsets(caplog: pytest.L
     made = cluster((A0, 8, TOKEN), (A1, 9, MARK))
     run = source(made)
     jumped = over_the_wire(run.latest(OLD))
-    assert jumped == SourcePosition({A0: 8, A1: 9}, None, "cluster-1", {"a": "id-a"}, jump=True)
+    assert jumped == SourcePosition(
+        {A0: 8, A1: 9}, None, "cluster-1", {"a": "id-a"}, jump=True, application_id=APPLICATION
+    )
     assert "the checkpoint is an old copy" in caplog.text
     assert run.tasks(OLD, jumped) == []
     after = over_the_wire(run.latest(jumped))

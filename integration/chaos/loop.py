@@ -6,11 +6,12 @@ log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
      "history": null, "state": null, "chained": null, "held": false, "marks": null, "prefix": "",
-     "in_read": false, "lost_attempt": null}
+     "in_read": false, "lost_attempt": null, "exclusive_log": true}
 
 ``marks`` is a pattern: records whose value matches it are marked as invalid. Each value is written with
 ``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
 ``chained`` holds the options of two stateful steps (`chained`).
+With ``exclusive_log`` false, a log entry replaces one that another driver wrote, as on some object stores.
 ``in_read`` lets the tasks that read stage the rows (``write=`` of `map_in_read`). ``lost_attempt`` is a file:
 as long as it does not exist, the first reading task of a batch runs twice, and the sink gets the reports of
 both attempts, as after the loss of a shuffle file; the file then exists.
@@ -65,8 +66,9 @@ sealing_plan.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore
 class Checkpoint:
     """Offset log and commit log of one query. As in Spark, a file appears whole or not at all, and once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exclusive: bool = True) -> None:
         self._path = path
+        self._exclusive = exclusive
         if not (path / "metadata").exists():
             self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
@@ -94,6 +96,9 @@ class Checkpoint:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         temporary.write_text(text)
+        if not self._exclusive:
+            os.replace(temporary, target)
+            return
         try:
             os.link(temporary, target)
         except FileExistsError:
@@ -111,7 +116,7 @@ class Run:
         self._spec = spec
         self._stop = stop
         self._run_id = str(uuid.uuid4())
-        self._checkpoint = Checkpoint(Path(spec["checkpoint"]))
+        self._checkpoint = Checkpoint(Path(spec["checkpoint"]), exclusive=spec.get("exclusive_log", True))
         history = spec.get("history")
         self._recorder = Recorder(Path(history), f"loop-{os.getpid()}") if history else None
         in_read = _staged_in_read(spec["sink"]) if spec.get("in_read") else {}

@@ -16,7 +16,6 @@ from kafka_eos_source.commit import (
     ownership,
     session,
     shard_checks,
-    sink_fate,
     transaction,
     verdict,
 )
@@ -381,7 +380,7 @@ def _no_group_prefix() -> None:
 
 
 def _short_look() -> None:
-    """Looks at the group in each transaction. This is no rule; it saves a test the minute between two looks."""
+    """Looks at the group in each transaction: no rule, but it saves a test the minute between two looks."""
     transaction._LOOK_SECONDS = 0.0
 
 

@@ -1,19 +1,29 @@
-"""Other programs in the consumer group of a query, two drivers on one checkpoint, and names that do not agree."""
+"""Other programs in the group of a query, two drivers on one checkpoint, and names that do not agree."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
+from pyspark import TaskContext
+from pyspark.sql.types import StringType, StructField, StructType
 
 from integration.chaos.scenario import Scenario
-from integration.support.kafka import read_back, values
+from integration.chaos.stateful import STORE
+from integration.chaos.stateful_case import Case
+from integration.support.driver import Driver
+from integration.support.kafka import Admin, final_end_offsets, read_back, values
 from integration.support.processes import await_condition
+from integration.support.stateful import check_running_counts
+from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.protocol.identity import group_of
 
 _SECONDS = 120.0
@@ -127,7 +137,7 @@ def test_t350_a_query_begins_only_in_a_group_without_members_and_offsets(
 
 
 @_SWITCHED_OFF
-def test_t54_without_the_look_at_the_offsets_a_consumer_of_the_group_loses_records(
+def test_t54_without_the_look_at_the_offsets_a_consumer_loses_records(
     scenario: Scenario,
 ) -> None:
     """Proves that the test above can fail: the query moves the offsets of the consumer."""
@@ -164,7 +174,7 @@ def test_t352_a_consumer_of_the_output_named_like_the_application_does_no_harm(
             return
         driver.finish()
         with other_program(scenario, scenario.application_id, scenario.sink) as program:
-            program.read(100)
+            program.read(90 if mutations else 100)  # the anchor, a batch id, hides records from the consumer
         seen += program.seen
         scenario.feed(100)
     scenario.run()
@@ -173,7 +183,7 @@ def test_t352_a_consumer_of_the_output_named_like_the_application_does_no_harm(
 
 
 def _joins(scenario: Scenario, group: str) -> OtherProgram:
-    program = OtherProgram(scenario, group, scenario.source)
+    program = OtherProgram(scenario, group, scenario.source, **{"enable.auto.commit": False})
     program.await_joined()
     return program
 
@@ -211,12 +221,151 @@ def test_t351_a_running_query_notices_another_program_in_its_group(
         assert condition in driver.log.read_text(), driver.tail()
         assert scenario.outcome().rows.found == 50, "the batch was aborted"
     if program is not None:
-        if condition is not None:
-            assert source_offsets(scenario, group) == before
+        assert condition is None or source_offsets(scenario, group) == before
         program.end()
-    policy: Mapping[str, str] = {} if condition != _MOVED else {"onMovedOffsets": f"overwrite:{scenario.planned}"}
-    if program is not None:
-        # the consumer may have committed before it left
-        policy = {"onMovedOffsets": f"overwrite:{scenario.planned}"}
-    scenario.run(sink=policy)
+    answer = {"onMovedOffsets": f"overwrite:{scenario.planned}"}
+    scenario.run(sink={} if program is not None else answer)
     assert scenario.outcome().exactly_once
+
+
+_NAMES = pytest.mark.fault(
+    "T353", "application.id, group or brokers of operator, source and sink differ", "first batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sink": {"application.id": None}}, ("'application.id'", "the sink 'kafka-eos-", "(derived")),
+        ({"state": {"application.id": None}}, ("'application.id'", "the operator with", "(derived")),
+        ({"state": {"kafka.group.id": "theirs"}}, ("consumer groups", "'theirs'")),
+        ({"source": {"application.id": "other"}}, ("'application.id'", "source 0 'other'", "offsets/0")),
+    ],
+)
+@_NAMES
+def test_t353_parts_of_a_query_that_disagree_are_refused_before_batch_0(
+    broker: str,
+    topic: Callable[..., str],
+    driver: Callable[..., Driver],
+    tmp_path: Path,
+    changed: dict[str, dict[str, str | None]],
+    said: tuple[str, ...],
+) -> None:
+    """Nothing is written, and the query works once the names agree."""
+    case = Case(broker, topic, tmp_path)
+    spec = case.spec()
+    for part, options in changed.items():
+        spec[part] = {name: value for name, value in {**spec[part], **options}.items() if value is not None}
+    refused = driver(spec, module="integration.chaos.loop")
+    assert refused.wait() == 1
+    text = refused.log.read_text()
+    assert "[KAFKA_EOS.INVALID_OPTION]" in text, refused.tail()
+    for each in said:
+        assert each in text, refused.tail()
+    assert sum(final_end_offsets(broker, case.sink).values()) == 0, "nothing was written"
+    if "source" in changed:
+        (case.checkpoint / "offsets" / "0").unlink()  # as the message says
+    driver(case.spec(), module="integration.chaos.loop").finish()
+    check_running_counts(case.wanted, read_back(broker, case.sink))
+
+
+@_NAMES
+def test_t353_an_operator_on_another_cluster_is_refused_before_batch_0(
+    broker: str, other_cluster: str, topic: Callable[..., str], driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    case = Case(broker, topic, tmp_path)
+    changelog = f"{case.application}-{STORE}-changelog"
+    spec = case.spec(operator={"kafka.bootstrap.servers": other_cluster})
+    spec["sink"]["commitTimeoutMs"] = "10000"
+    for said in ("does not exist on the cluster of the sink", "has the id"):
+        refused = driver(spec, module="integration.chaos.loop")
+        assert refused.wait() == 1
+        text = refused.log.read_text()
+        assert said in text, refused.tail()
+        assert f"kafka.bootstrap.servers={other_cluster!r}" in text
+        if not Admin(broker).client.list_topics(timeout=60).topics.get(changelog):
+            Admin(broker).create(changelog, 2, **{"cleanup.policy": "compact"})
+    assert sum(final_end_offsets(broker, case.sink).values()) == 0, "nothing was written"
+    driver(case.spec(), module="integration.chaos.loop").finish()
+    check_running_counts(case.wanted, read_back(broker, case.sink))
+
+
+@pytest.mark.parametrize("exclusive", [True, False], ids=["rename", "object store"])
+@pytest.mark.fault("T355", "two drivers run one query at the same time", "both plan and commit")
+def test_t355_of_two_drivers_on_one_checkpoint_one_ends_with_an_error_and_no_row_is_affected(
+    scenario: Scenario, *, exclusive: bool
+) -> None:
+    """On a file system that lets the second driver replace a log entry of the first, Spark does not notice.
+
+    Then the transactional id and the token end one of the two.
+    """
+    scenario.feed(60)
+    spec: dict[str, Any] = {"available_now": False, "exclusive_log": exclusive}
+    first = scenario.start(**spec)
+    first.await_text("BATCH 1")
+    second = scenario.start(**spec)
+    second.await_text("STARTED")
+
+    def one_has_ended() -> bool:
+        scenario.feed(20)
+        return None not in (first.process.poll(), second.process.poll()) or (
+            (first.process.poll() is None) != (second.process.poll() is None)
+        )
+
+    await_condition(one_has_ended, _SECONDS, "one of the two drivers has ended")
+    ended, other = (first, second) if first.process.poll() is not None else (second, first)
+    text = ended.log.read_text()
+    named = ("multiple streaming queries", "[KAFKA_EOS.FENCED]", "[KAFKA_EOS.RESTART_QUERY]")
+    assert any(each in text for each in named), ended.tail()
+    if other.process.poll() is None:
+        other.tell("stop")
+        assert other.wait() in (0, 1)
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T356", "deadLetter.topic is a topic that the query reads", "first batch")
+def test_t356_dead_letters_do_not_come_back_as_input(scenario: Scenario) -> None:
+    scenario.feed(50)
+    bad = {"onInvalidRecord": "dead-letter", "deadLetter.topic": scenario.source}
+    before = sum(final_end_offsets(scenario.bootstrap, scenario.source).values())
+    refused = scenario.start(sink=bad, marks="7$")
+    assert refused.wait() == 1
+    text = refused.log.read_text()
+    assert "[KAFKA_EOS.INVALID_OPTION]" in text, refused.tail()
+    assert f"'deadLetter.topic' has the value {scenario.source!r}" in text
+    assert scenario.written() == 0
+    assert sum(final_end_offsets(scenario.bootstrap, scenario.source).values()) == before
+    scenario.run()
+    assert scenario.outcome().exactly_once
+
+
+@pytest.mark.fault(
+    "T354", "one txnAppId and txnVersion are used for two topics (column topic)", "second write"
+)
+def test_t354_a_version_that_was_written_to_another_topic_is_refused_and_not_skipped(
+    scenario: Scenario,
+) -> None:
+    """A repetition of the version with the same topics is skipped as before."""
+    schema = StructType([StructField("topic", StringType()), StructField("value", StringType())])
+
+    def write(topic: str, version: int = 1) -> None:
+        options = {"kafka.bootstrap.servers": scenario.bootstrap, "txnAppId": scenario.application_id}
+        writer: Any = KafkaEosDataSource({**options, "txnVersion": str(version)}).writer(schema, False)
+        context: Any = TaskContext()
+        context._localProperties, context._attemptNumber = {}, 0
+        TaskContext._taskContext = context
+        try:
+            rows = pa.record_batch({"topic": [topic] * 40, "value": [f"{row:03d}" for row in range(40)]})
+            writer.commit([writer.write(iter([rows]))])
+        finally:
+            TaskContext._taskContext = None
+
+    write(scenario.sink)
+    with pytest.raises(InvalidOptionError, match=f"txnVersion=1 .*{scenario.source}"):
+        write(scenario.source)
+    write(scenario.sink)
+    write(scenario.source, version=2)
+    for name in (scenario.sink, scenario.source):
+        assert len(read_back(scenario.bootstrap, name)) == 40

@@ -30,6 +30,7 @@ class Batch:
         jumped: partitions of those sources. The batch reads nothing from them.
         shared: partitions that more than one source of the query reads.
         versioned: whether this is a batch write with ``txnVersion``. Versions only grow and may have gaps.
+        topics: the topics to which a batch write with ``txnVersion`` has rows. ``end`` is their digest.
         once: whether this is a batch write without ``txnVersion``. Only its own token counts, and that token
             decides an unknown outcome.
         promised: whether a token must exist, because the checkpoint records a committed genesis token.
@@ -51,6 +52,7 @@ class Batch:
     jumped: frozenset[TopicPartition] = frozenset()
     shared: frozenset[TopicPartition] = frozenset()
     versioned: bool = False
+    topics: tuple[str, ...] = ()
     once: bool = False
     promised: bool = False
     unproven: bool = False

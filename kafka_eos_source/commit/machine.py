@@ -39,7 +39,7 @@ from kafka_eos_source.commit.interfaces import (
 )
 from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
 from kafka_eos_source.commit.request import CommitRequest, earliest_due
-from kafka_eos_source.commit.shard_checks import check_names, check_reports, check_shards
+from kafka_eos_source.commit.shard_checks import check_reports, check_shards
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.transaction import Transaction
 from kafka_eos_source.commit.verdict import Verdict
@@ -139,8 +139,7 @@ class Commit:
                 the batch finds out.
             OperatorError: if the batch is refused, or retries did not help in time.
         """
-        deadline, request = self._context.deadline, self._context.request
-        check_names(self._context.staged.shards, request.batch, request.group_id)
+        deadline = self._context.deadline
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         self._trace.enter(TracedStep.OPEN)
         while True:

@@ -19,7 +19,7 @@ from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.recovered import recover
 from kafka_eos_source.commit.request import Cluster
-from kafka_eos_source.commit.shard_checks import shards_match
+from kafka_eos_source.commit.shard_checks import check_same_cluster, shards_match
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import (
@@ -132,6 +132,8 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
         _refuse_rival(context, progress, held.token, known)
     # 4. The verdict; sinks finish what the token names. Crash here ⇒ the next owner repeats both.
     session.topic_ids = read_topic_ids(context, producer, own)
+    if held.token is None:  # later, another id means that somebody created the changelog again
+        _check_operators(context, producer)
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
     if verdict is Verdict.SKIP and moved_partitions(written_partitions(batch, request.anchor), held):
@@ -174,6 +176,33 @@ def refuse_members(context: CommitContext, deadline: Deadline) -> None:
     members = context.clients.group_members(request.group_id, deadline)
     if members:
         raise refusals.group_has_members(request.batch, request.group_id, members)
+
+
+def _check_operators(context: CommitContext, producer: Producer) -> None:
+    """Checks that the changelog of each operator exists on the sink's cluster, and is the operator's.
+
+    Raises:
+        InvalidOptionError: if it is another topic.
+        UnavailableError: if it does not exist.
+    """
+    session, shards = context.session, context.staged.shards
+    missing = {
+        shard.tp.topic: shard.shards - 1 for shard in shards if shard.tp.topic not in session.topic_ids
+    }
+    if missing:
+        try:
+            producer.check_partitions(missing, context.deadline)
+        except UnavailableError as error:
+            brokers = next(shard.brokers for shard in shards if shard.tp.topic in missing)
+            raise UnavailableError(
+                f"the changelog {', '.join(map(repr, missing))} does not exist on the cluster of the sink "
+                f"({session.cluster.cluster_id}); the operator uses kafka.bootstrap.servers={brokers!r}. "
+                f"{error.message}",
+                fix="set kafka.bootstrap.servers on the sink and in the options of the operator to the same "
+                "cluster; if they are the same, restart the query.",
+            ) from error
+    batch_id = context.request.batch.batch_id
+    check_same_cluster(shards, session.topic_ids, session.cluster.cluster_id, batch_id)
 
 
 def topics_of(context: CommitContext, own: OwnOffsets) -> set[str]:

@@ -13,6 +13,7 @@ from kafka_eos_source.errors import (
     CheckpointRolledBackError,
     ForeignQueryError,
     GroupInUseError,
+    InvalidOptionError,
     KafkaEosError,
     OffsetsMovedError,
     TokenMissingError,
@@ -118,6 +119,17 @@ def adopted_moved_offsets(token: Token, moved: list[TopicPartition]) -> Checkpoi
         fix=_unless_asserted(
             token, "give this query a new application.id and an empty checkpoint, and set startingOffsets."
         ),
+    )
+
+
+def other_topics(batch: Batch) -> InvalidOptionError:
+    """A version of a series of batch writes was written before, to other topics."""
+    return InvalidOptionError(
+        f"txnVersion={batch.batch_id} of application.id={batch.application_id!r} was written before, and not "
+        f"to the same topics: this write has rows for {', '.join(map(repr, batch.topics[:_NAMED]))}"
+        f"{_others(batch.topics)}. Nothing was written now.",
+        fix="write the rows of all topics in one write; or give each write of one version a txnAppId of its "
+        "own.",
     )
 
 

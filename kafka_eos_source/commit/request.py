@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, on_cluster
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import Epochs, GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token
 
@@ -44,6 +45,7 @@ class CommitRequest:
         has_native_state: returns whether Spark keeps its own state for the query. The output then depends on
             the boundaries of batches, so offsets alone can never identify a batch.
         token_topic: option ``token.topic``.
+        dead_letter_topic: option ``deadLetter.topic``.
     """
 
     batch: Batch
@@ -58,10 +60,24 @@ class CommitRequest:
     new_group: bool = False
     has_native_state: Callable[[], bool] = lambda: False
     token_topic: str | None = None
+    dead_letter_topic: str | None = None
 
     def own(self, cluster: Cluster) -> OwnOffsets:
-        """Returns the offsets of the batch on the sink's cluster."""
-        return on_cluster(self.sources, cluster.cluster_id, cluster.topics, self.source_cluster)
+        """Returns the offsets of the batch on the sink's cluster.
+
+        Raises:
+            InvalidOptionError: if a source reads the topic of the dead letters.
+        """
+        own = on_cluster(self.sources, cluster.cluster_id, cluster.topics, self.source_cluster)
+        if self.dead_letter_topic in {tp.topic for tp in own.ends}:
+            raise InvalidOptionError(
+                f"option 'deadLetter.topic' has the value {self.dead_letter_topic!r}, which is a topic that "
+                "the query reads; expected another topic. Each dead letter would come back as input. Nothing "
+                f"of batch {self.batch.batch_id} was written.",
+                fix="create a topic for the dead letters, and set 'deadLetter.topic' to its name. If "
+                "subscribePattern matches that name, change the pattern so that it does not.",
+            )
+        return own
 
     def partitions(self, own: OwnOffsets) -> set[TopicPartition]:
         """Returns every partition of the sink's cluster whose offset the commit of this batch writes."""

@@ -19,7 +19,7 @@ from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.shard_checks import check_one_source
+from kafka_eos_source.commit.shard_checks import check_names, check_one_source
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.commit.steps import Step
@@ -37,6 +37,7 @@ from kafka_eos_source.plan import due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
+from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.registry import targets
@@ -156,6 +157,7 @@ def commit_micro_batch(
         first_batch = FirstBatchFile.of(checkpoint, options, query_id, batch_id)
         if first_batch.is_new_fork and staged.shards:
             raise _fork_with_state(staged.shards)
+        check_names(who, batch_id, staged.shards, sources)
         request = _request(
             options,
             who,
@@ -309,7 +311,9 @@ def commit_batch_write(
         return result
 
 
-def _request_of_write(options: WriteOptions, who: Identity, parts: Iterable[StagedPart]) -> CommitRequest:
+def _request_of_write(options: WriteOptions, who: Identity, parts: Collection[StagedPart]) -> CommitRequest:
+    rows = [part for part in parts if who.versioned and not part.dead_letters]
+    topics = tuple(sorted({topic for part in rows for topic, _ in part.topics}))
     return _request(
         options,
         who,
@@ -318,8 +322,10 @@ def _request_of_write(options: WriteOptions, who: Identity, parts: Iterable[Stag
             query_id=who.query_id,
             run_id=_run_id(parts),
             batch_id=options.txn_version or 0,
+            end=digest(topics) if topics else "",
             target=_target(options),
             versioned=who.versioned,
+            topics=topics,
             once=who.once,
         ),
     )
@@ -390,6 +396,7 @@ def _request(
         new_group=who.disposable,
         has_native_state=has_native_state,
         token_topic=options.token_topic,
+        dead_letter_topic=options.dead_letter_topic,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.errors import (
     AbortableError,
     ChangelogError,
@@ -17,6 +18,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import ShardReport
+from kafka_eos_source.protocol.identity import Identity, derived_application_id
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.batch_record import Owner, foreign_state
 from kafka_eos_source.state.changelog.committed import Tail
@@ -26,32 +28,11 @@ _RESTART = (
     "(kafka.bootstrap.servers)."
 )
 
-
-def check_names(shards: Sequence[ShardReport], batch: Batch, group_id: str) -> None:
-    """Checks that operators and sink have the same names for the query. Call it before anything else.
-
-    Args:
-        shards: the reports of the batch.
-        batch: the batch.
-        group_id: the sink's consumer group.
-
-    Raises:
-        InvalidOptionError: if they have different names.
-    """
-    for shard in shards:
-        names = {
-            "application.id": (shard.application_id, batch.application_id),
-            "kafka.group.id": (shard.group_id, group_id),
-        }
-        for option, (of_operator, of_sink) in names.items():
-            if of_operator != of_sink:
-                raise InvalidOptionError(
-                    f"the operator with store {shard.store!r} has {option}={of_operator!r}, and the sink has "
-                    f"{option}={of_sink!r}; expected the same on both. Nothing of batch {batch.batch_id} was "
-                    "written.",
-                    fix=f"set .option({option!r}, …) to the same value on source, operator and sink. If "
-                    "batches were committed before, use the value that the sink had.",
-                )
+_FIX_AT_SOURCE = (
+    " If the value of the source is the wrong one, correct it, and delete offsets/{0} in the checkpoint, so "
+    "that Spark plans the batch again; otherwise Spark repeats it with the logged value. Batch 0 of a query "
+    "with startingOffsets=latest then begins at the new end of its topics, and leaves out what came before."
+)
 
 
 def check_reports(shards: Sequence[ShardReport], batch: Batch, held: Held, driver: tuple[str, int]) -> None:
@@ -113,7 +94,7 @@ def _check_base(shard: ShardReport, batch: Batch) -> None:
     if shard.sequence >= 0 or not shard.base_digest:
         return
     if shard.skipped:
-        if shard.base_digest != batch.end.current:
+        if shard.base_digest != batch.end:
             raise StateLostError(
                 f"the changelog {shard.tp} holds the state of another batch {batch.batch_id}: the checkpoint "
                 "was restored from an older copy, and Spark planned the batch again with other records.",
@@ -121,7 +102,7 @@ def _check_base(shard: ShardReport, batch: Batch) -> None:
                 "checkpoint, so that output and state are computed from the input again.",
             )
         return
-    if shard.base_digest != batch.start.current and shard.missing_state != "changelog":
+    if shard.base_digest != batch.start and shard.missing_state != "changelog":
         raise TokenMissingError(
             f"the consumer group has no token of the changelog {shard.tp}, and the state in it does not end "
             f"where batch {batch.batch_id} begins: the checkpoint was restored from a copy, or batches were "
@@ -207,6 +188,89 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
             )
         if shard.failure:
             raise StatefulProcessorError(f"shard {shard.tp}, batch {batch_id}: {shard.failure}")
+
+
+def check_names(
+    who: Identity,
+    batch_id: int,
+    shards: Sequence[ShardReport],
+    sources: Iterable[SourceRange],
+) -> None:
+    """Checks that sink, operators and sources of a query have the same ``application.id`` and group.
+
+    An operator with another name would read the token of another application in the next batch, and take its
+    own state for lost.
+
+    Args:
+        who: the names that the sink uses.
+        batch_id: id of the batch.
+        shards: the reports of the batch.
+        sources: the ranges that its sources read.
+
+    Raises:
+        InvalidOptionError: if the names differ.
+    """
+    operators = {(each.tp.topic, each.application_id, each.group_id) for each in shards}
+    named = {f"the operator with the changelog {topic!r}": name for topic, name, _ in sorted(operators)}
+    named |= {
+        f"source {number}": each.application_id
+        for number, each in enumerate(sources)
+        if each.application_id is not None
+    }
+    if any(name not in ("", who.application_id) for name in named.values()):
+        derived = derived_application_id(who.query_id)
+        values = ", ".join(
+            f"{part} {name!r}{' (derived, because it is not set)' if name == derived else ''}"
+            for part, name in {"the sink": who.application_id, **named}.items()
+        )
+        at_source = any(
+            part.startswith("source") and name != who.application_id for part, name in named.items()
+        )
+        raise InvalidOptionError(
+            f"the parts of one query have different values of 'application.id': {values}. Expected one "
+            f"value. Nothing of batch {batch_id} was written.",
+            fix="set .option('application.id', …) on the sink, and in the options of each stateful operator, "
+            "to the same value; a source may leave it out."
+            + (_FIX_AT_SOURCE.format(batch_id) if at_source else ""),
+        )
+    groups = {f"the operator with the changelog {topic!r}": group for topic, _, group in sorted(operators)}
+    if any(group not in ("", who.group_id) for group in groups.values()):
+        values = ", ".join(
+            f"{part} {group!r}" for part, group in {"the sink": who.group_id, **groups}.items()
+        )
+        raise InvalidOptionError(
+            f"the parts of one query use different consumer groups: {values}. Expected one group. Nothing of "
+            f"batch {batch_id} was written.",
+            fix="set .option('kafka.group.id', …) on the sink, and in the options of each stateful operator, "
+            "to the same value, or leave it out everywhere.",
+        )
+
+
+def check_same_cluster(
+    shards: Sequence[ShardReport], topic_ids: Mapping[str, str], cluster_id: str, batch_id: int
+) -> None:
+    """Checks that the changelog of each operator is on the cluster that the sink writes to.
+
+    Args:
+        shards: the reports of the batch.
+        topic_ids: ids of the topics that exist on the sink's cluster.
+        cluster_id: Kafka's id of that cluster.
+        batch_id: id of the batch.
+
+    Raises:
+        InvalidOptionError: if the operator uses other brokers, or somebody recreated the topic a moment ago.
+    """
+    for each in shards:
+        found = topic_ids.get(each.tp.topic)
+        if each.topic_id and found is not None and found != each.topic_id:
+            raise InvalidOptionError(
+                f"the operator with the changelog {each.tp.topic!r} uses kafka.bootstrap.servers="
+                f"{each.brokers!r}, where the topic has the id {each.topic_id}; on the cluster of the sink "
+                f"({cluster_id}) it has the id {found}. Expected the same topic, because the sink writes the "
+                f"changes of the state. Nothing of batch {batch_id} was written.",
+                fix="set kafka.bootstrap.servers on the sink and in the options of the operator to the same "
+                "cluster. If they are the same, the topic was deleted and created again: restart the query.",
+            )
 
 
 def check_one_source(shards: Sequence[ShardReport], sources: int) -> None:

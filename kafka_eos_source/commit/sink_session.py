@@ -76,7 +76,7 @@ def cluster_id(options: WriteOptions, *, renew: bool = False) -> str:
             found = admin.cluster_id(Deadline.after_ms(limit_ms))
         if not found:
             raise OperatorError(
-                f"the brokers of kafka.bootstrap.servers={options.kafka.get('bootstrap.servers', '')!r} do not "
+                f"the brokers of kafka.bootstrap.servers={options.kafka.get('bootstrap.servers')!r} do not "
                 "report the id of their cluster, by which sinks outside Kafka tell their work from that of "
                 "other clusters.",
                 fix="use brokers that report a cluster id (Kafka's do), or leave out the option 'sinks'.",

@@ -23,6 +23,8 @@ class SourceRange:
         topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not log them.
         jump: whether this batch skips the range instead of reading it.
         lossy: whether the user accepts that records of this source are lost.
+        application_id: option ``application.id`` of the source; None if it is not set, or if the source
+            planned nothing new for the batch.
         same_topics: whether no topic was created again between the start and the end of the range. If one
             was, the offsets at the start and those of the consumer group belong to the former topic.
         epochs: leader epochs that belong to ``end``, as far as the source logs them.
@@ -36,6 +38,7 @@ class SourceRange:
     lossy: bool = False
     same_topics: bool = True
     epochs: Epochs = field(default_factory=dict)
+    application_id: str | None = None
 
 
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
@@ -72,6 +75,7 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
                 position.lossy,
                 same_topics,
                 position.epochs,
+                None if line == line_before else position.application_id,
             )
         )
     return found

@@ -82,6 +82,7 @@ def batch_verdict(
         _check_adoption(batch, token, held, foreign_query)
         return Verdict.WRITE
     if batch.versioned:
+        _refuse_other_topics(batch, token)
         return Verdict.SKIP if batch.batch_id <= token.batch_id else Verdict.WRITE
     if is_batch_of(batch, token):
         return Verdict.SKIP
@@ -124,6 +125,17 @@ def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: st
     if missing_token == f"assume_committed:{batch.batch_id}" and not batch.versioned:
         return Verdict.WRITE_TOKEN_ONLY
     raise refusals.token_missing(batch, token_topic)
+
+
+def _refuse_other_topics(batch: Batch, token: Token) -> None:
+    """Raises InvalidOptionError if the version was written before, but to other topics.
+
+    With a column ``topic``, the topics are no part of the names of the series. So a second write of one
+    version to another topic would look like a repetition of the first one, and its rows would be skipped.
+    """
+    is_repeated = batch.batch_id == token.batch_id
+    if is_repeated and batch.topics and token.end_digest and batch.end != token.end_digest:
+        raise refusals.other_topics(batch)
 
 
 def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) -> None:

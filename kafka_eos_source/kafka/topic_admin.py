@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.errors import AuthorizationError, OperatorError
+from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable

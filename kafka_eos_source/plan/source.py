@@ -174,7 +174,8 @@ class SourcePlan:
             target = self._jump_target(start, topics)
             if target is not None:
                 first = _recorded_start(start, {})
-                return replace(target, start=first, tick=0, jump=True, lossy=self._accepts_loss)
+                jumped = replace(target, start=first, tick=0, jump=True)
+                return replace(jumped, lossy=self._accepts_loss, application_id=self._options.application_id)
         new = self._admin.earliest(_new_partitions(start.end, start.topic_ids, topics.partitions, topics.ids))
         subscribed = self._options.subscription.has
         found = reconcile(
@@ -223,7 +224,8 @@ class SourcePlan:
             return start
         self._renewal.batch_caused()
         first = _recorded_start(start, {})
-        return replace(start, start=first, tick=start.tick + 1, jump=False, lossy=self._accepts_loss)
+        ticked = replace(start, start=first, tick=start.tick + 1, jump=False)
+        return replace(ticked, lossy=self._accepts_loss, application_id=self._options.application_id)
 
     def _cut_logs(
         self, start: SourcePosition, topics: Topics, newest: Mapping[TopicPartition, LogEnd]
@@ -452,7 +454,13 @@ class SourcePlan:
     ) -> SourcePosition:
         known = {tp: epoch for tp, epoch in epochs.items() if epoch >= 0}
         return SourcePosition(
-            end, start, topics.cluster_id, topics.ids, lossy=self._accepts_loss, epochs=known
+            end,
+            start,
+            topics.cluster_id,
+            topics.ids,
+            lossy=self._accepts_loss,
+            epochs=known,
+            application_id=self._options.application_id,
         )
 
     def _raise_or_log(self, losses: list[Loss], *, accepted: bool) -> None:

@@ -24,6 +24,8 @@ source writes it, so that a query that used that source can be continued. Spark'
 ``jump``
     true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
     an old copy. Such a batch reads nothing from this source, and the sink never moves its committed offsets.
+``app``
+    the option ``application.id`` of the source, if it is set. The sink refuses the batch if its own differs.
 ``lossy``
     true if the user accepts lost records (``failOnDataLoss=false``). If a topic was deleted or created again
     after the batch was planned, neither the source nor the sink then fails.
@@ -63,6 +65,7 @@ class SourcePosition:
         jump: whether the batch skips records that Kafka already holds, and reads none.
         lossy: whether the source continues after a loss (``failOnDataLoss=false``).
         epochs: leader epochs that belong to ``end``, as far as they are known.
+        application_id: option ``application.id`` of the source; None if it is not set.
     """
 
     end: Offsets
@@ -73,6 +76,7 @@ class SourcePosition:
     jump: bool = False
     lossy: bool = False
     epochs: Epochs = field(default_factory=dict)
+    application_id: str | None = None
 
     @property
     def begins_query(self) -> bool:
@@ -111,6 +115,8 @@ class SourcePosition:
             ours["jump"] = True
         if self.lossy:
             ours["lossy"] = True
+        if self.application_id is not None:
+            ours["app"] = self.application_id
         return {**({OURS: ours} if ours else {}), **_nested(self.end)}
 
     def to_json(self) -> str:
@@ -142,6 +148,7 @@ class SourcePosition:
             jump=ours.get("jump", False),
             lossy=ours.get("lossy", False),
             epochs=_unlisted(ours.get("epochs", {}), end),
+            application_id=ours.get("app"),
         )
 
     @classmethod
@@ -207,6 +214,7 @@ def _is_ours(entry: object, position: Mapping[str, object]) -> bool:
         and isinstance(entry.get("cluster", ""), str)
         and isinstance(epochs, dict)
         and all(_are_epochs(listed, position.get(topic)) for topic, listed in epochs.items())
+        and isinstance(entry.get("app", ""), str)
         and isinstance(topics, dict)
         and all(isinstance(topic_id, str) for topic_id in topics.values())
         and type(entry.get("tick", 0)) is int

@@ -444,4 +444,6 @@ def _report(task: ShardTask, next_offset: int, time_ms: int, event_time_ms: int 
         store=task.identity.store,
         host=socket.gethostname(),
         clock_max_ahead_ms=task.options.clock_max_ahead_ms,
+        topic_id=task.identity.topic_id,
+        brokers=task.options.kafka.get("bootstrap.servers", ""),
     )
