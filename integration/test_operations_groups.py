@@ -65,7 +65,7 @@ INTERVENTIONS: Mapping[str, Intervention] = {
     "reset both tokens": Intervention(
         lambda source, out: (*_TO, "--topic", f"{source}:0", "--topic", out, "--to-earliest"), MISSING
     ),
-    "reset the anchor": Intervention(lambda _, out: (*_TO, "--topic", out, "--to-earliest"), None),
+    "reset the anchor": Intervention(lambda _, out: (*_TO, "--topic", out, "--to-earliest"), MOVED),
     "delete the group": Intervention(lambda *_: ("--delete",), MISSING),
     "delete all offsets": Intervention(
         lambda source, out: ("--delete-offsets", "--topic", source, "--topic", out), MISSING
@@ -114,7 +114,13 @@ def continues(scenario: Scenario, name: str, *, is_held: bool) -> None:
         assert scenario.written() == written, "nothing was written, not even a transaction that was aborted"
     if condition == MISSING:
         answer = "assume_committed" if is_held else "assume_not_committed"
-        scenario.run(sink={"onMissingToken": f"{answer}:{scenario.planned}"})
+        policies = {"onMissingToken": f"{answer}:{scenario.planned}"}
+        if name.startswith("reset"):
+            driver = scenario.start(sink=policies)
+            assert driver.wait() == 1, driver.tail()
+            assert f"[{MOVED}]" in driver.log.read_text(), driver.tail()
+            policies["onMovedOffsets"] = f"overwrite:{scenario.planned}"
+        scenario.run(sink=policies)
     elif condition == MOVED:
         scenario.run(sink={"onMovedOffsets": f"overwrite:{scenario.planned}"})
     scenario.run()

@@ -147,7 +147,7 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
         (LEAST[3], None, "in", "reading the offsets of group"),
         (LEAST[3], "DESCRIBE", "in", "committing offsets"),
         (LEAST[4], None, "app", "initialising transactional id"),
-        (LEAST[5], None, "group", "reading the offsets of group"),
+        (LEAST[5], None, "group", "reading the members of group"),
         (LEAST[5], "DESCRIBE", "group", "committing offsets of group"),
     ],
 )

@@ -18,6 +18,7 @@ from kafka_eos_source.commit.shard_checks import (
     check_names,
     check_one_source,
     check_reports,
+    check_same_cluster,
     check_shards,
     check_tail,
     is_alone,
@@ -38,7 +39,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol import identity
+from kafka_eos_source.protocol.identity import of_stream
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
@@ -274,7 +275,7 @@ def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:
         commit(broker, session, batch_id, both_shards(batch_id))
     before = list(broker.log)
     found = [
-        replace(each, skipped=True, base_digest=request(1).batch.end.current, records=0, next_offset=6)
+        replace(each, skipped=True, base_digest=request(1).batch.end, records=0, next_offset=6)
         for each in both_shards(1)
     ]
     assert commit_declared_by_operator(broker, found).step is Step.SKIPPED
@@ -337,20 +338,6 @@ def test_an_open_transaction_of_another_owner_is_waited_for() -> None:
         check_tail(shard, 9, Tail(4, 0, frozenset()))
 
 
-@pytest.mark.parametrize(
-    ("names", "option"),
-    [({"application_id": "other"}, "application.id"), ({"group_id": "g"}, "kafka.group.id")],
-)
-def test_an_operator_with_another_name_for_the_query_is_refused(names: dict[str, str], option: str) -> None:
-    who = identity.of_stream("query", application_id="app", group_id=None, topic="out")
-    agreeing = [replace(each, application_id="app", group_id=who.group_id) for each in both_shards(0)]
-    check_names(who, 0, agreeing, [SourceRange({}), SourceRange({}, application_id="app")])
-    differing = [*agreeing[1:], replace(agreeing[0], **names)]  # type: ignore[arg-type]
-    with pytest.raises(InvalidOptionError, match=r"the sink '(kafka-eos\.)?app'") as caught:
-        check_names(who, 0, differing, [])
-    assert option in caught.value.fix
-
-
 def in_store(batch_id: int, store: str, **values: Any) -> ShardReport:
     made = replace(
         report(batch_id, 0, records=0, sequence=-1), tp=TopicPartition(f"app-{store}-changelog", 0)
@@ -384,7 +371,7 @@ def test_a_second_operator_needs_no_ceremony() -> None:
 def test_a_batch_that_the_changelog_holds_is_not_written_again() -> None:
     """The group was lost. A batch id alone proves nothing: a restored checkpoint uses it for other rows."""
     held, batch = Held.of("app", {}), request(1).batch
-    found = [replace(report(1, 0, sequence=-1), skipped=True, base_digest=batch.end.current)]
+    found = [replace(report(1, 0, sequence=-1), skipped=True, base_digest=batch.end)]
     check_reports(found, batch, held, ("driver", 5))
     with pytest.raises(StateLostError) as caught:
         check_shards(found, 1, held)
@@ -396,7 +383,7 @@ def test_a_batch_that_the_changelog_holds_is_not_written_again() -> None:
 
 def test_without_a_token_the_digest_in_the_changelog_proves_which_state_it_is() -> None:
     held, batch = Held.of("app", {}), request(1).batch
-    shard = replace(report(1, 0, sequence=-1), base_digest=batch.start.current)
+    shard = replace(report(1, 0, sequence=-1), base_digest=batch.start)
     check_reports([shard], batch, held, ("driver", 5))
     with pytest.raises(TokenMissingError, match="does not end where batch 1 begins") as caught:
         check_reports([replace(shard, base_digest="another")], batch, held, ("driver", 5))
@@ -433,3 +420,37 @@ def test_a_recorded_time_in_the_future_names_the_command_that_lowers_it() -> Non
         with pytest.raises(StateError, match="the recorded processing time") as caught:
             commit(broker, session, 1, found)
         assert "state lower-time --store counts" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"application_id": "other", "group_id": "kafka-eos.app"}, "the sink 'app', the operator .* 'other'"),
+        (
+            {"application_id": "app", "group_id": "other"},
+            "consumer groups: the sink 'kafka-eos.app'.* 'other'",
+        ),
+    ],
+)
+def test_an_operator_has_the_names_of_the_sink(names: dict[str, str], said: str) -> None:
+    who = of_stream("query", application_id="app", group_id=None, topic="out")
+    agreed = replace(report(0, 0), application_id="app", group_id="kafka-eos.app")
+    check_names(who, 0, [agreed], [SourceRange(None, application_id="app"), SourceRange(None)])
+    with pytest.raises(InvalidOptionError, match=said):
+        check_names(who, 0, [agreed, replace(agreed, tp=TopicPartition("other", 0), **names)], [])
+
+
+def test_a_source_has_the_name_of_the_sink_if_it_has_one() -> None:
+    who = of_stream("query", application_id=None, group_id=None, topic="out")
+    with pytest.raises(
+        InvalidOptionError, match=r"the sink 'kafka-eos-query' \(derived.*source 1 'x'"
+    ) as caught:
+        check_names(who, 3, [], [SourceRange(None), SourceRange(None, application_id="x")])
+    assert "offsets/3" in caught.value.fix
+
+
+def test_the_changelog_of_an_operator_is_on_the_cluster_of_the_sink() -> None:
+    made = replace(report(0, 0), topic_id="id-1", brokers="b:9092")
+    check_same_cluster([made], {made.tp.topic: "id-1"}, "c", 0)
+    with pytest.raises(InvalidOptionError, match=r"b:9092.*id-1.*\(c\).* id-2"):
+        check_same_cluster([made], {made.tp.topic: "id-2"}, "c", 0)

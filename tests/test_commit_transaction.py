@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 
+from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.context import Progress
 from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -22,6 +23,7 @@ from kafka_eos_source.commit.steps import MOVES, Step, diagram
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
+    GroupInUseError,
     InvalidRecordError,
     OffsetsMovedError,
     OutcomeUnknownError,
@@ -462,3 +464,40 @@ def test_moved_offsets_of_a_partition_that_a_held_batch_read_first_refuse_the_ba
     with pytest.raises(OffsetsMovedError, match="in-1 at 3"):
         run(1, session, "run-2")
     assert broker.log == rows(0)
+
+
+def test_a_group_with_members_is_refused_before_anything_is_sent() -> None:
+    broker = broker_with_genesis(members=["client.id='other' at 10.0.0.7"])
+    with pytest.raises(GroupInUseError, match=r"'app'.* has members: client\.id='other' at 10\.0\.0\.7"):
+        commit(broker, ProducerSession(), 0)
+    assert broker.calls == ["group_members"]
+    assert not broker.log
+
+
+def test_a_running_query_looks_at_its_group_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    for batch_id in range(3):
+        commit(broker, session, batch_id)
+    assert broker.calls.count("group_members") == 1, "in a minute, only the new owner looks"
+    monkeypatch.setattr(transaction, "_LOOK_SECONDS", 0.0)
+    commit(broker, session, 3)
+    assert broker.calls.count("group_members") == 2
+    broker.members = ["client.id='other' at 10.0.0.7"]
+    with pytest.raises(GroupInUseError):
+        commit(broker, session, 4)
+    broker.members = []
+    assert committed(broker).batch_id == 3, "the transaction was aborted"
+    commit(broker, session, 4)
+    broker.group[OUT] = GroupOffset(OUT, 7, "")
+    with pytest.raises(OffsetsMovedError, match="out-0 at 7"):
+        commit(broker, session, 5)
+    assert committed(broker).batch_id == 4
+
+
+def test_a_look_that_gets_no_answer_does_not_stop_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0)
+    monkeypatch.setattr(transaction, "_LOOK_SECONDS", 0.0)
+    broker.faults = [Fault("group_members", UnavailableError("no answer"))]
+    commit(broker, session, 1)
+    assert committed(broker).batch_id == 1

@@ -14,6 +14,8 @@ from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
     ForeignQueryError,
+    GroupInUseError,
+    InvalidOptionError,
     OffsetsMovedError,
     TokenMissingError,
 )
@@ -357,3 +359,44 @@ def test_a_batch_write_never_replaces_the_token_of_a_stream_in_its_group() -> No
 def test_sequence_numbers_continue_above_the_clock_after_the_token_was_lost() -> None:
     assert group_after().next_sequence() == 7
     assert Held("app").next_sequence() > 1_700_000_000_000
+
+
+NEW = {"starts": {TP: 30, OTHER: 0}, "ends": {TP: 40, OTHER: 10}, "promised": False}
+
+
+def test_a_new_query_starts_only_where_another_program_stopped_or_in_an_empty_group() -> None:
+    new = batch(0, **NEW)
+    assert verdict_on(new, Held("app")) is Verdict.WRITE
+    assert verdict_on(new, group_after(None, {TP: 30})) is Verdict.WRITE
+    for found in ({TP: 31}, {TP: 30, OUT: 0}):
+        with pytest.raises(GroupInUseError, match="expected none"):
+            verdict_on(new, group_after(None, found))
+        assert verdict_on(new, group_after(None, found), moved_offsets="overwrite") is Verdict.WRITE
+
+
+def test_offsets_of_another_program_are_named_after_a_person_answered_for_a_lost_token() -> None:
+    found = group_after(None, {TP: 0})
+    with pytest.raises(TokenMissingError):
+        verdict_on(batch(6), found)
+    with pytest.raises(OffsetsMovedError, match="in-0 at 0"):
+        verdict_on(batch(6), found, missing_token="assume_not_committed")
+
+
+def test_the_anchor_counts_too() -> None:
+    found = group_after()
+    moved = Held.of("app", {**found.offsets, TP: found.offsets[OUT], OUT: GroupOffset(OUT, 30, "")})
+    moved = replace(moved, offsets={**moved.offsets, TP: replace(found.offsets[OUT], tp=TP, offset=60)})
+    with pytest.raises(OffsetsMovedError, match="out-0 at 30"):
+        verdict_on(batch(6), moved)
+
+
+def test_a_version_is_skipped_only_if_it_goes_to_the_topics_of_the_former_write() -> None:
+    token = replace(TOKEN, end_digest="topics a")
+    held = Held.of("app", {OUT: GroupOffset(OUT, 0, token.encode())})
+    version = {"versioned": True, "starts": None, "ends": None}
+    same = batch(token.batch_id, end=Digests("topics a"), topics=("a",), **version)
+    assert verdict_on(same, held) is Verdict.SKIP
+    with pytest.raises(InvalidOptionError, match="'b'"):
+        verdict_on(replace(same, end=Digests("topics b"), topics=("b",)), held)
+    empty = replace(same, end=Digests(), topics=())
+    assert verdict_on(empty, held) is Verdict.SKIP

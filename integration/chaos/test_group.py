@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 
 from integration.chaos.scenario import Scenario
-from integration.chaos.stateful import SHARDS, STORE
+from integration.chaos.stateful import STORE
 from integration.chaos.stateful_case import Case
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, final_end_offsets, read_back, values
