@@ -200,7 +200,9 @@ def group_has_offsets(
         f"another program committed offsets in the consumer group {group_id!r} of application.id="
         f"{batch.application_id!r}: {_offsets(held.committed, found)}; expected none{expected}. The query "
         "would overwrite them.",
-        fix="give the query a group of its own (leave out kafka.group.id). If the other program has ended "
+        fix="give the write a group of its own (leave out kafka.group.id)."
+        if batch.versioned or batch.once
+        else "give the query a group of its own (leave out kafka.group.id). If the other program has ended "
         "for good, start the query with a new checkpoint and startingOffsets=group to read on where it "
         "stopped; or, if nobody needs these offsets any more, start once with "
         f".option('onMovedOffsets', 'overwrite:{batch.batch_id}').",

@@ -502,7 +502,7 @@ OPTIONS: tuple[Option, ...] = (
         values.topic,
         None,
         "text",
-        "Existing topic for dead letters, with `onInvalidRecord=dead-letter`.",
+        "Existing topic for dead letters, with `onInvalidRecord=dead-letter`. The query must not read it.",
     ),
     Option(
         "staging.inline.bytes",
@@ -563,8 +563,9 @@ OPTIONS: tuple[Option, ...] = (
         "fail",
         "`fail`, `overwrite:<batch>`",
         "What happens if another program, such as Kafka's offset reset tool, has committed offsets to the "
-        "query's consumer group. `overwrite:17` lets batch 17 continue from the checkpoint and replace those "
-        "offsets. It has no effect on any other batch.",
+        "query's consumer group, also before the query's first batch. `overwrite:17` lets batch 17 continue from the "
+        "checkpoint, or batch 0 begin where the starting options say, and replace those offsets. It has no effect "
+        "on any other batch.",
     ),
     Option(
         "onMovedCheckpoint",
