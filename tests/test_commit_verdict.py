@@ -24,7 +24,7 @@ from kafka_eos_source.protocol.identity import ONCE
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 
 TP, OTHER, OUT = TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("out", 0)
-NEW = TopicPartition("new", 0)
+ADDED = TopicPartition("new", 0)
 #: Batch 5 read offsets 50 to 60 of each partition.
 TOKEN = Token("app", "query", "run-1", 6, 5, "d5", "d6", 10)
 
@@ -282,7 +282,7 @@ def test_adoption_refuses_a_group_without_offsets_that_the_token_counts(first: s
     [
         ({"comparable": False}, "does not read Kafka or reads another cluster"),
         ({"starts": {}, "ends": {}}, "has no offset of any partition"),
-        ({"starts": {NEW: 0}, "ends": {NEW: 5}}, "has no offset of any partition"),
+        ({"starts": {ADDED: 0}, "ends": {ADDED: 5}}, "has no offset of any partition"),
         ({"target": "elsewhere:0123"}, "to topic 'out', and this query writes to topic 'elsewhere'"),
         ({"target": "out:4567"}, "wrote to other sinks outside Kafka"),
     ],
@@ -371,7 +371,7 @@ def test_a_new_query_starts_only_where_another_program_stopped_or_in_an_empty_gr
     for found in ({TP: 31}, {TP: 30, OUT: 0}):
         with pytest.raises(GroupInUseError, match="expected none"):
             verdict_on(new, group_after(None, found))
-        assert verdict_on(new, group_after(None, found), moved_offsets="overwrite") is Verdict.WRITE
+        assert verdict_on(new, group_after(None, found), moved_offsets="overwrite:0") is Verdict.WRITE
 
 
 def test_offsets_of_another_program_are_named_after_a_person_answered_for_a_lost_token() -> None:
@@ -379,7 +379,7 @@ def test_offsets_of_another_program_are_named_after_a_person_answered_for_a_lost
     with pytest.raises(TokenMissingError):
         verdict_on(batch(6), found)
     with pytest.raises(OffsetsMovedError, match="in-0 at 0"):
-        verdict_on(batch(6), found, missing_token="assume_not_committed")
+        verdict_on(batch(6), found, missing_token="assume_not_committed:6")
 
 
 def test_the_anchor_counts_too() -> None:

@@ -59,7 +59,8 @@ def test_an_old_checkpoint_continues_from_the_committed_offsets(caplog: pytest.L
 
 def test_a_jump_takes_over_the_epochs_of_the_committed_offsets() -> None:
     made = cluster((A0, 8, TOKEN))
-    made.groups[APPLICATION][A0] = replace(made.groups[APPLICATION][A0], epoch=6)
+    held = made.groups[group_of(APPLICATION)]
+    held[A0] = replace(held[A0], epoch=6)
     made.epochs = {A0: [(6, 0)], A1: [(6, 0)]}
     begun = replace(OLD, epochs={A0: 2, A1: 3})
     assert source(made).latest(begun).epochs == {A0: 6, A1: 3}
