@@ -317,7 +317,23 @@ def test_whatever_is_damaged_everything_else_is_read_once(
         wanted = {
             tp: [row for row in rows if row[0] not in lost[tp]] for tp, rows in expected(cluster).items()
         }
-        assert read(cluster, skip=skip, **{"max.partition.fetch.bytes": str(most_bytes)}) == wanted
+        assert read(cluster, skip=skip, poll_timeout_ms=5_000, **{"max.partition.fetch.bytes": str(most_bytes)}) == wanted
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_faults, st.sampled_from(_HOW))
+def test_faults_during_the_examination_of_a_damaged_batch_lose_nothing_else(
+    faults: dict[tuple[str, int], Fault], how: str
+) -> None:
+    logs = {("t", number): plain_log(8) for number in range(2)}
+    lost = spoiled(logs["t", 1], {4: how})
+    with FetchCluster(logs, brokers=2) as cluster:
+        cluster.fault = lambda kind: faults.get((kind, cluster.received[kind]))
+        wanted = {
+            tp: [row for row in rows if tp == ("t", 0) or row[0] not in lost]
+            for tp, rows in expected(cluster).items()
+        }
+        assert read(cluster, skip={TopicPartition("t", 1): (12,)}) == wanted
 
 
 # -- the end of a log
