@@ -287,7 +287,7 @@ def test_the_end_of_the_damage_is_found_although_brokers_limit_answers(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), st.sampled_from([300, 1 << 20]), st.sampled_from([0, 3, 10]))
+@given(st.data(), st.sampled_from([300, 1 << 20]), st.sampled_from([0, 3, 9]))
 def test_whatever_is_damaged_everything_else_is_read_once(
     data: st.DataObject, most_bytes: int, hidden: int
 ) -> None:
@@ -297,27 +297,33 @@ def test_whatever_is_damaged_everything_else_is_read_once(
     lost: dict[Partition, set[int]] = {}
     behind: dict[Partition, set[int]] = {}
     for tp, log in logs.items():
-        # a wrong first offset is found only where the batch before or behind it is intact
+        # A wrong first offset is found only where the batch before or behind it is intact. Between two wrong
+        # lengths, brokers may seem to find nothing if the first one is at the beginning of the log.
         how = data.draw(
             st.dictionaries(st.integers(0, 8), st.sampled_from(_HOW), max_size=3), f"damage of {tp}"
         )
         how = {
             at: each
             for at, each in how.items()
-            if each != "first offset" or not {at - 1, at + 1} & how.keys()
+            if (each != "first offset" or not {at - 1, at + 1} & how.keys())
+            and (each != "length" or not at or how.get(0) != "length")
         }
         lost[tp] = spoiled(log, how)
         wrong = [3 * index for index, each in how.items() if each == "length"]
-        behind[tp] = {offset for first in wrong for offset in range(first, first + hidden)}
+        behind[tp] = {offset for first in wrong for offset in range(first, min(first + hidden, log.end))}
         if 0 in behind[tp]:  # nothing can be asked for that is before it
             lost[tp] |= set(range(hidden))
         skip[TopicPartition(*tp)] = tuple(3 * index for index in how)
     with FetchCluster(logs, brokers=2) as cluster:
         cluster.hides = lambda tp, offset: offset in behind[tp]
-        wanted = {
-            tp: [row for row in rows if row[0] not in lost[tp]] for tp, rows in expected(cluster).items()
-        }
-        assert read(cluster, skip=skip, poll_timeout_ms=5_000, **{"max.partition.fetch.bytes": str(most_bytes)}) == wanted
+        sizes = {"max.partition.fetch.bytes": str(most_bytes)}
+        found = read(cluster, skip=skip, poll_timeout_ms=10_000, **sizes)
+        for tp, rows in expected(cluster).items():
+            seen = found.get(tp, [])
+            assert [row for row in seen if row[0] not in lost[tp]] == [
+                row for row in rows if row[0] not in lost[tp]
+            ]
+            assert seen == [row for row in rows if row in seen], "one of two neighbours may be saved"
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

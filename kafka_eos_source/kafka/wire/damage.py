@@ -132,9 +132,6 @@ class Examination:
         if not len(data) or (found.damage.at == 0 and _HEADER.unpack_from(data)[0] > position):
             reads = self._before(leader, tp, position, wanted, deadline) or found
         damage, rest = self._placed(found, reads, position)
-        if damage.resume < 0:
-            past = self._next_found(leader, tp, max(position, damage.offset), deadline)
-            damage = replace(damage, past_offset=past, resume=past)
         while rest is not None and damage.resume <= position:
             further = self._first_damage(rest, position, wanted)
             if further is None or further.offset > position:
@@ -142,6 +139,9 @@ class Examination:
             # the position is not only behind a damage, but is damaged itself
             reads = _Answered(rest.position, replace(reads.fetched, records=rest.data), further)
             damage, rest = self._placed(found, reads, position)
+        if damage.resume < 0:
+            past = self._next_found(leader, found.damage, max(position, damage.offset), deadline)
+            damage = replace(damage, past_offset=past, resume=past)
         if rest is None and damage.resume >= 0 and not self._finds(leader, tp, damage.resume, deadline):
             rest = self._behind(reads, damage)
         how = "every time" if is_stored else "with other bytes each time: suspect its memory or the network"
@@ -222,26 +222,33 @@ class Examination:
         found = self._ask(leader, tp, position, position, 0, deadline)
         return found.damage is None or found.damage.offset > position
 
-    def _next_found(self, leader: int, tp: TopicPartition, position: int, deadline: Deadline) -> int:
-        """Returns the first offset behind a damaged one that the leader sends intact; -1 = unknown.
+    def _next_found(self, leader: int, shown: DamagedBatchError, position: int, deadline: Deadline) -> int:
+        """Returns the first offset behind a damaged one that the leader answers otherwise; -1 = unknown.
 
-        The leader sends all offsets between the two damaged, or refuses them.
+        The leader answers alike for all offsets between the two: it sends the same batch, or refuses them.
         """
 
-        def is_hidden(offset: int) -> bool:
-            try:
-                return not self._finds(leader, tp, offset, deadline)
-            except TemporaryError:  # behind the end of the log
-                return False
+        def is_behind(offset: int) -> bool:
+            answered = self._ask(leader, shown.tp, offset, offset, 0, deadline).damage
+            return answered is None or answered.offset > offset or answered.digest != shown.digest
 
-        hidden, step = position, 1
-        while is_hidden(hidden + step):
-            hidden, step = hidden + step, 2 * step
-        found = hidden + step
-        while found - hidden > 1:
-            middle = (hidden + found) // 2
-            hidden, found = (middle, found) if is_hidden(middle) else (hidden, middle)
-        return found if self._finds(leader, tp, found, deadline) else -1
+        def may_be_behind(offset: int) -> bool:
+            try:
+                return is_behind(offset)
+            except TemporaryError:  # behind the end of the log
+                return True
+
+        before, step = position, 1
+        while not may_be_behind(before + step):
+            before, step = before + step, 2 * step
+        found = before + step
+        while found - before > 1:
+            middle = (before + found) // 2
+            before, found = (before, middle) if may_be_behind(middle) else (middle, found)
+        try:
+            return found if is_behind(found) else -1
+        except TemporaryError:
+            return -1
 
     def _copy(
         self, node: int, tp: TopicPartition, offset: int, wanted: int, deadline: Deadline
