@@ -130,7 +130,12 @@ def test_t310_a_damaged_batch_is_named_and_passed_over_alone(
     wanted = [(offset, value) for offset, value in enumerate(values) if offset not in lost]
     assert f"whereby {len(lost)} offset(s) are lost" in said
     assert read(kafka.bootstrap_servers, topic, 0, RECORDS_SENT, skip) == wanted
-    for border in (damaged.first, damaged.first + 2, damaged.last + 1, damaged.last + 7, RECORDS_SENT - 1):
+    borders = [damaged.first, damaged.last + 1, damaged.last + 7, RECORDS_SENT - 1]
+    if place != "format":
+        # Asked for an offset within it, a broker may pass over a batch that it takes for one of an older
+        # format, as if compaction had removed it. No client can tell that from its answer.
+        borders.append(damaged.first + 2)
+    for border in borders:
         before = read(kafka.bootstrap_servers, topic, 0, border, skip)
         assert before + read(kafka.bootstrap_servers, topic, border, RECORDS_SENT, skip) == wanted, border
     assert read(kafka.bootstrap_servers, topic, 0, damaged.first) == wanted[: damaged.first]
