@@ -294,6 +294,8 @@ def test_state_stays_exact_although_a_changelogs_offsets_change_within_a_transac
         planned = offset_log.newest(str(case.checkpoint))
         assert planned is not None
         fixed = {"onMissingToken": f"assume_committed:{planned.batch_id}"}
+        if name == "reset everything":  # the offsets of the sources lack the marks, too
+            fixed["onMovedOffsets"] = f"overwrite:{planned.batch_id}"
     start(sink=fixed).finish()
     case.check()
     case.feed(100)
