@@ -83,7 +83,7 @@ def test_t321_a_log_that_was_set_back_and_refilled_is_reported_and_read_from_the
     on_one: Scenario, disk: Disk
 ) -> None:
     read_then_cut(on_one, disk)
-    group = {"startingOffsets": "group", "kafka.group.id": on_one.application_id}
+    group = {"startingOffsets": "group", "kafka.group.id": group_of(on_one.application_id)}
     for source in ({}, {}, group):
         checkpoint = on_one.folder / "other" if source else None
         failed = on_one.start(source=source, checkpoint=checkpoint)

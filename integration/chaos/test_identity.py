@@ -16,6 +16,7 @@ from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS, read_back
 from kafka_eos_source.cli import main
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import group_of
 
 _COPIED = pytest.mark.fault("T360", "a checkpoint is copied or moved to another place", "stopped")
 _CLONED = pytest.mark.fault(
@@ -204,7 +205,7 @@ def answered_for_ever(scenario: Scenario, *mutations: str) -> None:
     scenario.feed(50)
     killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('later')}", sink=answer)
     assert killed.wait() == -9, killed.tail()
-    for future in scenario.admin.client.delete_consumer_groups([scenario.application_id]).values():
+    for future in scenario.admin.client.delete_consumer_groups([group_of(scenario.application_id)]).values():
         future.result(TIMEOUT_SECONDS)
     if mutations:
         scenario.run(sink=answer, mutations=mutations)
