@@ -7,6 +7,7 @@ from confluent_kafka import KafkaException
 from integration.chaos.scenario import Scenario
 from integration.support.driver import Driver
 from integration.support.processes import await_condition
+from kafka_eos_source.protocol.identity import group_of
 
 _SECONDS = 120.0
 
@@ -28,11 +29,13 @@ def leader(scenario: Scenario, topic: str, partition: int) -> int:
     return int(metadata.topics[topic].partitions[partition].leader)
 
 
-def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
-    """Returns the coordinator of a group or transactional id.
+def coordinator(scenario: Scenario, internal_topic: str) -> int:
+    """Returns the coordinator of the query's group or transactional id.
 
     It is the leader of the partition of ``internal_topic`` that Java's hash of the name selects.
     """
+    id_ = scenario.application_id
+    name = group_of(id_) if internal_topic == "__consumer_offsets" else id_
     hashed = 0
     for character in name:
         hashed = (31 * hashed + ord(character)) & 0xFFFFFFFF

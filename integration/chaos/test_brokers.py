@@ -76,7 +76,7 @@ def test_t30_t31_a_commit_continues_when_a_coordinator_is_killed(
 ) -> None:
     on_three.feed(150)
     driver = on_three.stopped_at(at, at_time=at_time)
-    three.kill_node(coordinator(on_three, of, on_three.application_id))
+    three.kill_node(coordinator(on_three, of))
     driver.resume()
     driver.finish()
     found = on_three.outcome()
@@ -186,7 +186,7 @@ def test_t301_the_successor_of_a_broker_that_hangs_is_asked_before_any_request_t
     sink = {"kafka.socket.timeout.ms": "60000", "commitTimeoutMs": "45000"}
     driver = on_three.stopped_at(at, at_time=2, source=source, sink=sink)
     if of.startswith("__"):
-        hung = coordinator(on_three, of, on_three.application_id)
+        hung = coordinator(on_three, of)
     else:
         hung = leader(on_three, on_three.source if of == "the source" else on_three.sink, 0)
     three.pause_node(hung)
@@ -315,7 +315,7 @@ def test_t91_a_partition_without_a_leader_gets_no_commit_marker(
     # the internal topics exist once a query has run
     on_three.run(sink={"application.id": "first"}, checkpoint=on_three.folder / "first")
     coordinators = {
-        coordinator(on_three, internal_topic, on_three.application_id)
+        coordinator(on_three, internal_topic)
         for internal_topic in ("__transaction_state", "__consumer_offsets")
     }
     alone = next(node for node in three.nodes if node not in coordinators)

@@ -14,6 +14,7 @@ from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.protocol.identity import group_of
 
 _NODE = 1
 _LOSSY = {"failOnDataLoss": "false"}

@@ -39,6 +39,7 @@ from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.wire import consumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.option_values import offset_lists
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
 pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
@@ -207,7 +208,7 @@ def test_t311_a_query_with_a_checkpoint_passes_over_what_was_named_and_nothing_e
     log.flip(damaged)
     run(skip)
     assert values(read_back(bootstrap, sink)) == sorted([*wanted, *["after"] * PER_BATCH])
-    assert admin.group(source)[source, 0][0] == log.batches()[-1].last + 1
+    assert admin.group(group_of(source))[source, 0][0] == log.batches()[-1].last + 1
 
 
 @pytest.mark.fault("T312", "a batch is damaged on the disk of the leader, and not of the follower", "read")
