@@ -29,13 +29,13 @@ def leader(scenario: Scenario, topic: str, partition: int) -> int:
     return int(metadata.topics[topic].partitions[partition].leader)
 
 
-def coordinator(scenario: Scenario, internal_topic: str) -> int:
-    """Returns the coordinator of the query's group or transactional id.
+def coordinator(scenario: Scenario, internal_topic: str, group: str | None = None) -> int:
+    """Returns the coordinator of a group (by default the query's), or of the query's transactional id.
 
     It is the leader of the partition of ``internal_topic`` that Java's hash of the name selects.
     """
     id_ = scenario.application_id
-    name = group_of(id_) if internal_topic == "__consumer_offsets" else id_
+    name = group or group_of(id_) if internal_topic == "__consumer_offsets" else id_
     hashed = 0
     for character in name:
         hashed = (31 * hashed + ord(character)) & 0xFFFFFFFF
