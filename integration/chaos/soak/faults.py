@@ -20,6 +20,7 @@ from integration.chaos.soak.hosts import Host, signal_all
 from integration.chaos.soak.workload import QUERIES, SPARK
 from integration.support.kafka import Admin
 from integration.support.processes import await_condition
+from kafka_eos_source.protocol.identity import group_of
 
 #: Longer than `TRANSACTION_TIMEOUT_MS`, so that the coordinator aborts what a paused process has open.
 _LONG_PAUSE_SECONDS = 12.0
@@ -148,7 +149,8 @@ class Faults:
         """Kills the coordinator of a query's transactions or group, which then moves to another broker."""
         topic = chance.choice(["__transaction_state", "__consumer_offsets"])
         query = chance.choice(QUERIES)
-        return f"{topic} of {query.name}: {self._kill_broker(chance, self._coordinator(topic, query.name))}"
+        name = group_of(query.name) if topic == "__consumer_offsets" else query.name
+        return f"{topic} of {query.name}: {self._kill_broker(chance, self._coordinator(topic, name))}"
 
     def _coordinator(self, topic: str, name: str) -> int:
         """Returns the leader of the partition of ``topic`` that Java's hash of the name selects."""
