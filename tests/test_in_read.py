@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import direct, sink_session
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
@@ -257,6 +257,7 @@ def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
 ) -> None:
     monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
+    monkeypatch.setattr(sink_session, "cluster_id", lambda *_, **__: "cluster")
     options = parse_write(
         {
             "kafka.bootstrap.servers": "b:9092",

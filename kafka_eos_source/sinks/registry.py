@@ -14,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
-from kafka_eos_source.runtime.file_systems import without_secrets
 from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
@@ -142,6 +141,8 @@ class SinkSpec:
         Raises:
             InvalidOptionError: as `build`.
         """
+        from kafka_eos_source.runtime.file_systems import without_secrets  # imports pyarrow, for 0.1 s
+
         sink = self.build()
         with self.naming.errors():
             known = sink.target()
