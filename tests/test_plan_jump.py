@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from source_cluster import A0, A1, B0, Cluster, over_the_wire, plan, ranges, read_options
 
 from kafka_eos_source.datasource.reader import ReadLimit, _UnlimitedStreamReader, stream_reader
-from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.errors import AuthorizationError, DataLossError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.source import SourcePlan
@@ -306,3 +306,73 @@ def test_a_jump_goes_only_forwards_and_only_to_offsets_of_the_application(
         after = run.latest(end)
         read = ranges(run.tasks(end, after))
         assert read == {(tp, end.end.get(tp, 0), 10) for tp in _PARTITIONS}
+
+
+# -- a planned batch whose records are gone
+
+
+def repeated(made: Cluster, **options: str) -> set[tuple[TopicPartition, int, int]]:
+    """Plans a batch from offset 3 on, removes records of it, and returns what a repeat of it reads."""
+    start = replace(OLD, end={A0: 3, A1: 20}, application_id=APPLICATION)
+    end = over_the_wire(source(made, onRolledBackCheckpoint="read").latest(start))
+    made.logs[A0] = (10, 12)
+    return ranges(source(made, **options).tasks(start, end))
+
+
+def test_a_repeated_batch_that_kafka_holds_reads_nothing_if_its_records_are_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert repeated(cluster((A0, 10, TOKEN))) == set()
+    assert "the sink skips the batch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("committed", "options"),
+    [
+        ([], {}),
+        ([(A0, 9, MARK)], {}),
+        ([(A0, 10, OTHERS_MARK)], {}),
+        ([(A0, 10, "")], {}),
+        ([(A1, 20, MARK)], {}),
+        ([(A0, 10, MARK)], {"onRolledBackCheckpoint": "read"}),
+    ],
+    ids=["none", "not-the-end", "another-application", "unmarked", "another-partition", "read"],
+)
+def test_a_repeated_batch_is_read_unless_marks_prove_that_kafka_holds_it(
+    committed: list[tuple[TopicPartition, int, str]], options: dict[str, str]
+) -> None:
+    """The task that reads the records then reports the loss."""
+    assert repeated(cluster(*committed), **options) == {(A0, 3, 10)}
+
+
+def test_marks_of_an_application_that_the_position_does_not_name_prove_nothing() -> None:
+    """The sink compares the name in the position with its own. Without one it could write an empty batch."""
+    made = cluster((A0, 10, MARK))
+    start = replace(OLD, end={A0: 3, A1: 20})
+    end = over_the_wire(plan(made).latest(start))
+    made.logs[A0] = (10, 12)
+    assert ranges(source(made).tasks(start, end)) == {(A0, 3, 10)}
+
+
+@pytest.mark.parametrize("change", ["cluster", "topic"])
+def test_offsets_of_other_topics_prove_nothing(change: str) -> None:
+    made = cluster((A0, 10, MARK))
+    start = replace(OLD, end={A0: 3, A1: 20}, application_id=APPLICATION)
+    end = over_the_wire(source(made, onRolledBackCheckpoint="read").latest(start))
+    made.logs[A0] = (10, 12)
+    if change == "cluster":
+        made.cluster_id = "cluster-2"
+        assert ranges(source(made).tasks(start, end)) == {(A0, 3, 10)}
+    else:
+        made.ids_by_topic["a"] = "another"
+        with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
+            source(made).tasks(start, end)
+
+
+def test_a_repeated_batch_whose_records_exist_is_read_although_kafka_holds_it() -> None:
+    """Operators then see the same rows as before."""
+    made = cluster((A0, 10, MARK))
+    start = replace(OLD, end={A0: 3, A1: 20}, application_id=APPLICATION)
+    end = over_the_wire(source(made, onRolledBackCheckpoint="read").latest(start))
+    assert ranges(source(made).tasks(start, end)) == {(A0, 3, 10)}
+    assert made.requests.count("committed") == 0

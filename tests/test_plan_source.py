@@ -122,6 +122,18 @@ def test_a_position_past_the_last_stable_offset_is_not_a_loss() -> None:
     assert end.end[A0] == 8
 
 
+def test_a_checkpoint_with_none_of_the_sources_topics_is_probably_that_of_another_query() -> None:
+    cluster = Cluster({A0: (0, 8), B0: (0, 9)})
+    start = plan(cluster, subscribe="b").initial()
+    with pytest.raises(DataLossError, match=r"probably the checkpoint of another query.*NO_LONGER") as raised:
+        plan(cluster).latest(start)
+    assert raised.value.fix.startswith("check checkpointLocation")
+    both = plan(cluster, subscribe="a,b").initial()
+    with pytest.raises(DataLossError) as raised:
+        plan(cluster).latest(both)
+    assert "another query" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("logs", "ids", "kind"),
     [

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from confluent_kafka import OFFSET_END
 
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS
@@ -122,6 +123,41 @@ def test_t64_a_driver_killed_around_the_genesis_token_loses_nothing(scenario: Sc
     scenario.run()
     found = scenario.outcome()
     assert found.exactly_once, found
+
+
+@pytest.mark.fault(
+    "T365", "the records of a committed batch are removed from the source", "before Spark's commit"
+)
+def test_t365_a_batch_that_kafka_holds_needs_no_records_that_are_gone(scenario: Scenario) -> None:
+    """The driver dies between Kafka's commit and Spark's, and retention removes what the batch has read."""
+    source = {"application.id": scenario.application_id}
+    scenario.feed(50)
+    killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('held')}", source=source)
+    assert killed.wait() == -9, killed.tail()
+    for partition in range(scenario.partitions):
+        scenario.admin.delete_records(scenario.source, partition, OFFSET_END)
+    driver = scenario.start(source=source)
+    assert driver.wait() == 1
+    said = driver.log.read_text()
+    assert "DataLossError" in said
+    assert "finds that out itself with onRolledBackCheckpoint=jump" in said
+    scenario.feed(20)
+    scenario.run(source={**source, "onRolledBackCheckpoint": "jump"})
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T365", "the same, and Kafka does not hold the batch", "before Kafka's commit")
+def test_t365_a_batch_that_kafka_does_not_hold_reports_the_loss(scenario: Scenario) -> None:
+    source = {"application.id": scenario.application_id, "onRolledBackCheckpoint": "jump"}
+    scenario.feed(50)
+    killed = scenario.start(f"commit.before_begin=kill-worker@{scenario.once('lost')}", source=source)
+    assert killed.wait() == -9, killed.tail()
+    for partition in range(scenario.partitions):
+        scenario.admin.delete_records(scenario.source, partition, OFFSET_END)
+    driver = scenario.start(source=source)
+    assert driver.wait() == 1
+    assert "DataLossError" in driver.log.read_text()
 
 
 @pytest.mark.fault("T65", "two queries share one kafka.group.id", "start")

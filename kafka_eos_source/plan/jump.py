@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from kafka_eos_source.errors import OperatorError, StateError
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset, Offsets, TopicPartition
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Mark, application_hash
 
@@ -73,6 +73,21 @@ def jump_target(
         start,
         end={**start.end, **{tp: held.offset for tp, held in committed.items()}},
         epochs={**kept, **{tp: held.epoch for tp, held in committed.items() if held.epoch >= 0}},
+    )
+
+
+def holds_batch(ends: Offsets, committed: Mapping[TopicPartition, GroupOffset], application_id: str) -> bool:
+    """Returns whether the application has committed the end of a batch, or more, in each of its partitions.
+
+    Args:
+        ends: end of the batch in each partition of which it reads records.
+        committed: committed offsets of these partitions.
+        application_id: the application that must have committed them, as their marks show.
+    """
+    ours = application_hash(application_id)
+    return all(
+        tp in committed and committed[tp].offset >= until and _application_of(committed[tp]) == ours
+        for tp, until in ends.items()
     )
 
 

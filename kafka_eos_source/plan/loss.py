@@ -170,10 +170,24 @@ def lost_since_planned(
     return losses
 
 
-def data_loss(losses: Collection[Loss]) -> DataLossError:
-    """Returns the error that ends a query with ``failOnDataLoss=true``."""
-    otherwise = "Otherwise check the retention and the history of the topic."
+def data_loss(losses: Collection[Loss], *, other_topics: bool = False) -> DataLossError:
+    """Returns the error that ends a query with ``failOnDataLoss=true``.
+
+    Args:
+        losses: what was lost.
+        other_topics: whether the source subscribes none of the topics of the checkpoint's position.
+    """
     kinds = {loss.kind for loss in losses}
+    text = f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true)."
+    if other_topics:
+        return DataLossError(
+            "this is probably the checkpoint of another query: the source subscribes none of its topics. "
+            + text,
+            fix="check checkpointLocation, and the topics of the source. If the query is meant to read other "
+            "topics from now on, restart with .option('failOnDataLoss', 'false'): records of the former "
+            "topics that it has not read are then left out.",
+        )
+    otherwise = "Otherwise check the retention and the history of the topic."
     if _CUT in kinds:
         otherwise = (
             "It begins where the log was cut, and rows of the lost records stay in the output. Also check "
@@ -183,9 +197,9 @@ def data_loss(losses: Collection[Loss]) -> DataLossError:
     elif _DROPPED in kinds:
         otherwise = "Otherwise add those topics to 'subscribe', 'subscribePattern' or 'assign' again."
     return DataLossError(
-        f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true).",
+        text,
         fix="if this is expected, restart with .option('failOnDataLoss', 'false'), which continues with the "
-        f"remaining records. {otherwise}",
+        f"remaining records and without the lost ones. {otherwise}",
     )
 
 

@@ -29,7 +29,7 @@ from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, Off
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.plan.due import due_batches
-from kafka_eos_source.plan.jump import is_comparable, jump_target
+from kafka_eos_source.plan.jump import holds_batch, is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
 from kafka_eos_source.plan.loss import Loss, cut_logs, data_loss, lost_since_planned, reconcile, recreated
 from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
@@ -181,7 +181,9 @@ class SourcePlan:
         found = reconcile(
             start.end, start.topic_ids, topics.partitions, new, now, topics.ids, subscribed, cuts
         )
-        self._raise_or_log(found.losses, accepted=self._accepts_loss)
+        has_topic = self._options.subscription.has_topic
+        other_topics = not any(has_topic(tp.topic) for tp in start.end)
+        self._raise_or_log(found.losses, accepted=self._accepts_loss, other_topics=other_topics)
         ends = {tp: max(end, found.starts[tp]) for tp, end in now.items()}
         if self._stop_at is not None:
             ends = {
@@ -260,9 +262,26 @@ class SourcePlan:
             return None
         if not is_comparable(start, topics.partitions, topics.ids, topics.cluster_id):
             return None
-        group_id = group_of(options.application_id, options.group_id)
+        committed = self._committed_by(options.application_id, topics.partitions)
+        if committed is None:
+            return None
+        target = jump_target(start, committed, topics.ids, options.application_id)
+        if target is not None:
+            _log.warning(
+                "the checkpoint is an old copy: application %r has committed higher offsets. The source "
+                "jumps to the offsets of consumer group %r in an empty micro-batch.",
+                options.application_id,
+                group_of(options.application_id, options.group_id),
+            )
+        return target
+
+    def _committed_by(
+        self, application_id: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, GroupOffset] | None:
+        """Returns the offsets in the group of the query; None if the brokers refuse to show them."""
+        group_id = group_of(application_id, self._options.group_id)
         try:
-            committed = self._admin.committed(group_id, topics.partitions)
+            return self._admin.committed(group_id, partitions)
         except AuthorizationError as refused:
             _log.warning(
                 "the source is not authorized to read the offsets of consumer group %r, so it cannot check "
@@ -272,15 +291,6 @@ class SourcePlan:
                 refused.message,
             )
             return None
-        target = jump_target(start, committed, topics.ids, options.application_id)
-        if target is not None:
-            _log.warning(
-                "the checkpoint is an old copy: application %r has committed higher offsets. The source "
-                "jumps to the offsets of consumer group %r in an empty micro-batch.",
-                options.application_id,
-                group_id,
-            )
-        return target
 
     def tasks(self, start: SourcePosition, end: SourcePosition) -> list[Task]:
         """Returns the tasks of a batch. They are the same whenever Spark plans the batch again.
@@ -299,7 +309,8 @@ class SourcePlan:
             DataLossError: if records of the batch were lost since it was planned, with
                 ``failOnDataLoss=true``. Otherwise the batch reads nothing from a topic that was deleted or
                 recreated, and the next batch starts at the beginning of the new topic.
-            UnavailableError: if no broker answers in time.
+            UnavailableError: if no broker answers in time; or if records of the batch are gone, and a
+                transaction on the group's offsets stays open, so that Kafka cannot tell its outcome yet.
             AuthorizationError: if the brokers refuse a request.
         """
         if end.tick or end.jump or end == start:
@@ -312,6 +323,8 @@ class SourcePlan:
         known = {**starts, **recorded}
         reads = [tp for tp, until in end.end.items() if tp in new or known[tp] != until]
         lost = self._topics_lost_since_planned(reads, end)
+        if not lost and self._is_lost_and_held([tp for tp in reads if tp not in new], known, end):
+            return []
         ends = {tp: until for tp, until in end.end.items() if tp.topic not in lost}
         starts = {tp: offset for tp, offset in starts.items() if tp.topic not in lost}
         earliest = {**self._admin.earliest([tp for tp in ends if tp in new]), **recorded}
@@ -335,6 +348,45 @@ class SourcePlan:
         current = self._admin.existing_topic_ids(planned)
         self._raise_or_log(lost_since_planned(reads, planned, current), accepted=self._accepts_loss)
         return {topic for topic, was in planned.items() if current.get(topic) != was}
+
+    def _is_lost_and_held(
+        self, reads: Collection[TopicPartition], starts: Offsets, end: SourcePosition
+    ) -> bool:
+        """Returns whether a batch that Spark repeats lost records, but Kafka holds what it wrote already.
+
+        That is so if the driver died between Kafka's commit and Spark's, and the records were removed before
+        the restart. The batch then reads nothing, and the sink skips it by its token. The sink never writes
+        this empty batch: position and source name one ``application.id``, and the sink refuses a position
+        that names another one, so these marks are those of its own transactions. A transaction commits the
+        token together with the offsets. So the token is that of this batch or of a later one, and the batch
+        does not start where the token's batch ended. Such a batch is skipped or refused. Only the answer
+        ``adopt_unchecked`` lets it be written; the marks then show that the adopted query had its records.
+
+        With a sink of another format, the offsets would prove nothing. Therefore this needs
+        ``onRolledBackCheckpoint=jump``, with which the user states that the sink is the query's own.
+        """
+        application_id = self._options.application_id
+        if self._options.rolled_back_checkpoint != "jump" or application_id is None:
+            return False
+        if not reads or end == self._planned or end.application_id != application_id:
+            return False
+        topics = self._admin.named({tp.topic for tp in reads})
+        if not is_comparable(
+            replace(end, end=dict.fromkeys(reads, 0)), topics.partitions, topics.ids, topics.cluster_id
+        ):
+            return False
+        earliest = self._admin.earliest(reads)
+        if all(earliest[tp] <= starts[tp] for tp in reads):
+            return False
+        committed = self._committed_by(application_id, reads)
+        if committed is None or not holds_batch({tp: end.end[tp] for tp in reads}, committed, application_id):
+            return False
+        _log.warning(
+            "records of a batch that Spark repeats no longer exist, but application %r has committed the "
+            "batch: the source reads nothing, and the sink skips the batch.",
+            application_id,
+        )
+        return True
 
     def batch(self) -> list[OffsetRange]:
         """Returns the offset ranges of a batch read.
@@ -463,9 +515,9 @@ class SourcePlan:
             application_id=self._options.application_id,
         )
 
-    def _raise_or_log(self, losses: list[Loss], *, accepted: bool) -> None:
+    def _raise_or_log(self, losses: list[Loss], *, accepted: bool, other_topics: bool = False) -> None:
         if losses and not accepted:
-            raise data_loss(losses)
+            raise data_loss(losses, other_topics=other_topics)
         for loss in losses:
             _log.warning("%s: %s. The query continues, because failOnDataLoss=false.", loss.kind, loss.text)
 

@@ -396,8 +396,11 @@ class Reading:
         if self._settings.fail_on_data_loss:
             raise DataLossError(
                 text,
-                fix="set failOnDataLoss=false to continue with the remaining records, or start a new query. "
-                "If the query was too slow, increase the retention of the topic.",
+                fix="`kafka-eos inspect` shows whether Kafka holds this batch already. If it does, restart "
+                "with failOnDataLoss=false, and no row is lost; a source that had application.id when the "
+                "batch was planned finds that out itself with onRolledBackCheckpoint=jump. If it does not, "
+                "failOnDataLoss=false continues without the lost records. If the query was too slow, "
+                "increase the retention of the topic.",
             )
         _log.warning("%s The task continues at offset %d (failOnDataLoss=false).", text, until)
         self._progress.advance(tp, until)
