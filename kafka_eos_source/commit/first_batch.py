@@ -303,7 +303,8 @@ def _check_application(found: FirstBatch, wanted: FirstBatch) -> None:
             f"the batches of this checkpoint were committed with application.id={found.application_id!r}, "
             f"but the query now has application.id={wanted.application_id!r}, for which Kafka holds no "
             "token.",
-            fix=f"set .option('application.id', {found.application_id!r}) again, or use a new checkpoint.",
+            fix=f"set .option('application.id', {found.application_id!r}) again. A query with another "
+            "application.id needs a new checkpoint, and startingOffsets where it should begin.",
         )
 
 

@@ -323,7 +323,9 @@ class Transaction:
                 "either topic. Nothing of the batch was committed.",
                 fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source. If "
                 "this batch was planned before that option was set, also delete "
-                f"offsets/{batch_id} in the checkpoint, so that Spark plans it again.",
+                f"offsets/{batch_id} in the checkpoint, so that Spark plans it again. Records of the former "
+                "topic that the query has not written are then lost, and batch 0 of a query with "
+                "startingOffsets=latest begins at the new end of its topics.",
             )
         records = session.token_records
         if records is not None and now.get(records.name, records.topic_id) != records.topic_id:

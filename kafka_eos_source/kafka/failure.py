@@ -187,7 +187,11 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
             text, fix="set kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms."
         )
     if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
-        return InvalidOptionError(text, fix="shorten application.id: it is part of the offset metadata.")
+        return InvalidOptionError(
+            text,
+            fix="raise offset.metadata.max.bytes of the brokers; or shorten application.id, which is part of "
+            "the offset metadata (a query that has committed batches then needs a new checkpoint).",
+        )
     if error.txn_requires_abort():
         return AbortableError(text)
     if code == KafkaError._MSG_TIMED_OUT:

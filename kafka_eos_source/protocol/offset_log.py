@@ -146,7 +146,9 @@ def query_id(checkpoint: str) -> str:
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
             f"file {checkpoint}/metadata is damaged ({error}); expected JSON with the id of the query.",
-            fix="restore the checkpoint from a copy, or start a new one (docs/runbooks.md, FOREIGN_QUERY).",
+            fix="restore the checkpoint from a copy. A new checkpoint begins at startingOffsets, which "
+            "doubles or leaves out rows unless it continues where this query stopped "
+            "(docs/runbooks.md, FOREIGN_QUERY).",
         ) from error
 
 

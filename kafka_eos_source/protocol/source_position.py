@@ -134,8 +134,9 @@ class SourcePosition:
             raise OperatorError(
                 f"{json.dumps(found)} is not the offset of a Kafka source; "
                 'expected {"topic":{"0":42}}, as format("kafka") and format("kafka-eos") write it.',
-                fix="start the query with the checkpoint of a query that reads Kafka, or with a new "
-                "checkpoint.",
+                fix="check checkpointLocation: the checkpoint belongs to another query, or the sources of "
+                "this query were changed. A new checkpoint needs a new application.id, and begins at "
+                "startingOffsets.",
             )
         ours = found.get(OURS, {})
         end = _flat({name: entry for name, entry in found.items() if name != OURS})
@@ -163,7 +164,9 @@ class SourcePosition:
         except (ValueError, RecursionError) as error:
             raise OperatorError(
                 f"the offset {text[:200]!r} is not JSON: {error}.",
-                fix="restore the checkpoint from a copy, or start the query with a new checkpoint.",
+                fix="restore the checkpoint from a copy. A new checkpoint begins at startingOffsets, which "
+                "doubles or leaves out rows unless it continues where this query stopped "
+                "(docs/runbooks.md, FOREIGN_QUERY).",
             ) from error
         return cls.from_dict(found)
 

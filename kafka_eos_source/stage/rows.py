@@ -150,8 +150,8 @@ def _marked(marks: pa.Array) -> InvalidRecordError:
     text = why if isinstance(why, str) else ", ".join(f"{name}={each!r}" for name, each in why.items())
     return InvalidRecordError(
         f"column {INVALID!r} marks row {first} of the Arrow batch as invalid: {text}.",
-        fix="set onInvalidRecord to 'dead-letter' (with deadLetter.topic) or 'drop', or correct the record "
-        "at its origin.",
+        fix="set onInvalidRecord to 'dead-letter' (with deadLetter.topic), which keeps such rows in another "
+        "topic, or to 'drop', which loses them; or change the query so that it no longer marks the row.",
     )
 
 

@@ -197,9 +197,9 @@ def next_stage(state: MoveState, to: int) -> Stage:
     if state.copy is None or state.copy.partitions != to:
         raise ChangelogError(
             "the topic with the copy of the state is gone, and the move is not finished.",
-            fix="another program deleted that topic. If the old changelog topic still exists, reset the "
-            "group's offsets to those before the move; otherwise the state is lost and the query must start "
-            "with a new application.id and checkpoint.",
+            fix="another program deleted that topic. Restore it from a copy, and run the command again. "
+            "Without a copy the state is lost: start the query with a new application.id and a new "
+            "checkpoint, so that the state is computed from the input again.",
         )
     changelog = state.changelog
     if changelog is None or changelog.topic_id == state.move.topic_id or changelog.partitions != to:
@@ -225,13 +225,15 @@ def begin_move(
     if missing:
         raise TokenMissingError(
             f"shards {missing} of store {store!r} have no token: no batch of the query has committed them.",
-            fix="if the store has no batch, there is nothing to move: delete its changelog topic, and start "
-            "the query with the new number of shards. If batches were committed, the query uses another "
-            "group, or the group was deleted: pass --kafka group.id=…."
+            fix="if batches were committed, delete nothing: the query uses another group (pass --kafka "
+            "group.id=…), or its group was deleted. Only if the store never had a batch, there is nothing to "
+            "move: delete its changelog topic, and start the query with the new number of shards."
             if len(missing) == len(tokens)
             else "keep the changelog topic, which holds the state of the other shards. If somebody deleted "
-            "offsets of the group, start the query once with onMissingState=changelog and the number of "
-            "shards that it had, let it commit a batch, stop it, and run this command again.",
+            "offsets of the group, start the query once with the number of shards that it had and "
+            "onMissingState=changelog:… with the number of its next batch, let it commit a batch, stop it, "
+            "and run this command again. The state of these shards is then what the changelog holds, which "
+            "need not fit the output.",
         )
     present = {shard: token for shard, token in tokens.items() if token is not None}
     batches = {(token.query_id, token.batch_id) for token in present.values()}

@@ -356,7 +356,8 @@ class _Run:
             if pulled.gone:
                 raise UnavailableError(
                     f"changelog {self._tp} was deleted while its state was being restored.",
-                    fix="recover the topic, or start the query with another application.id.",
+                    fix="restore the topic from a copy; otherwise the state is lost: start the query with "
+                    "another application.id and a new checkpoint.",
                 )
             if pulled.out_of_range and (wipe := self._out_of_range()) is not None:
                 return wipe

@@ -247,7 +247,8 @@ def _check_query(stored: Registry, declared: Registry) -> None:
         raise StateMismatchError(
             f"the state was created with time_mode {stored.time_mode!r}, but the query has time_mode "
             f"{declared.time_mode!r}; timers of one mode have no meaning in another.",
-            fix=f"set time_mode={stored.time_mode!r}, or start with a new store name.",
+            fix=f"set time_mode={stored.time_mode!r}; or start over with another store name, a new "
+            "application.id and a new checkpoint.",
         )
 
 

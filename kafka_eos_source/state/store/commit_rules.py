@@ -46,8 +46,9 @@ def next_metadata(
         if stored is not None and offset < stored:
             raise OffsetWentBackError(
                 f"the changelog offset of {tp} in store {store} would go back from {stored} to {offset}.",
-                fix="the changelog was truncated or created again: remove the local state, so that it is "
-                "restored.",
+                fix="the changelog was truncated, or deleted and created again. Keep the local state, which "
+                "may be the only copy of what the changelog lost, and restore the topic from a copy; "
+                "otherwise start the query with a new application.id and a new checkpoint.",
             )
     return replace(
         current,

@@ -207,7 +207,8 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
             f"{stored.application_id!r} on the Kafka cluster {stored.cluster_id!r}, and this query uses the "
             f"cluster {known.cluster_id!r}.",
             fix="give each of the two queries its own state.dir. If the query has moved to this cluster "
-            "for good, remove the folder: the state is restored from the changelog on this cluster.",
+            "for good, and its changelog is complete here, remove the folder: the state is restored from "
+            "the changelog on this cluster.",
         )
     stored_name = (stored.application_id, stored.store, stored.shard, stored.changelog_topic)
     is_same = stored_name == (known.application_id, known.store, known.shard, known.changelog_topic)
@@ -235,8 +236,9 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
         raise StateMismatchError(
             f"the store {path} holds other state: {differences}.",
             fix="the number of shards and the schema cannot change in place. Use `kafka-eos state rescale` "
-            "for another number of shards, choose another store name, or remove the folder to restore the "
-            "state from the changelog.",
+            "for another number of shards. If the folder is left from another query, remove it: the state is "
+            "then restored from the changelog. Another store name begins with empty state, so it needs a new "
+            "application.id and a new checkpoint.",
         )
     return known
 
