@@ -222,9 +222,9 @@ OPTIONS: tuple[Option, ...] = (
         "`read`, `jump`",
         "What happens if the checkpoint is older than the offsets that the query has committed to Kafka. "
         "`read`: the source reads the records again, and the sink skips batches that the output already "
-        "contains or fails the query. `jump`: the source continues from the committed offsets. `jump` needs "
-        "the `application.id` of the query's own `kafka-eos` sink; with any other sink, records would be "
-        "lost.",
+        "contains or fails the query. `jump`: the source continues from the committed offsets, and repeats a "
+        "batch that Kafka already holds even if its records no longer exist. `jump` needs the "
+        "`application.id` of the query's own `kafka-eos` sink; with any other sink, records would be lost.",
         idle=(BATCH_READ,),
     ),
     Option(
