@@ -135,8 +135,8 @@ class FirstBatchFile:
                 "processing.guarantee=at_least_once, which leaves no token. So Kafka cannot show which of "
                 f"them are in the output: the newest token of application.id={found.application_id!r} is "
                 "older.",
-                fix="stop the query and run `kafka-eos adopt --checkpoint … --bootstrap-servers …`, which "
-                "commits a token for the newest batch in Spark's commit log. Then start the query with "
+                fix="stop the query and run `kafka-eos adopt --checkpoint … --bootstrap-servers … --yes`, "
+                "which commits a token for the newest batch in Spark's commit log. Then start the query with "
                 "exactly_once. A batch that Spark has planned and not logged is then written again, as "
                 "at_least_once permits.",
             )

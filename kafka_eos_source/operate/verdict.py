@@ -143,7 +143,7 @@ def _transactions(application_id: str, kafka: KafkaView) -> list[Finding]:
                 "an unfinished transaction is about to change the group's offsets: a driver is committing, "
                 "or died while committing. The offsets shown here were committed before this transaction.",
                 fix="if no driver runs, start the query or run "
-                f"kafka-eos fence --application-id {application_id}",
+                f"kafka-eos fence --application-id {application_id} --yes",
             )
         )
     open_since = [
