@@ -270,8 +270,10 @@ class Rescale:
                 raise ChangelogError(
                     f"the group has committed offsets of {len(of_copy)} of the {self._to} partitions of "
                     f"{self._copy!r}; expected all of them.",
-                    fix="another program deleted offsets of the group; commit the end offsets of the topic "
-                    "again, with the metadata of the other partitions, and run the command again.",
+                    fix="another program deleted offsets of the group. If there is a copy of them, commit "
+                    "them again with their own metadata, and run the command again; the metadata of other "
+                    "partitions could leave out a part of the state. Otherwise start the query with a new "
+                    "application.id and a new checkpoint.",
                 )
             copy = {tp: each.offset for tp, each in of_copy.items()}
             filled = {tp: filled_until(each.metadata, topic_id) for tp, each in of_copy.items()}

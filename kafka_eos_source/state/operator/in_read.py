@@ -138,7 +138,8 @@ class OperatorInRead:
                         f"key; expected a key in each record, because the operator of store {self.store!r} "
                         f"groups by it (column {name!r}) with shards='partitions'.",
                         fix="start over with a number of shards, so that the rows are shuffled by key, and "
-                        "with a new application.id and a new checkpoint; or send only records with a key.",
+                        "with a new application.id and a new checkpoint. To keep shards='partitions', start "
+                        "over in the same way with a topic in which each record has a key.",
                     )
             schema = pa.schema([_in_zone(field, self.timezone) for field in frame.schema])
             yield fit(frame, schema, "the source returned")

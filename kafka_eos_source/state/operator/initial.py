@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 #: Approximate size of a record, which holds many rows; the default limit of brokers is 1 MiB.
 _RECORD_BYTES = 256 << 10
 #: Fix if the topic was deleted too early.
-_IF_GONE = "start the query with a new application.id; keep the topic until the first batch is committed."
+_IF_GONE = (
+    "start the query with a new application.id and a new checkpoint; keep the topic until the first batch is "
+    "committed."
+)
 
 
 @dataclass(frozen=True)
