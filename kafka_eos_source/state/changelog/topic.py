@@ -132,8 +132,8 @@ def check(name: str, shape: TopicShape, config: Mapping[str, str], shards: int) 
             fix=f"stop the query and run `kafka-eos state rescale --shards {shards} --yes`, which moves the "
             f"state to {shards} shards, also if somebody added partitions to the topic. If the number of "
             f"shards in the query was changed by mistake, set it to {shape.partitions} again. If the "
-            "operator is new, another application may use the topic, because names are joined with a dash: choose "
-            "another store name.",
+            "operator is new, another application may use the topic, because names are joined with a dash: "
+            "choose another store name.",
         )
     policy = frozenset(each.strip() for each in config["cleanup.policy"].split(",") if each.strip())
     if policy != {"compact"}:
