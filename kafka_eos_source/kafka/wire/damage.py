@@ -137,7 +137,8 @@ class Examination:
             if further is None or further.offset > position:
                 break
             # the position is not only behind a damage, but is damaged itself
-            reads = _Answered(rest.position, replace(reads.fetched, records=rest.data), further)
+            fetched = replace(reads.fetched, records=rest.data, aborted=rest.aborted)
+            reads = _Answered(rest.position, fetched, further)
             damage, rest = self._placed(found, reads, position)
         if damage.resume < 0:
             past = self._next_found(leader, found.damage, max(position, damage.offset), deadline)
@@ -401,9 +402,21 @@ class Examination:
         return found if found is not None and len(found.batches) else None
 
     def _from(self, reads: _Answered, position: int, data: memoryview) -> FetchedBatches:
+        """Lists batches that follow a damage.
+
+        The broker named the aborted transactions from an earlier offset on. Those that ended before the
+        damage would hide the committed records of their producers behind it.
+
+        Raises:
+            TemporaryError: if a marker before the damage cannot be decoded.
+        """
         fetched = reads.fetched
+        try:
+            aborted = self._listed(reads.position, fetched).left_open()
+        except DamagedBatchError as error:
+            raise TemporaryError(str(error)) from error
         return FetchedBatches.of(
-            self._kernel, fetched.tp, position, data, fetched.aborted, log_end=fetched.high_watermark
+            self._kernel, fetched.tp, position, data, aborted, log_end=fetched.high_watermark
         )
 
 

@@ -285,6 +285,14 @@ class FetchedBatches:
                 found[index] = bool(attributes & _TRANSACTIONAL)
         return found
 
+    def left_open(self) -> tuple[tuple[int, int], ...]:
+        """Returns the aborted transactions that no marker among the batches ends."""
+        ended: dict[int, int] = {}
+        for batch in self.batches[(self.batches["attributes"] & _CONTROL) != 0]:
+            if self._is_abort_marker(batch):
+                ended[int(batch["producer_id"])] = int(batch["first_offset"])
+        return tuple(each for each in self.aborted if each[1] > ended.get(each[0], -1))
+
     def _is_abort_marker(self, batch: Any) -> bool:
         """Whether a control batch, which has one record, ends an aborted transaction.
 
