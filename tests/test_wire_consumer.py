@@ -23,6 +23,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire import damage, fetched_batches
 from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
@@ -284,6 +285,30 @@ def test_the_end_of_the_damage_is_found_although_brokers_limit_answers(
     with FetchCluster({("t", 0): log}) as cluster:
         wanted = [row for row in expected(cluster)["t", 0] if row[0] not in lost]
         assert read(cluster, skip={TopicPartition("t", 0): (3 * index,)}) == {("t", 0): wanted}
+
+
+def test_transactions_aborted_before_a_damage_hide_nothing_behind_it() -> None:
+    """What follows a wrong length is taken from an answer that also names transactions before it."""
+    log = Log()
+    for number in range(12):
+        log.append([Record(0, b"k", b"%d" % number)] * 2, producer=1, transactional=True)
+        log.finish(1, ABORT if number in (2, 3) else COMMIT)
+    lost = spoiled(log, {8: "length", 9: "record"})
+    with FetchCluster({("t", 0): log}) as cluster:
+        cluster.hides = lambda _, offset: 12 <= offset < 30
+        wanted = [row for row in expected(cluster)["t", 0] if row[0] not in lost]
+        assert read(cluster, skip={TopicPartition("t", 0): tuple(lost)}) == {("t", 0): wanted}
+
+
+def test_a_partition_for_which_answers_have_no_room_is_not_taken_for_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer has room for one of three partitions, and the caller takes its time between them."""
+    monkeypatch.setattr(wire_consumer, "_STALL_SECONDS", 0.0)
+    monkeypatch.setattr(damage.Examination, "run", lambda *_: pytest.fail("nothing is damaged"))
+    logs = {("t", number): plain_log(20) for number in range(3)}
+    with FetchCluster(logs) as cluster:
+        assert read(cluster, **{"fetch.max.bytes": "400"}) == expected(cluster)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,8 +12,8 @@ from fetch_cluster import FetchCluster
 from fetched_log import Log, Record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_wire_consumer import conf, read
-from wire_cluster import Fault
+from test_wire_consumer import conf, read, spoiled
+from wire_cluster import Fault, Partition
 
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.kafka import kernel
@@ -100,6 +100,31 @@ def test_a_task_that_accepts_the_loss_leaves_the_new_records_to_the_next_batch()
     """The next batch begins at the cut. A record of this task from behind it would then be read twice."""
     assert [at for at, _ in rows(refilled(), 50, 100, 5, fails=False)] == list(range(50, 60))
     assert rows(refilled(), 80, 100, 5, fails=False) == []
+
+
+@pytest.mark.usefixtures("version")
+@pytest.mark.parametrize("is_found", [True, False], ids=["found", "taken-from-an-earlier-answer"])
+def test_a_cut_is_noticed_behind_a_damaged_batch_that_is_passed_over(is_found: bool) -> None:
+    """The log is cut after the first answer. The damage may hide what follows from the broker, too."""
+    before, after = Log(), Log()
+    for log, was_cut in ((before, False), (after, True)):
+        numbers = count()
+        log.elect(5)
+        appended(log, 50, numbers)
+        if was_cut:
+            log.elect(7, end=60)
+            appended(log, 40, numbers)
+        spoiled(log, {15: "decoded"} if is_found else {28: "length", 29: "record"})
+    with FetchCluster({("t", 0): before}) as cluster:
+
+        def cut(tp: Partition, records: bytes) -> bytes:
+            cluster.logs[tp] = after
+            return records
+
+        cluster.spoil = cut
+        cluster.hides = lambda _, offset: not is_found and 56 <= offset < 90
+        with pytest.raises(DataLossError, match="the log was cut at offset 60"):
+            read(cluster, [OffsetRange(TP, 0, 100, 5)], skip={TP: (30, 56, 58)})
 
 
 def test_a_cut_is_noticed_although_compaction_removed_what_took_the_offsets() -> None:

@@ -81,8 +81,8 @@ class _Partition:
         is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
             has not moved or dropped it.
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
-        stalled_since: since when its leader has sent nothing although its log does not end here, on the
-            monotonic clock; None = it does not do that.
+        stalled_since: since when its leader has sent nothing although its log does not end here and the
+            answer had room, on the monotonic clock; None = it does not do that.
         reported_end: the end of the log that was last reported to the caller. Each end is reported once, as
             librdkafka does, because callers take silence as a sign that something is wrong.
     """
@@ -188,6 +188,11 @@ class WireConsumer:
         moved = _Partition(position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS)
         self._partitions[tp] = moved
         if rest is not None:
+            foreign = rest.above(moved.epoch, moved.end)
+            rest = rest if foreign is None else rest.first(foreign)
+            if foreign == 0:
+                self._suspect_cut(tp, moved)
+                return
             moved.position = rest.past_offset
             self._arrived.add(self._cluster.leaders.of(tp) or 0, self._answers, rest)
 
@@ -284,12 +289,13 @@ class WireConsumer:
                     self._wanted, lambda tp: self._partitions[tp].end
                 )
             except DamagedBatchError as error:
-                tp, end = error.tp, self._partitions[error.tp].end
+                tp, before = error.tp, self._partitions[error.tp]
                 self._arrived.keep_before(tp, error.offset)
                 # read again from there on, because another damaged batch may be between the two
                 error.position = max(error.position, error.offset)
                 # a new object, so that an answer to a request that has been sent is ignored
-                self._partitions[tp] = _Partition(error.position, end)
+                again = _Partition(error.position, before.end, before.epoch, before.last_epoch)
+                self._partitions[tp] = again
                 self._suspect(error)
                 return taken
             taken.reached.update(reached)
@@ -382,11 +388,22 @@ class WireConsumer:
             for tp, each in valid.items():
                 self._on_refusal(tp, answer.error_code, each)
         else:
+            has_records = False
             for fetched in answer.partitions:
                 if fetched.tp in valid:
-                    self._on_partition(node, fetched, valid[fetched.tp])
+                    self._on_partition(node, fetched, valid[fetched.tp], is_first=not has_records)
+                has_records |= len(fetched.records) > 0
 
-    def _on_partition(self, node: int, fetched: Fetched, partition: _Partition) -> None:
+    def _on_partition(self, node: int, fetched: Fetched, partition: _Partition, *, is_first: bool) -> None:
+        """Takes what a broker answered about a partition.
+
+        Args:
+            node: the broker.
+            fetched: its answer.
+            partition: the partition.
+            is_first: whether the answer has no records of a partition before it. Brokers send at least one
+                batch of the first partition, and of others only what there is room for.
+        """
         tp = fetched.tp
         if fetched.error_code:
             self._on_refusal(tp, fetched.error_code, partition)
@@ -424,6 +441,8 @@ class WireConsumer:
             partition.position = batches.past_offset
             partition.stalled_since = None
             self._arrived.add(node, self._answers, batches)
+            # to the end of the next request, so that each partition is the first one at some time
+            self._partitions[tp] = self._partitions.pop(tp)
         if batches.damage is not None and partition.position < partition.end:
             self._suspect(batches.damage)
         if is_progress or batches.damage is not None:
@@ -433,9 +452,10 @@ class WireConsumer:
             # Other partitions filled the answer. Or the broker does not have what it reports, and would be
             # busy if it were asked again at once.
             partition.resumes_at = time.monotonic() + _SHORT_PAUSE_SECONDS
-            self._on_stall(
-                tp, partition, f"its leader sends nothing, although the log ends before offset {end}"
-            )
+            if is_first:
+                self._on_stall(
+                    tp, partition, f"its leader sends nothing, although the log ends before offset {end}"
+                )
         else:
             partition.stalled_since = None
             partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
