@@ -20,6 +20,7 @@ from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
     OffsetsMovedError,
+    RestartQueryError,
     RetriableError,
     TokenMissingError,
 )
@@ -162,6 +163,35 @@ def test_the_token_record_contains_the_progress_of_shards() -> None:
     own = Token.decode(record.group_offsets()[shard].metadata)
     assert own is not None
     assert own.shard == record.shards[shard]
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "behind", "is_proved"), [(4, 0, True), (3, 0, True), (2, 0, False), (6, 2, False)]
+)
+def test_a_shard_without_recent_changes_continues_if_its_changelog_ends_at_the_token(
+    next_offset: int, behind: int, is_proved: bool
+) -> None:
+    """The group is lost, and the digest in the changelog is that of an older batch."""
+    broker = broker_with_genesis(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+    shard = TopicPartition("state", 0)
+    first = ShardReport(
+        shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2, application_id="app", group_id="app"
+    )
+    session = ProducerSession()
+    commit(broker, session, 0, staged=ModelRows(rows(0), [first]))
+    sequence = committed(broker).sequence
+    second = replace(first, batch_id=1, next_offset=3, sequence=sequence, records=0)
+    commit(broker, session, 1, staged=ModelRows(rows(1), [second]))
+    broker.group.clear()
+    broker.tail_records = behind
+    third = replace(first, batch_id=2, next_offset=next_offset, records=0, base_digest="of batch 0")
+    staged, before = ModelRows(rows(2), [third]), list(broker.log)
+    if is_proved:
+        assert commit(broker, ProducerSession(), 2, staged=staged).step is Step.COMMITTED
+        return
+    with pytest.raises(RestartQueryError, match="started from the state of transaction -1"):
+        commit(broker, ProducerSession(), 2, staged=staged)
+    assert broker.log == before
 
 
 def test_setting_or_removing_the_token_topic_takes_effect_in_a_running_process() -> None:

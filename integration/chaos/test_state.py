@@ -250,6 +250,27 @@ def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, ad
     case.check()
 
 
+@pytest.mark.fault(
+    "T346",
+    "the group is deleted; the token.topic has what a shard without recent changes needs",
+    "between two runs",
+)
+def test_a_shard_without_changes_in_the_last_batches_continues_after_its_group_was_deleted(
+    case: Case, admin: Admin, topic: Callable[..., str]
+) -> None:
+    """The newest batch record in its changelog is older than the token."""
+    tokens = topic(1)
+    admin.configure(tokens, {"cleanup.policy": "compact"})
+    case.run(sink={"token.topic": tokens})
+    produce(case.broker, case.source, ["k00"] * 50)
+    case.wanted["k00"] += 50
+    case.run(sink={"token.topic": tokens})
+    admin.delete_group(group_of(case.application))
+    case.feed(200)
+    case.run(sink={"token.topic": tokens})
+    case.check()
+
+
 @pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
 def test_a_filter_that_drops_state_changes_fails_the_batch_before_kafka(case: Case) -> None:
     with pytest.raises(StateLostError):

@@ -250,7 +250,14 @@ class Commit:
         """Commits the batch: records, state, offsets and token in one transaction, and then the sinks."""
         context, batch = self._context, decision.batch
         staged, session = context.staged, context.session
-        check_shards(staged.shards, batch.batch_id, decision.held)
+        check_shards(
+            staged.shards,
+            batch.batch_id,
+            decision.held,
+            lambda tp, start: context.clients.changelog_tail(
+                context.request.group_id, tp, start, context.deadline
+            ),
+        )
         if not topics_of(context, decision.own) <= set(session.topic_ids):
             session.topic_ids = read_topic_ids(context, decision.producer, decision.own)
         if staged.rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.sources import SourceRange
@@ -17,7 +17,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     TokenMissingError,
 )
-from kafka_eos_source.model import ShardReport
+from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.identity import Identity, derived_application_id
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.batch_record import Owner, foreign_state
@@ -52,7 +52,7 @@ def check_reports(shards: Sequence[ShardReport], batch: Batch, held: Held, drive
     """
     for shard in shards:
         _check_clock(shard, held, *driver)
-        _check_base(shard, batch)
+        _check_base(shard, batch, held)
     _check_store_names(shards, batch, held)
 
 
@@ -85,8 +85,11 @@ def _check_clock(shard: ShardReport, held: Held, driver_host: str, now_ms: int) 
     )
 
 
-def _check_base(shard: ShardReport, batch: Batch) -> None:
+def _check_base(shard: ShardReport, batch: Batch, held: Held) -> None:
     """Checks that the batch continues the state of a shard without a token, by the digest in its changelog.
+
+    If the token topic still has the token, `check_shards` decides by it: a shard without changes in the last
+    batches has an older digest.
 
     The offset with the token was deleted. Batch ids prove nothing: after a checkpoint was restored, Spark
     uses the same id for other records.
@@ -101,6 +104,8 @@ def _check_base(shard: ShardReport, batch: Batch) -> None:
                 fix="restore a newer copy of the checkpoint; or start with a new application.id and a new "
                 "checkpoint, so that output and state are computed from the input again.",
             )
+        return
+    if _token(shard, held) is not None:
         return
     if shard.base_digest != batch.start and shard.missing_state != "changelog":
         raise TokenMissingError(
@@ -143,13 +148,19 @@ def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) 
     )
 
 
-def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> None:
+def check_shards(
+    shards: Sequence[ShardReport],
+    batch_id: int,
+    held: Held,
+    read_tail: Callable[[TopicPartition, int], Tail],
+) -> None:
     """Checks that every shard applied its changes to the state that Kafka holds.
 
     Args:
         shards: the reports of a batch that is about to be written.
         batch_id: id of the batch, for messages.
         held: what the group holds.
+        read_tail: reads what a changelog holds from an offset on.
 
     Raises:
         RestartQueryError: if a shard started from the state of another transaction.
@@ -169,9 +180,7 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
             )
         token = _token(shard, held)
         committed_sequence = _sequence(token)
-        # the token topic may have a token that the group has lost; the changelog proves the same state
-        is_proved = shard.sequence < 0 and token is not None and shard.base_digest == token.end_digest
-        if shard.sequence != committed_sequence and not is_proved:
+        if shard.sequence != committed_sequence and not _is_proved(shard, held, read_tail):
             raise RestartQueryError(
                 f"shard {shard.tp} started from the state of transaction {shard.sequence}, but Kafka holds "
                 f"the state of transaction {committed_sequence} (-1 means none).",
@@ -188,6 +197,22 @@ def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> No
             )
         if shard.failure:
             raise StatefulProcessorError(f"shard {shard.tp}, batch {batch_id}: {shard.failure}")
+
+
+def _is_proved(shard: ShardReport, held: Held, read_tail: Callable[[TopicPartition, int], Tail]) -> bool:
+    """Whether a shard that found no token started from the state of the token that the token topic has.
+
+    Such a shard has read its whole changelog. So its state is that of the token if the changelog reaches the
+    token's offset, and has no committed record behind it.
+    """
+    token = _token(shard, held)
+    if shard.sequence >= 0 or token is None:
+        return False
+    if shard.base_digest == token.end_digest:
+        return True
+    end = held.offsets[shard.tp].offset
+    has_state = bool(shard.base_digest) or not end
+    return has_state and shard.next_offset >= end and not read_tail(shard.tp, end).records
 
 
 def check_names(
