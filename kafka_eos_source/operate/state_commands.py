@@ -319,7 +319,7 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     application_id, name = _application_id(target), require_option("--store", store)
     now_ms = time.time_ns() // 1_000_000
     change = lower if yes else find
-    group_id = target.group_id or application_id
+    group_id = group_of(application_id, target.group_id)
     shards = change(require_brokers(target), application_id, name, group_id, now_ms, deadline)
     if as_json:
         found = [{"shard": each.shard, "recorded_ms": each.was_ms} for each in shards]
