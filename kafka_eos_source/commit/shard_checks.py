@@ -124,6 +124,8 @@ def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) 
     A store without a token is that of a new operator, unless a store of the last transaction is missing.
     """
     new = [shard for shard in shards if _token(shard, held) is None and shard.missing_state == "fail"]
+    if not new:
+        return
     newest = -1 if held.token is None else held.token.sequence
     reported = {shard.tp.topic for shard in shards}
     gone = {
@@ -134,7 +136,7 @@ def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) 
         and (token.application_id, token.sequence) == (held.application_id, newest)
         and token.shard is not None
     }
-    if not new or not gone:
+    if not gone:
         return
     store, gone_names = new[0].store, ", ".join(map(repr, sorted(gone)))
     raise StateMismatchError(
