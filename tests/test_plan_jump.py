@@ -80,6 +80,15 @@ def test_a_partition_that_was_added_after_the_copy_is_read_from_its_committed_of
     assert (a2, 1, 2) in ranges(run.tasks(jumped, run.latest(jumped)))
 
 
+def test_a_source_does_not_take_the_anchor_of_the_sink_for_a_position() -> None:
+    """Until the query reads the anchor partition, the offset there is a batch id."""
+    made = cluster((A0, 5, MARK), (A1, 7, TOKEN))
+    begin = SourcePosition({A0: 5}, None, "cluster-1", {"a": "id-a"})
+    end = source(made).latest(begin)
+    assert not end.jump
+    assert ranges(source(made).tasks(begin, end)) >= {(A1, 0, end.end[A1])}
+
+
 def test_the_source_reads_the_group_of_the_sink() -> None:
     made = cluster()
     made.commit("g", {A0: 8, A1: 9}, MARK)
@@ -294,6 +303,7 @@ def test_a_jump_goes_only_forwards_and_only_to_offsets_of_the_application(
     expected = (
         here == "cluster-1"
         and all(metadata in (MARK, TOKEN) for _, metadata in committed.values())
+        and all(tp in start or metadata == MARK for tp, (_, metadata) in committed.items())
         and all(offset >= start.get(tp, 0) for tp, (offset, _) in committed.items())
         and any(tp not in start or offset > start[tp] for tp, (offset, _) in committed.items())
         and (known_ids == "id-b" or B0 not in {*start, *committed})

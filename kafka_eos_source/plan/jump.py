@@ -8,7 +8,7 @@ from dataclasses import replace
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset, Offsets, TopicPartition
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Mark, application_hash
+from kafka_eos_source.protocol.token import Mark, Token, application_hash
 
 
 def is_comparable(
@@ -65,6 +65,8 @@ def jump_target(
         read_to = start.end.get(tp)
         if read_to is not None and held.offset < read_to:
             return None
+        if read_to is None and Token.decode(held.metadata) is not None:
+            return None  # probably the anchor, whose offset is no position unless the query reads it
         ahead |= read_to is None or held.offset > read_to
     if not ahead:
         return None
