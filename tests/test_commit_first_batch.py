@@ -99,6 +99,16 @@ def test_a_first_batch_file_of_another_query_promises_no_token(tmp_path: Path) -
     assert read_first_batch(str(tmp_path)) == other
 
 
+def test_a_checkpoint_that_has_lost_its_query_id_is_refused(tmp_path: Path) -> None:
+    """Otherwise the batch would be written again under the id that Spark has created."""
+    FirstBatchFile(str(tmp_path), OURS).write()
+    lost = replace(OURS, query_id="new", application_id="kafka-eos-new")
+    with pytest.raises(OperatorError, match=r"committed by query query, but .* names query new") as caught:
+        FirstBatchFile(str(tmp_path), lost)
+    assert '{"id":"query"}' in caught.value.fix
+    assert not FirstBatchFile(str(tmp_path), replace(lost, first_batch=0)).promises_token, "it begins anew"
+
+
 def with_topic(token_topic: str | None) -> FirstBatch:
     return replace(OURS, first_batch=9, token_topic=token_topic)
 

@@ -74,7 +74,8 @@ class FirstBatchFile:
             means.
         InvalidOptionError: if the batches of the checkpoint were committed with another ``application.id``,
             or a fork has the ``application.id`` of the original.
-        NewerVersionError, OperatorError: see `read_first_batch`.
+        OperatorError: if the checkpoint has lost its query id; or see `read_first_batch`.
+        NewerVersionError: see `read_first_batch`.
         UnavailableError: if the file cannot be read.
     """
 
@@ -83,7 +84,9 @@ class FirstBatchFile:
         self._wanted = wanted
         self.found = _read(checkpoint)
         if self.found is not None and self.found.query_id != wanted.query_id:
-            self.found = None  # the folder was copied from another query's checkpoint
+            if self.found.location == wanted.location and wanted.first_batch > 0:
+                raise _another_query(self.found, wanted)
+            self.found = None  # the folder was copied from another query's checkpoint, or it begins anew
         #: Whether this checkpoint is a copy with a new application.id that has not committed a batch yet.
         self.is_new_fork = False
         if self.found is None:
@@ -294,6 +297,18 @@ def _check_place(found: FirstBatch, wanted: FirstBatch, moved: str) -> None:
         f"location again, set .option('onMovedCheckpoint', 'continue:{found.location}') on the sink. If this "
         "is a copy, set .option('onMovedCheckpoint', 'fork') and a new application.id: the copy then is a "
         "query of its own, which begins at the offsets of the checkpoint.",
+    )
+
+
+def _another_query(found: FirstBatch, wanted: FirstBatch) -> OperatorError:
+    return OperatorError(
+        f"the batches of the checkpoint at {wanted.location} were committed by query {found.query_id}, but "
+        f"its file 'metadata' now names query {wanted.query_id}, which Spark created because the file was "
+        f"missing, or it was replaced. Whether batch {wanted.first_batch} is in the output is recorded under "
+        "the former id.",
+        fix=f'stop the query, write {{"id":"{found.query_id}"}} to the file \'metadata\' in the checkpoint, '
+        "delete the file '.metadata.crc' if there is one, and start the query again. If this is the checkpoint "
+        "of another query that was put here, use a place of its own.",
     )
 
 
