@@ -348,15 +348,17 @@ def test_t354_a_version_that_was_written_to_another_topic_is_refused_and_not_ski
     """A repetition of the version with the same topics is skipped as before."""
     schema = StructType([StructField("topic", StringType()), StructField("value", StringType())])
 
-    def write(topic: str, version: int = 1) -> None:
+    def write(topic: str, version: int = 1, rows: int = 40) -> None:
         options = {"kafka.bootstrap.servers": scenario.bootstrap, "txnAppId": scenario.application_id}
         writer: Any = KafkaEosDataSource({**options, "txnVersion": str(version)}).writer(schema, False)
         context: Any = TaskContext()
         context._localProperties, context._attemptNumber = {}, 0
         TaskContext._taskContext = context
         try:
-            rows = pa.record_batch({"topic": [topic] * 40, "value": [f"{row:03d}" for row in range(40)]})
-            writer.commit([writer.write(iter([rows]))])
+            values = pa.array([f"{row:03d}" for row in range(rows)], pa.string())
+            topics = pa.array([topic] * rows, pa.string())
+            batch = pa.record_batch({"topic": topics, "value": values})
+            writer.commit([writer.write(iter([batch]))])
         finally:
             TaskContext._taskContext = None
 
@@ -365,5 +367,8 @@ def test_t354_a_version_that_was_written_to_another_topic_is_refused_and_not_ski
         write(scenario.source)
     write(scenario.sink)
     write(scenario.source, version=2)
+    write(scenario.sink, version=3, rows=0)
+    with pytest.raises(InvalidOptionError, match=f"txnVersion=3 .*{scenario.source}"):
+        write(scenario.source, version=3)
     for name in (scenario.sink, scenario.source):
         assert len(read_back(scenario.bootstrap, name)) == 40

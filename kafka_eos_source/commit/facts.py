@@ -30,7 +30,8 @@ class Batch:
         jumped: partitions of those sources. The batch reads nothing from them.
         shared: partitions that more than one source of the query reads.
         versioned: whether this is a batch write with ``txnVersion``. Versions only grow and may have gaps.
-        topics: the topics to which a batch write with ``txnVersion`` has rows. ``end`` is their digest.
+        topics: the topics to which a batch write with ``txnVersion`` has rows, if a column names them.
+            ``end`` is their digest, also if there are none.
         once: whether this is a batch write without ``txnVersion``. Only its own token counts, and that token
             decides an unknown outcome.
         promised: whether a token must exist, because the checkpoint records a committed genesis token.

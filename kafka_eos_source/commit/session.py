@@ -312,7 +312,9 @@ def commit_batch_write(
 
 
 def _request_of_write(options: WriteOptions, who: Identity, parts: Collection[StagedPart]) -> CommitRequest:
-    rows = [part for part in parts if who.versioned and not part.dead_letters]
+    # the option topic is part of the names of a series; topics in a column are known from the rows alone
+    by_column = who.versioned and options.topic is None
+    rows = [part for part in parts if by_column and not part.dead_letters]
     topics = tuple(sorted({topic for part in rows for topic, _ in part.topics}))
     return _request(
         options,
@@ -322,7 +324,7 @@ def _request_of_write(options: WriteOptions, who: Identity, parts: Collection[St
             query_id=who.query_id,
             run_id=_run_id(parts),
             batch_id=options.txn_version or 0,
-            end=digest(topics) if topics else "",
+            end=digest(topics) if by_column else "",
             target=_target(options),
             versioned=who.versioned,
             topics=topics,
