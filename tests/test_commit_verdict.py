@@ -21,7 +21,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import ONCE
-from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
+from kafka_eos_source.protocol.token import ADOPTED, Mark, ShardProgress, Token, digest
 
 TP, OTHER, OUT = TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("out", 0)
 ADDED = TopicPartition("new", 0)
@@ -400,3 +400,34 @@ def test_a_version_is_skipped_only_if_it_goes_to_the_topics_of_the_former_write(
         verdict_on(replace(same, end="topics b", topics=("b",)), held)
     empty = replace(same, end="", topics=())
     assert verdict_on(empty, held) is Verdict.SKIP
+
+
+def test_after_at_least_once_the_token_never_goes_back() -> None:
+    """What exactly_once has written is not written again, although at_least_once has written since."""
+    assert verdict_on(batch(7, unproven=True)) is Verdict.WRITE_TOKEN_ONLY
+    pending = batch(4, end=TOKEN.start_digest, unproven=True)
+    assert verdict_on(pending) is Verdict.SKIP, "Spark has not logged the batch of the token"
+    for old in (batch(3, unproven=True), replanned(6, 20, 30, unproven=True)):
+        with pytest.raises(CheckpointRolledBackError, match="batch 5, which Kafka holds"):
+            verdict_on(old)
+
+
+def test_a_query_that_was_handed_over_begins_at_the_target_of_the_former_one() -> None:
+    handed = replace(TOKEN, run_id=ADOPTED, target="theirs:0", query_id="query")
+    following = batch(6, target="theirs:0")
+    assert verdict_on(following, group_after(handed)) is Verdict.WRITE
+    with pytest.raises(CheckpointRolledBackError, match=r"wrote to topic 'theirs', and .* to topic 'ours'"):
+        verdict_on(replace(following, target="ours:0"), group_after(handed))
+    declared = replace(handed, target="")
+    assert verdict_on(replace(following, target="ours:0"), group_after(declared)) is Verdict.WRITE
+
+
+@pytest.mark.parametrize("before", [(), ("a",)])
+def test_a_version_is_skipped_only_if_it_was_written_to_the_same_topics(before: tuple[str, ...]) -> None:
+    """A write without rows has written to no topic."""
+    held = group_after(replace(TOKEN, query_id="txnAppId:app", end_digest=digest(before)))
+    series = Batch("app", "txnAppId:app", "", 5, versioned=True)
+    for topics in ((), before):
+        assert verdict_on(replace(series, topics=topics, end=digest(topics)), held) is Verdict.SKIP
+    with pytest.raises(InvalidOptionError, match="not to the same topics: this write has rows for 'b'"):
+        verdict_on(replace(series, topics=("b",), end=digest(("b",))), held)

@@ -12,11 +12,13 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from integration.chaos.loop import Checkpoint
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS, read_back
 from kafka_eos_source.cli import main
+from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.identity import group_of
+from kafka_eos_source.protocol.identity import derived_application_id, group_of
 
 _COPIED = pytest.mark.fault("T360", "a checkpoint is copied or moved to another place", "stopped")
 _CLONED = pytest.mark.fault(
@@ -228,3 +230,65 @@ def test_t54_an_answer_for_every_batch_doubles_a_later_one(scenario: Scenario) -
     """Proves that the test above can fail."""
     answered_for_ever(scenario, "numbers of answers")
     assert scenario.outcome().rows.doubled == 50
+
+
+@pytest.mark.fault("T365", "a checkpoint loses its file metadata with a batch pending", "stopped")
+def test_t365_a_checkpoint_without_its_query_id_writes_no_batch_again(scenario: Scenario) -> None:
+    """The application.id is the one that follows from the query id, so Kafka has no token of the new one."""
+    scenario.feed(100)
+    Checkpoint(scenario.checkpoint)
+    former = (scenario.checkpoint / "metadata").read_text()
+    scenario.application_id = derived_application_id(offset_log.query_id(str(scenario.checkpoint)))
+    killed = scenario.start(f"commit.after_commit=kill-worker*2@{scenario.once('pending')}")
+    assert killed.wait() == -9, killed.tail()
+    (scenario.checkpoint / "metadata").unlink()
+    Checkpoint(scenario.checkpoint)  # as Spark does
+    new = {"application.id": derived_application_id(offset_log.query_id(str(scenario.checkpoint)))}
+    said = refused(scenario, "OPERATOR", sink=new)
+    assert former.replace(" ", "") in said
+    (scenario.checkpoint / "metadata").write_text(former)
+    scenario.run()
+    exact(scenario)
+
+
+@pytest.mark.fault("T366", "an old copy of the logs is restored after a time of at_least_once", "stopped")
+def test_t366_the_way_back_does_not_write_batches_with_a_token_again(scenario: Scenario) -> None:
+    scenario.feed(100)
+    scenario.run()
+    logs, kept = ("offsets", "commits"), scenario.folder / "kept"
+    shutil.copytree(scenario.checkpoint, kept)
+    scenario.feed(100)
+    scenario.run()
+    scenario.feed(50)
+    scenario.run(sink={"processing.guarantee": "at_least_once"})
+    for log in logs:
+        shutil.rmtree(scenario.checkpoint / log)
+        shutil.copytree(kept / log, scenario.checkpoint / log)
+    refused(scenario, "GUARANTEE_CHANGED")
+    where = ["--checkpoint", str(scenario.checkpoint), "--bootstrap-servers", scenario.bootstrap]
+    command = CliRunner().invoke(main, ["adopt", *where, "--yes"])
+    assert command.exit_code == ExitCode.NEEDS_A_PERSON, command.output
+    assert "CHECKPOINT_ROLLED_BACK: batch 1" in command.output
+    refused(scenario, "GUARANTEE_CHANGED")
+    # the fix that the message names
+    group = {"startingOffsets": "group", "application.id": scenario.application_id}
+    scenario.run(checkpoint=scenario.folder / "new", source=group, sink={"onForeignQuery": "adopt"})
+    found = scenario.outcome().rows
+    assert (found.missing, found.doubled) == (0, 50), "what at_least_once has written"
+
+
+@pytest.mark.fault("T367", "kafka-eos adopt hands over the offsets of another topic", "stopped")
+def test_t367_a_query_that_was_handed_over_does_not_begin_in_another_topic(scenario: Scenario) -> None:
+    """Otherwise what the clone has written to its own topic would be missing."""
+    other = run_a_clone(scenario)
+    shutil.rmtree(scenario.checkpoint)
+    group = {"startingOffsets": "group", "application.id": scenario.application_id}
+    refused(scenario, "FOREIGN_QUERY", source=group)
+    where = ["--checkpoint", str(scenario.checkpoint), "--bootstrap-servers", scenario.bootstrap]
+    named = ["--application-id", scenario.application_id, "--topic", scenario.sink]
+    command = CliRunner().invoke(main, ["adopt", *where, *named, "--yes"])
+    assert command.exit_code == 0, command.output
+    said = refused(scenario, "CHECKPOINT_ROLLED_BACK", source=group)
+    assert f"wrote to topic '{other}', and this query writes to topic '{scenario.sink}'" in said
+    scenario.run(source=group, sink={"topic": other})
+    assert values(scenario, other) == [value for _, value in scenario.sent[100:]]

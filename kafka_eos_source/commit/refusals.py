@@ -111,6 +111,31 @@ def adopted_with_another_target(batch: Batch, token: Token) -> CheckpointRolledB
     )
 
 
+def handed_over_with_another_target(batch: Batch, token: Token) -> CheckpointRolledBackError:
+    """`kafka-eos adopt` handed over the offsets of a query that wrote somewhere else."""
+    return CheckpointRolledBackError(
+        f"`kafka-eos adopt` handed application.id={batch.application_id!r} over to this query: "
+        f"{_targets(batch, token)}. Its committed offsets do not show which rows the target of this query "
+        "holds.",
+        fix="set the topic and the sinks of the former query; to write to others from its last offset on, "
+        "change them after one batch. Or start a new checkpoint with a new application.id, and set "
+        "startingOffsets.",
+    )
+
+
+def older_than_token(batch: Batch, token: Token) -> CheckpointRolledBackError:
+    """After ``at_least_once``: the checkpoint is older than the last batch that left a token."""
+    return CheckpointRolledBackError(
+        f"batch {batch.batch_id}, the newest in Spark's commit log, is older than transaction "
+        f"{token.sequence} with batch {token.batch_id}, which Kafka holds of application.id="
+        f"{batch.application_id!r}: the checkpoint was restored from a copy. With a token of batch "
+        f"{batch.batch_id}, the query would write the batches after it again.",
+        fix="restore the newest checkpoint, and run the command again. If that is not possible, start a new "
+        "checkpoint with startingOffsets=group and .option('onForeignQuery', 'adopt'): it begins where the "
+        "last batch with a token ended, and what at_least_once has written since is written again.",
+    )
+
+
 def adopted_moved_offsets(token: Token, moved: list[TopicPartition]) -> CheckpointRolledBackError:
     """Another program committed offsets of the group after the other query stopped."""
     return CheckpointRolledBackError(

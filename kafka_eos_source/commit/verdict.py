@@ -14,7 +14,7 @@ from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.protocol.identity import ONCE, adopts
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.protocol.token import ADOPTED, Token
 
 
 class Verdict(Enum):
@@ -87,10 +87,12 @@ def batch_verdict(
     if is_batch_of(batch, token):
         return Verdict.SKIP
     if batch.unproven:
-        return Verdict.WRITE_TOKEN_ONLY
+        return _after_at_least_once(batch, token, held)
     if moved_offsets != f"overwrite:{batch.batch_id}":
         _refuse_moved_offsets(batch, held, anchor, token, group_id)
     if continues(batch, token) and not batch.jump:
+        if token.run_id == ADOPTED and token.target not in ("", batch.target):
+            raise refusals.handed_over_with_another_target(batch, token)
         _check_first_batch(batch, token, held)
         return Verdict.WRITE
     return _by_offsets(batch, token, held)
@@ -125,6 +127,23 @@ def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: st
     if missing_token == f"assume_committed:{batch.batch_id}" and not batch.versioned:
         return Verdict.WRITE_TOKEN_ONLY
     raise refusals.token_missing(batch, token_topic)
+
+
+def _after_at_least_once(batch: Batch, token: Token, held: Held) -> Verdict:
+    """Decides about the newest batch in Spark's commit log, after batches that left no token.
+
+    The token must not go back: the batches between were written exactly once, and would be written again.
+
+    Raises:
+        CheckpointRolledBackError: if Kafka holds later batches, because the checkpoint is an old copy.
+    """
+    if batch.end == token.start_digest:
+        return Verdict.SKIP  # Kafka holds the batch after this one, which Spark has not logged
+    ends = batch.ends or {}
+    behind = any(held.is_marked(tp) and held.offsets[tp].offset > end for tp, end in ends.items())
+    if behind or batch.batch_id < token.batch_id:
+        raise refusals.older_than_token(batch, token)
+    return Verdict.WRITE_TOKEN_ONLY
 
 
 def _refuse_other_topics(batch: Batch, token: Token) -> None:

@@ -34,11 +34,8 @@ from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.protocol.token import ADOPTED, Token
 from kafka_eos_source.runtime.deadline import Deadline
-
-#: Stands in the token in place of Spark's run id.
-RUN = "kafka-eos adopt"
 
 
 class BatchOutcome(Enum):
@@ -147,7 +144,7 @@ def _hand_over(
     """Plans an empty batch that hands the application.id to this checkpoint's query."""
     batch = replace(
         checkpoint.describe_next_batch(inspection.application_id, kafka.own, token.target),
-        run_id=RUN,
+        run_id=ADOPTED,
         batch_id=checkpoint.next_batch - 1,
         end=digest_of(checkpoint.before if checkpoint.replays else checkpoint.logged, checkpoint.query_id),
         ends=None,
@@ -270,7 +267,12 @@ def _after_at_least_once(
         )
     before = offset_log.read(checkpoint.location, token_batch - 1)
     request = _declared(inspection, target, kafka, checkpoint, logged, before, token_batch)
-    batch = replace(request.batch, target="" if kafka.token is None else kafka.token.target, unproven=True)
+    batch = replace(request.batch, unproven=True)
+    if kafka.token is not None:
+        try:
+            batch_verdict(batch, kafka.held, kafka.anchor)
+        except KafkaEosError as error:
+            return Adoption(messages, refused=Finding.of(error))
     return Adoption(messages, request=replace(request, batch=batch), returns=checkpoint.location)
 
 
@@ -294,7 +296,7 @@ def _declared(
         batch=Batch(
             application_id=inspection.application_id,
             query_id=checkpoint.query_id,
-            run_id=RUN,
+            run_id=ADOPTED,
             batch_id=batch_id,
             start=digest_of(before, checkpoint.query_id),
             end=digest_of(logged, checkpoint.query_id),

@@ -89,6 +89,10 @@ class PreparedSinks:
 UNDECIDED = PreparedSinks("?", ())
 
 
+#: Stands for Spark's run id in a token that ``kafka-eos adopt`` wrote.
+ADOPTED = "kafka-eos adopt"
+
+
 @dataclass(frozen=True)
 class Token:
     """One committed transaction of a query.
