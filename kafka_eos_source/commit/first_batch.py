@@ -306,9 +306,9 @@ def _another_query(found: FirstBatch, wanted: FirstBatch) -> OperatorError:
         f"its file 'metadata' now names query {wanted.query_id}, which Spark created because the file was "
         f"missing, or it was replaced. Whether batch {wanted.first_batch} is in the output is recorded under "
         "the former id.",
-        fix=f'stop the query, write {{"id":"{found.query_id}"}} to the file \'metadata\' in the checkpoint, '
-        "delete the file '.metadata.crc' if there is one, and start the query again. If this is the checkpoint "
-        "of another query that was put here, use a place of its own.",
+        fix=f'stop the query, write {{"id":"{found.query_id}"}} to the file "metadata" in the checkpoint, '
+        "delete the file '.metadata.crc' if there is one, and start the query again. If this is the "
+        "checkpoint of another query that was put here, use a place of its own.",
     )
 
 
