@@ -11,10 +11,11 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka.admin import NewTopic
 
 from integration.chaos.loop import Checkpoint
 from integration.chaos.scenario import Scenario
-from integration.support.kafka import TIMEOUT_SECONDS, read_back
+from integration.support.kafka import TIMEOUT_SECONDS, Admin, produce, read_back
 from kafka_eos_source.cli import main
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.protocol import offset_log
@@ -292,3 +293,42 @@ def test_t367_a_query_that_was_handed_over_does_not_begin_in_another_topic(scena
     assert f"wrote to topic '{other}', and this query writes to topic '{scenario.sink}'" in said
     scenario.run(source=group, sink={"topic": other})
     assert values(scenario, other) == [value for _, value in scenario.sent[100:]]
+
+
+@pytest.mark.fault(
+    "T368", "a mirror copies the group to another cluster, earlier or later than rows", "start"
+)
+@pytest.mark.parametrize("late", ["group", "rows"])
+def test_t368_a_token_of_another_cluster_proves_nothing(
+    scenario: Scenario, other_cluster: str, late: str
+) -> None:
+    """The sink writes to one cluster; a mirror copies topic and group to the cluster of the source."""
+    there, group = Admin(other_cluster), group_of(scenario.application_id)
+    there.client.create_topics([NewTopic(scenario.sink, 2, 1)])[scenario.sink].result(TIMEOUT_SECONDS)
+    sink = {"kafka.bootstrap.servers": other_cluster}
+    scenario.feed(50)
+    scenario.run(sink=sink)
+    tokens, rows = there.group(group), read_back(other_cluster, scenario.sink)
+    scenario.feed(50)
+    killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('pending')}", sink=sink)
+    assert killed.wait() == -9, killed.tail()
+    if late == "rows":
+        tokens = there.group(group)
+    else:
+        rows = read_back(other_cluster, scenario.sink)
+    produce(
+        scenario.bootstrap,
+        scenario.sink,
+        [each.value.decode() for each in rows],
+        keys=[each.key.decode() for each in rows],
+    )
+    scenario.admin.commit(group, tokens)
+    said = refused(scenario, "TOKEN_MISSING")
+    assert "a tool that mirrors clusters has copied it" in said
+    # the fix that the message names
+    scenario.admin.client.delete_consumer_groups([group])[group].result(TIMEOUT_SECONDS)
+    assert "of batch 1 in the output" in refused(scenario, "TOKEN_MISSING")
+    answer = "assume_not_committed:1" if late == "rows" else "assume_committed:1"
+    scenario.run(sink={"onMissingToken": answer})
+    found = scenario.outcome().rows
+    assert (found.missing, found.doubled) == (0, 0), found

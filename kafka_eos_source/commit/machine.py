@@ -297,6 +297,7 @@ class Commit:
             end_digest=batch.start,
             rows=0,
             target=batch.target,
+            cluster_id=self._context.session.cluster.cluster_id,
         )
         self._transaction(decision, token, batch.starts or {}).commit("genesis")
         self._progress.move(Step.GENESIS)
@@ -340,6 +341,7 @@ class Commit:
             end_digest=batch.end,
             rows=rows,
             target=batch.target,
+            cluster_id=self._context.session.cluster.cluster_id,
             transaction_number=self._progress.transactions + 1,
             due=earliest_due(self._context.staged.shards),
         )

@@ -89,6 +89,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     Raises:
         UnavailableError: if the anchor topic does not exist, or Kafka does not answer in time.
         OvertakenError: if another run of the query took over.
+        TokenMissingError: if the token was copied from another cluster.
         KafkaEosError: if the batch is refused (see `verdict.batch_verdict`), or a call to Kafka or a sink
             failed.
     """
@@ -125,6 +126,8 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     if proved is not None:
         refuse_changed(request.group_id, partitions, in_group, proved)
     held = _with_record(context, Held.of(request.batch.application_id, in_group))
+    if held.token is not None and held.token.cluster_id not in ("", session.cluster.cluster_id):
+        raise refusals.mirrored_token(request.batch, held.token, request.group_id, session.cluster.cluster_id)
     known = session.held
     session.held, session.group_id, session.run_id = held, request.group_id, request.batch.run_id
     failpoints.reach("commit.after_token")

@@ -108,6 +108,8 @@ class Token:
         rows: number of records written.
         target: digest of where the rows of the batch go (`identity.target`). Offsets show that Kafka holds a
             batch only if the token's target is that of the batch.
+        cluster_id: Kafka's id of the cluster that committed it. Tools that mirror a cluster copy the offsets
+            of groups with their metadata, at another time than the records. "" = not known.
         partitions: how many partitions, the anchor among them, got an offset in the transaction; -1 = not
             known. Fewer marks with the token's sequence number in the group mean that offsets were deleted.
         transaction_number: how many transactions this commit call began for the batch, this one included.
@@ -128,6 +130,7 @@ class Token:
     end_digest: str
     rows: int
     target: str = ""
+    cluster_id: str = ""
     transaction_number: int = 1
     partitions: int = -1
     shard: ShardProgress | None = None
@@ -153,6 +156,7 @@ class Token:
             "end": self.end_digest,
             "rows": self.rows,
             "target": self.target,
+            "cluster": self.cluster_id,
             "txn": self.transaction_number,
             "parts": self.partitions,
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
@@ -197,6 +201,7 @@ class Token:
                 end_digest=found["end"],
                 rows=int(found["rows"]),
                 target=str(found["target"]),
+                cluster_id=str(found["cluster"]),
                 transaction_number=int(found["txn"]),
                 partitions=int(found.get("parts", -1)),
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
