@@ -78,8 +78,8 @@ def mirrored_token(batch: Batch, token: Token, group_id: str, cluster_id: str) -
     return TokenMissingError(
         f"the token of application.id={batch.application_id!r} in the consumer group {group_id!r} was "
         f"committed on the Kafka cluster {token.cluster_id!r}, and this is the cluster {cluster_id!r}: a "
-        f"tool that mirrors clusters has copied it. It names batch {token.batch_id}, and does not show which rows "
-        "this cluster holds.",
+        f"tool that mirrors clusters has copied it. It names batch {token.batch_id}, and does not show which "
+        "rows this cluster holds.",
         fix="set kafka.bootstrap.servers back to the former cluster. If this cluster replaces it for good, "
         f"stop the mirroring of this group, delete the group here, and start the query: {lost}. Rows of "
         "earlier batches that were not mirrored are missing here.",
