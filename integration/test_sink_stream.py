@@ -19,6 +19,7 @@ from integration.support.driver import Driver, await_condition
 from integration.support.kafka import Admin, end_offsets, final_end_offsets, produce, read_back, values
 from integration.support.query import Query
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 
 
@@ -331,7 +332,7 @@ def test_the_error_names_the_right_that_an_acl_denies(
     produce(guarded.bootstrap_servers, source, rows(0, 20))
     denied = AclBinding(
         ResourceType[resource.upper()],
-        sink if resource == "topic" else application_id,
+        {"topic": sink, "group": group_of(application_id)}.get(resource, application_id),
         ResourcePatternType.LITERAL,
         "User:ANONYMOUS",
         "*",

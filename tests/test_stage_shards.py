@@ -142,7 +142,8 @@ def test_a_packet_of_a_newer_version_is_refused() -> None:
 def test_output_rows_and_state_changes_are_separated() -> None:
     parts = both_shards()
     found = reports(parts, "query", 7)
-    rows = StagedRows(StagingFolder("no file is written"), "7", parts, found, "digest")
+    rows = StagedRows(StagingFolder("no file is written"), "7", parts, found)
+    rows.end_digest = "digest"
     assert [batch.to_pydict() for batch in rows.batches() if batch.num_rows] == [
         {"value": [b"x"]},
         {"value": [b"y", b"z"]},

@@ -126,9 +126,9 @@ def test_t64_a_driver_killed_around_the_genesis_token_loses_nothing(scenario: Sc
 
 
 @pytest.mark.fault(
-    "T365", "the records of a committed batch are removed from the source", "before Spark's commit"
+    "T369", "the records of a committed batch are removed from the source", "before Spark's commit"
 )
-def test_t365_a_batch_that_kafka_holds_needs_no_records_that_are_gone(scenario: Scenario) -> None:
+def test_t369_a_batch_that_kafka_holds_needs_no_records_that_are_gone(scenario: Scenario) -> None:
     """The driver dies between Kafka's commit and Spark's, and retention removes what the batch has read."""
     source = {"application.id": scenario.application_id}
     scenario.feed(50)
@@ -147,8 +147,8 @@ def test_t365_a_batch_that_kafka_holds_needs_no_records_that_are_gone(scenario: 
     assert found.exactly_once, found
 
 
-@pytest.mark.fault("T365", "the same, and Kafka does not hold the batch", "before Kafka's commit")
-def test_t365_a_batch_that_kafka_does_not_hold_reports_the_loss(scenario: Scenario) -> None:
+@pytest.mark.fault("T369", "the same, and Kafka does not hold the batch", "before Kafka's commit")
+def test_t369_a_batch_that_kafka_does_not_hold_reports_the_loss(scenario: Scenario) -> None:
     source = {"application.id": scenario.application_id, "onRolledBackCheckpoint": "jump"}
     scenario.feed(50)
     killed = scenario.start(f"commit.before_begin=kill-worker@{scenario.once('lost')}", source=source)

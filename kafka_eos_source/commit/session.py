@@ -142,12 +142,13 @@ def commit_micro_batch(
         parts = list(parts)
         run_id = _run_id(parts)
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
-        reports = shards.reports(parts, query_id, batch_id)
-        # in this order: if the batch still has its own entry, so had the batch before it
+        staged = StagedRows(folder, str(batch_id), parts, shards.reports(parts, query_id, batch_id))
+        failpoints.reach("commit.after_check")
+        # As late as possible, so that another driver's plan is noticed. And in this order: if the batch still
+        # has its own entry, so had the batch before it.
         before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
         logged = _logged(checkpoint, batch_id)
-        staged = StagedRows(folder, str(batch_id), parts, reports, logged.digest)
-        failpoints.reach("commit.after_check")
+        staged.end_digest = logged.digest
         _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
         if reads is not None:
             check_staged_reads(reads, batch_id, logged, before)

@@ -25,6 +25,7 @@ class StagedRows:
         topics: each topic that the batch writes, with the highest partition that a row names (-1 = none).
         sealed_partitions: partitions of the topic when tasks sealed rows for it; 0 if none did.
         shards: reports of the operators' shards (`stage.shards.reports`).
+        end_digest: digest of the batch's entry in Spark's offset log, for `changes`.
     """
 
     def __init__(
@@ -33,21 +34,19 @@ class StagedRows:
         batch: str,
         parts: Iterable[StagedPart],
         shards: Sequence[ShardReport] = (),
-        end_digest: str = "",
     ) -> None:
         """Verifies length, checksum and number of rows of every part, before anything is sent to Kafka.
 
         Args:
             folder, batch, parts: where the rows are.
             shards: reports of the operators' shards.
-            end_digest: digest of the batch's entry in Spark's offset log.
 
         Raises:
             StagedPartError: if a part is missing or is not what its task wrote.
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self._end_digest = end_digest
+        self.end_digest = ""
         self._parts = VerifiedParts(folder, batch, parts)
         carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
@@ -85,7 +84,7 @@ class StagedRows:
         for shard in self.shards:
             if shard.records:
                 key = Owner(shard.application_id, shard.store, shard.shards).key
-                value = encode_batch(batch_of(shard, self._end_digest))
+                value = encode_batch(batch_of(shard, self.end_digest))
                 record = pa.record_batch([pa.array([key]), pa.array([value])], ["key", "value"])
                 yield shard.tp, _of_partition(record, shard.tp.partition)
 
