@@ -23,6 +23,7 @@ from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.committed import Tail
 from kafka_eos_source.state.layout import BATCH_PREFIX
 
+#: The cluster of all queries that do not run in another region.
 CLUSTER_ID = "model-cluster"
 #: The broker's ``offsets.retention.minutes``.
 RETENTION_MS = 7 * 24 * 3_600_000
@@ -57,14 +58,18 @@ class Process:
     """One driver process. Its pooled commit workers keep their producers between batches.
 
     Attributes:
+        cluster: the brokers that it talks to.
+        group: the consumer group of its query, which tells the oracle whose records it writes.
         stale: number of transactions that the next answer about committed offsets lacks, because it comes
             from a group coordinator that was cut off.
     """
 
     name: str
+    cluster: Cluster
     interruptions: list[Interruption] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     dead: bool = False
+    group: str = ""
     stale: int = 0
     workers: dict[int, dict[str, object]] = field(default_factory=dict)
 
@@ -87,11 +92,34 @@ class Process:
 
 @dataclass
 class Topic:
-    """One incarnation of a topic. None in a log is an offset without a record, such as a control record."""
+    """One incarnation of a topic. None in a log is an offset without a record, such as a control record.
+
+    Attributes:
+        starts: first offset that each log still has. A log keeps the records before it for the oracle.
+        epochs: number and start offset of each leader epoch that each log has records of.
+    """
 
     name: str
     topic_id: str
     logs: list[list[Record | None]]
+    starts: list[int] = field(default_factory=list)
+    epochs: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.starts = [0] * len(self.logs)
+        self.epochs = [[(0, 0)] for _ in self.logs]
+
+    def epoch_at(self, partition: int, offset: int) -> int:
+        """Returns the leader epoch in which the record at this offset was written."""
+        return max(epoch for epoch, start in self.epochs[partition] if start <= offset)
+
+    def end_of_epoch(self, partition: int, epoch: int) -> tuple[int, int]:
+        """Returns the newest leader epoch up to ``epoch``, and its end: Kafka's OffsetForLeaderEpoch."""
+        known = self.epochs[partition]
+        later = [start for number, start in known if number > epoch]
+        return max(number for number, _ in known if number <= epoch), min(
+            later, default=len(self.logs[partition])
+        )
 
 
 @dataclass
@@ -109,6 +137,13 @@ class Transaction:
     seen_ids: set[str] = field(default_factory=set)
 
 
+def _effect(topic: str, record: Record) -> str:
+    """Returns the effect that a record of an output topic shows: that of one source record; "" if of none."""
+    if record.value is None or topic.endswith("-changelog"):
+        return ""
+    return record.value.decode().partition("#")[0]
+
+
 class Written(NamedTuple):
     """A record that became visible to readers of committed data."""
 
@@ -116,6 +151,23 @@ class Written(NamedTuple):
     group: str
     topic: str
     record: Record
+    effect: str
+
+
+@dataclass
+class DirectWrite:
+    """A record that a task wrote without a transaction (``at_least_once``).
+
+    Attributes:
+        settled: whether Spark has logged the batch as committed. Until then the guarantee allows that the
+            record is written again.
+    """
+
+    group: str
+    topic: str
+    record: Record
+    effect: str
+    settled: bool = False
 
 
 class Backwards(NamedTuple):
@@ -128,9 +180,16 @@ class Backwards(NamedTuple):
 
 
 class Cluster:
-    """The brokers."""
+    """The brokers of one cluster.
 
-    def __init__(self) -> None:
+    Attributes:
+        members: the live members of each group.
+    """
+
+    def __init__(self, cluster_id: str = CLUSTER_ID) -> None:
+        self.cluster_id = cluster_id
+        self.members: dict[str, set[str]] = {}
+        self.direct: list[DirectWrite] = []
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, dict[TopicPartition, GroupOffset]] = {}
         self.epochs: dict[str, int] = {}
@@ -144,7 +203,10 @@ class Cluster:
     # -- topics, as an administrator and other producers see them
 
     def create(self, name: str, partitions: int) -> Topic:
-        topic = self.topics[name] = Topic(name, f"{name}.{next(self._ids)}", [[] for _ in range(partitions)])
+        topic_id = f"{name}.{next(self._ids)}"
+        if self.cluster_id != CLUSTER_ID:
+            topic_id = f"{self.cluster_id}.{topic_id}"
+        topic = self.topics[name] = Topic(name, topic_id, [[] for _ in range(partitions)])
         return topic
 
     def delete(self, name: str) -> None:
@@ -160,6 +222,20 @@ class Cluster:
 
     def append(self, tp: TopicPartition, records: Iterable[Record | None]) -> None:
         self.topics[tp.topic].logs[tp.partition] += records
+
+    def truncate(self, tp: TopicPartition, end: int) -> None:
+        """Elects a leader whose log ends earlier: an unclean election, or a broker that lost its disk."""
+        topic = self.topics[tp.topic]
+        epochs = topic.epochs[tp.partition]
+        del topic.logs[tp.partition][end:]
+        # an epoch whose records are gone is forgotten, but its number is never used again
+        topic.epochs[tp.partition] = [each for each in epochs if each[1] < max(end, 1)]
+        topic.epochs[tp.partition].append((epochs[-1][0] + 1, end))
+
+    def delete_records(self, tp: TopicPartition, before: int) -> None:
+        """Removes the beginning of a log, as ``kafka-delete-records`` and ``retention.ms`` do."""
+        topic = self.topics[tp.topic]
+        topic.starts[tp.partition] = max(topic.starts[tp.partition], before)
 
     def partitions(self, topics: Iterable[str]) -> tuple[TopicPartition, ...]:
         return tuple(
@@ -190,7 +266,7 @@ class Cluster:
                 touched.add(tp)
             elif topic_id not in transaction.seen_ids:
                 continue
-            self.written.append(Written(transactional_id, group, tp.topic, record))
+            self.written.append(Written(transactional_id, group, tp.topic, record, _effect(tp.topic, record)))
         for tp in touched:
             self.append(tp, [None])  # the control record
         self.history.append({name: dict(offsets) for name, offsets in self.groups.items()})
@@ -225,10 +301,8 @@ class Cluster:
 class ModelKafka:
     """The `commit.interfaces.Clients` of one driver process in the model."""
 
-    cluster_id = CLUSTER_ID
-
-    def __init__(self, cluster: Cluster, process: Process) -> None:
-        self.cluster = cluster
+    def __init__(self, process: Process) -> None:
+        self.cluster = process.cluster
         self.process = process
 
     def producer(self, transactional_id: str) -> ModelProducer:
@@ -289,7 +363,9 @@ class ModelProducer:
 
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
         self._process.reach("cluster")
-        return CLUSTER_ID, {name: len(topic.logs) for name, topic in self._cluster.topics.items()}
+        return self._cluster.cluster_id, {
+            name: len(topic.logs) for name, topic in self._cluster.topics.items()
+        }
 
     def ask_topic_ids(self, topics: Collection[str]) -> None:
         self._asked_ids = sorted(topics), self._ids(topics)
@@ -376,6 +452,42 @@ class ModelProducer:
             raise FencedError("a newer owner of the transactional id initialised")
 
 
+class ModelDirectProducer:
+    """The `kafka.producer.RecordProducer` of the model, for ``at_least_once``.
+
+    Args:
+        current: returns the driver whose task writes. Tasks of several drivers share a producer.
+    """
+
+    def __init__(self, current: Callable[[], Process]) -> None:
+        self._current = current
+        self.enqueued = 0
+
+    def begin_count(self) -> None:
+        self.enqueued = 0
+
+    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
+        self._current().reach("check_partitions")
+
+    def send(self, rows: pa.RecordBatch, topic: str, deadline: Deadline) -> None:
+        process = self._current()
+        process.reach("send")
+        cluster = process.cluster
+        for row in rows.to_pylist():
+            record = Record(row["key"], row["value"])
+            at = zlib.crc32(row["key"] or b"") % len(cluster.topics[topic].logs)
+            cluster.append(TopicPartition(topic, at), [record])
+            cluster.direct.append(DirectWrite(process.group, topic, record, _effect(topic, record)))
+            self.enqueued += 1
+        process.reach("send:after")
+
+    def flush(self, deadline: Deadline) -> None:
+        self._current().reach("flush")
+
+    def close(self) -> None:
+        """Does nothing: a producer without a transaction leaves nothing open."""
+
+
 class ModelTopics(NamedTuple):
     """The `kafka.admin.Topics` of the model."""
 
@@ -396,10 +508,10 @@ class ModelAdmin:
         if missing:
             raise UnavailableError(f"no topic {missing}")
         ids = {name: self._cluster.topics[name].topic_id for name in wanted}
-        return ModelTopics(self._cluster.partitions(wanted), ids, CLUSTER_ID)
+        return ModelTopics(self._cluster.partitions(wanted), ids, self._cluster.cluster_id)
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, 0)
+        return {tp: self._cluster.topics[tp.topic].starts[tp.partition] for tp in partitions}
 
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         return {tp: LogEnd(self._cluster.end(tp)) for tp in partitions}

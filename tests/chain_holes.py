@@ -80,7 +80,7 @@ def moved_offsets(world: World) -> None:
     """A person resets the offsets of the group, and the checkpoint is rolled back."""
     _two_batches(world, Query())
     world.produce(number=4)
-    world.reset(Query().group, IN, 12)
+    world.reset(_group(world), IN, 12)
     world.roll_back("q", 1, limit=0)
 
 
@@ -89,7 +89,7 @@ def lost_token_of_the_first_batch(world: World) -> None:
     world.start(Query())
     world.produce(number=2)
     world.batch("q", interruptions=[("committed", world.kill)])
-    world.forget(Query().group)
+    world.forget(_group(world))
 
 
 def recreated_source_during_a_replay(world: World) -> None:
@@ -168,7 +168,7 @@ def names_of_batch_writes_that_collide(world: World) -> None:
 def expired_start_of_an_adoption(world: World) -> None:
     """The offset of one partition expired before a new checkpoint starts from the group's offsets."""
     _two_batches(world, Query())
-    world.forget(Query().group, [IN])
+    world.forget(_group(world), [IN])
     world.lose("q")
 
 
@@ -296,6 +296,10 @@ def play(hole: Callable[[World], None]) -> World:
     finally:
         world.close()
     return world
+
+
+def _group(world: World) -> str:
+    return world.places["q"].group
 
 
 def _two_batches(world: World, query: Query) -> None:

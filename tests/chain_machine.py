@@ -154,19 +154,19 @@ class ChainMachine(RuleBasedStateMachine):
     @rule(adopt=st.booleans())
     def share_group(self, adopt: bool) -> None:
         first = self.query()
-        other = Query("other", first.sources, "other-app", first.group, sinks=first.sinks)
+        other = Query("other", first.sources, "other-app", self.group(), sinks=first.sinks)
         self.world.share(other, adopt=adopt)
         self.names = list(self.world.places)
 
     @precondition(lambda self: "reset" in self.active)
     @rule(tp=st.sampled_from(_PARTITIONS), offset=st.integers(0, 9))
     def reset(self, tp: TopicPartition, offset: int) -> None:
-        self.world.reset(self.query().group, tp, offset)
+        self.world.reset(self.group(), tp, offset)
 
     @precondition(lambda self: "expiry" in self.active)
     @rule(tps=st.none() | st.sets(st.sampled_from(_PARTITIONS), min_size=1))
     def forget(self, tps: set[TopicPartition] | None) -> None:
-        self.world.forget(self.query().group, tps)
+        self.world.forget(self.group(), tps)
 
     @precondition(lambda self: "recreate" in self.active)
     @rule(topic=st.sampled_from(_TOPICS))
@@ -212,6 +212,9 @@ class ChainMachine(RuleBasedStateMachine):
 
     def query(self) -> Query:
         return self.world.places[self.names[0]].query
+
+    def group(self) -> str:
+        return self.world.places[self.names[0]].group
 
     def name(self, at: int) -> str:
         return self.names[at % len(self.names)]

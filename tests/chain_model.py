@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
 import chain_product as product
-from chain_cluster import RETENTION_MS, Interruption, Killed, ModelKafka, Process, Record
+from chain_cluster import (
+    RETENTION_MS,
+    Cluster,
+    Interruption,
+    Killed,
+    ModelDirectProducer,
+    ModelKafka,
+    Process,
+    Record,
+    records,
+)
 from chain_oracle import EVENTS, Oracle, Place, Violation
+from chain_others import Consumer
 from chain_product import GroupOffset, TopicPartition
-from chain_query import OUTPUT, Query, QuerySink, make_sources, write_once
+from chain_query import COPIED, OUTPUT, Query, QuerySink, make_sources, write_once
 from chain_sinks import SYSTEMS, System
 from chain_spark import Checkpoint, Run, Settings, SparkConflictError
 from chain_state import StateWorld, on_host
@@ -24,6 +36,8 @@ from chain_state import StateWorld, on_host
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 
 KEYS = (b"a", b"b", b"c")
+#: Topics of each cluster, with their number of partitions.
+TOPICS = {"in": 2, "in2": 1, OUTPUT: 2, COPIED: 2, "west": 1, "eu-west": 1}
 
 
 class World(Oracle):
@@ -36,20 +50,21 @@ class World(Oracle):
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
         # the product's own temporary files too: its folders hold the files of all other queries of this host
         self._stack.enter_context(patch.object(tempfile, "tempdir", str(self.root)))
-        #: Whether schedules leave out adoptions that run into a known open hole.
         self.worker = 0
         self._numbers = count()
-        self.state = StateWorld(self.cluster, self.current)
+        self.state = StateWorld(self.current, lambda: self.outside.clock_ms)
         SYSTEMS.clear()
         for name in ("a", "b"):
             SYSTEMS[name] = System(self.current)
         self._stack.enter_context(
             product.installed(
-                lambda: ModelKafka(self.cluster, self.current()),
+                lambda: ModelKafka(self.current()),
+                lambda: ModelDirectProducer(self.current),
+                self.state.now_ms,
                 self.state.seams(),
             )
         )
-        for name, partitions in (("in", 2), ("in2", 1), (OUTPUT, 2), ("west", 1), ("eu-west", 1)):
+        for name, partitions in TOPICS.items():
             self.cluster.create(name, partitions)
 
     def close(self) -> None:
@@ -61,15 +76,19 @@ class World(Oracle):
 
     # -- input
 
-    def produce(self, topic: str = "in", partition: int = 0, number: int = 1, gap: bool = False) -> None:
+    def produce(
+        self, topic: str = "in", partition: int = 0, number: int = 1, gap: bool = False, region: str = ""
+    ) -> None:
         tp = TopicPartition(topic, partition)
-        there = self.cluster.topics[topic]
+        cluster = self.clusters[region]
+        there = cluster.topics[topic]
         for _ in range(number):
-            at = self.cluster.end(tp)
-            value = f"{there.topic_id}/{partition}/{at}".encode()
-            self.cluster.append(tp, [Record(KEYS[at % len(KEYS)], value)])
+            at = cluster.end(tp)
+            epoch, _ = there.epochs[partition][-1]
+            value = f"{there.topic_id}/{partition}/{at}" + (f"@{epoch}" if epoch else "")
+            cluster.append(tp, [Record(KEYS[at % len(KEYS)], value.encode())])
         if gap:
-            self.cluster.append(tp, [None])
+            cluster.append(tp, [None])
 
     def add_file(self) -> None:
         self.outside.files.append(f"file/{len(self.outside.files)}")
@@ -86,18 +105,36 @@ class World(Oracle):
 
     def start(self, query: Query) -> Place:
         """Creates the checkpoint and the driver of a query. Nothing runs yet."""
-        place = Place(query, Checkpoint(self.root / query.name), self._process())
+        place = Place(query, Checkpoint(self.root / query.name), self._process(cluster=query.region))
+        if query.application_id or query.group_id:
+            place.groups.add(place.group)
         self.places[query.name] = place
         return place
+
+    def open_region(self, region: str) -> None:
+        """Adds a second Kafka cluster. Sinks outside Kafka are shared by both."""
+        if region not in self.clusters:
+            self._excuse("region")
+            self.clusters[region] = Cluster(region)
+            for name, partitions in TOPICS.items():
+                self.clusters[region].create(name, partitions)
 
     def restart(self, name: str, *, new_process: bool = True, **settings: object) -> None:
         """Restarts the query before its next micro-batch."""
         place = self.places[name]
         if new_process:
             place.process.dead = True
-            place.process = self._process()
+            place.process = self._process(cluster=place.query.region)
         place.run = None
         place.settings = replace(place.settings, **settings)  # type: ignore[arg-type]
+
+    def change(self, name: str, **changes: object) -> None:
+        """Restarts the query with another definition, such as another ``topic``."""
+        place = self.places[name]
+        self._excuse("retargeted")
+        self.restart(name)
+        place.exempt |= self._covered(place)
+        place.query = replace(place.query, **changes)  # type: ignore[arg-type]
 
     def batch(
         self,
@@ -117,9 +154,8 @@ class World(Oracle):
         process.calls.clear()
         process.interruptions = [Interruption(at, action) for at, action in interruptions]
         before, self.worker = self.worker, worker
-        self._running.append(process)
         try:
-            with on_host(self.state, host):
+            with on_host(self.state, host), self._runs(place):
                 if place.run is None:
                     place.run = self._run(place)
                 outcome = "done" if place.run.batch() else "idle"
@@ -132,17 +168,18 @@ class World(Oracle):
             outcome = "refused" if isinstance(error, OperatorError) else "failed"
             self._check_excuse(error)
         finally:
-            self._running.pop()
             self.worker = before
             process.interruptions = []
         if outcome in ("died", "conflict"):
             self.restart(name)
         elif outcome in ("failed", "refused"):
             self.restart(name, new_process=False)
-        if outcome == "done" and place.settings.adopt:
+        if outcome == "done" and place.settings.adopt and not place.settings.keeps_adopt:
             place.settings = replace(place.settings, adopt=False)  # later starts do not need it
         EVENTS[f"batch {outcome}"] += 1
         if outcome == "done":
+            for each in place.cluster.direct:
+                each.settled |= each.group == place.group
             place.backups.append(place.checkpoint.snapshot())
         self.check()
         return outcome
@@ -178,7 +215,7 @@ class World(Oracle):
             self.excuses.add("rival")
             place = self.places[name]
             mine = (place.process, place.run)
-            place.process, place.run = self._process(), None
+            place.process, place.run = self._process(cluster=place.query.region), None
             for _ in range(batches):
                 self.batch(name)
             place.process, place.run = mine
@@ -201,36 +238,83 @@ class World(Oracle):
     def lose(self, name: str, *, adopt: bool = True, from_group: bool = True) -> None:
         """Deletes the checkpoint; the query starts again with a new one."""
         place = self.places[name]
-        if not self.cluster.ours(place.query.group):
+        offsets = place.cluster.groups.get(place.group, {})
+        if not place.cluster.ours(place.group):
             return  # nothing would show that the query ever ran, so nothing could refuse it
-        if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
+        if set(offsets) != set(place.cluster.ours(place.group)):
             return  # only an operator decides whether to adopt offsets that another program reset
         place.checkpoint.restore({})
         place.backups.clear()
         self._excuse("lost checkpoint")
         self.restart(name, adopt=adopt, from_group=from_group)
 
-    def copy(self, name: str, to: str) -> None:
-        """Starts a second driver from a copy of the checkpoint while the first one keeps running."""
+    def copy(self, name: str, to: str, *, age: int = 0, mounted: bool = False, **changes: object) -> None:
+        """Starts a second driver from a copy of the checkpoint. The first one may keep running.
+
+        Args:
+            name: the query.
+            to: name of the copy.
+            age: 0 copies the checkpoint as it is; higher numbers copy older backups of it.
+            mounted: whether the copy is at the path of the original, as with a cloned volume on another host.
+            changes: fields of `Query` in which the copy differs.
+        """
         place = self.places[name]
-        if not place.checkpoint.promises():
+        if not place.checkpoint.promises() or (mounted and self._running):
             return  # a copy of an empty checkpoint is a new query, and it is open which of the two continues
-        twin = self.start(replace(place.query, name=to))
-        twin.checkpoint.restore(place.checkpoint.snapshot())
+        content = place.checkpoint.snapshot()
+        if age and place.backups:
+            content = place.backups[max(0, len(place.backups) - 1 - age)]
+        twin = self.start(replace(place.query, name=to, **changes))  # type: ignore[arg-type]
+        twin.checkpoint.restore(content)
+        if mounted:
+            twin.checkpoint = Checkpoint(place.checkpoint.folder, stored=twin.checkpoint.folder)
+            if place.checkpoint.stored is None:
+                stored = self.root / f"{name}-volume"
+                place.checkpoint.folder.rename(stored)
+                place.checkpoint.stored = stored
+        twin.groups |= place.groups
+        twin.exempt = self._covered(twin)
         self._excuse("copied")
 
     def share(self, query: Query, *, adopt: bool) -> None:
         """Starts another query with the consumer group of the first one, if that group holds offsets."""
-        if not self.remembered(query.group):
+        if query.group_id is None or not self.remembered(query.group_id):
             return
         self._excuse("shared group")
         self.start(query).settings = Settings(adopt=adopt, from_group=adopt)
 
     # -- what happens to Kafka
 
+    def consume(self, group: str, topic: str, region: str = "") -> Consumer:
+        """Starts a plain consumer, which has nothing to do with the query but the name of its group."""
+        self._excuse("consumer")
+        self.consumers.append(Consumer(self.clusters[region], group, topic))
+        return self.consumers[-1]
+
+    def truncate(self, topic: str, partition: int, lost: int) -> None:
+        """Loses the newest records of a source's log, in all replicas that are left."""
+        tp = TopicPartition(topic, partition)
+        if lost and self.cluster.end(tp):
+            self._excuse("truncated")
+            self.cluster.truncate(tp, max(0, self.cluster.end(tp) - lost))
+
+    def cut_changelog(self, topic: str) -> None:
+        """Removes the beginning of a changelog, as far as the records that are there now."""
+        self._excuse("changelog cut")
+        for tp in self.cluster.partitions([topic]):
+            self.cluster.delete_records(tp, self.cluster.end(tp))
+
+    def skew(self, host: int, ahead_ms: int) -> None:
+        """Sets the clock of an executor; 0 sets it right again."""
+        if ahead_ms:
+            self._excuse("clock")
+        self.state.ahead_ms[host] = ahead_ms
+
     def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
         """Sets an offset of the group, as an operator does with Kafka's own tool."""
         adopted = all(each.checkpoint.promises() for each in self.places.values())
+        if self.consumers:
+            return  # the consumer's own offsets would move, and nobody but the person who did it is to blame
         if tp in self.cluster.groups.get(group, {}) and adopted:
             self._excuse("reset")
             self.cluster.groups[group][tp] = GroupOffset(tp, min(offset, self.cluster.end(tp)), "")
@@ -239,14 +323,14 @@ class World(Oracle):
         """Deletes the group, or the offsets of some partitions."""
         offsets = self.cluster.groups.get(group, {})
         gone = [tp for tp in offsets if partitions is None or tp in partitions]
-        if not gone or self._would_be_forgotten(lambda tp: tp in gone):
+        if not gone or self.consumers or self._would_be_forgotten(lambda tp: tp in gone):
             return
         self._excuse("expired")
         for tp in gone:
             del offsets[tp]
 
     def recreate(self, topic: str) -> None:
-        if self._would_be_forgotten(lambda tp: tp.topic == topic):
+        if self.consumers or self._would_be_forgotten(lambda tp: tp.topic == topic):
             return
         self._excuse("recreated")
         self.cluster.recreate(topic)
@@ -288,6 +372,8 @@ class World(Oracle):
             batches: an upper bound of the batches that a query needs.
         """
         for name, place in list(self.places.items()):
+            if place.stopped:
+                continue
             for system in SYSTEMS.values():
                 system.answers.clear()
             outcome = "done"
@@ -300,19 +386,51 @@ class World(Oracle):
                     break
             EVENTS[f"in the end {outcome}"] += 1
             if outcome == "idle":
-                self._check_complete(place.query)
+                self.check_complete(place)
             elif outcome != "refused":
                 raise Violation(f"{name} never catches up: {outcome}, {place.refused}")
+        for each in self.consumers:
+            each.stop()
+            each.poll()
+        self.check()
 
     # -- private
 
-    def _process(self, interruptions: Iterable[Interruption] = ()) -> Process:
-        return Process(f"driver-{next(self._numbers)}", list(interruptions))
+    def _process(self, interruptions: Iterable[Interruption] = (), cluster: str = "") -> Process:
+        return Process(f"driver-{next(self._numbers)}", self.clusters[cluster], list(interruptions))
+
+    @contextmanager
+    def _runs(self, place: Place) -> Iterator[None]:
+        """Makes the place's driver the running process, with the place's volume at its path."""
+        with place.checkpoint.mounted():
+            place.groups.add(place.group)
+            place.process.group = place.group
+            self._running.append(place.process)
+            try:
+                yield
+            finally:
+                self._running.pop()
+
+    def _covered(self, place: Place) -> set[str]:
+        """Returns the effects of all records that the planned batches of a checkpoint cover."""
+        with place.checkpoint.mounted():
+            last = place.checkpoint.last("offsets")
+            lines = [] if last is None else place.checkpoint.offsets(last)
+            effects = set()
+            for number, (source, line) in enumerate(zip(place.query.sources, lines, strict=False)):
+                topic = place.cluster.topics.get(source.partition(":")[2])
+                if line is not None and topic is not None:
+                    ends = json.loads(line)[topic.name]
+                    for tp, offset, record in records(topic):
+                        if offset < ends.get(str(tp.partition), 0) and record.value is not None:
+                            effects.add(f"{number}|{record.value.decode()}")
+                elif line is not None:
+                    effects |= {f"{number}|{value}" for value in self._wanted(place, source)}
+        return effects
 
     def _run(self, place: Place) -> Run:
         query, process = place.query, place.process
-        args = (self.cluster, process, self.outside, place.checkpoint, place.settings)
-        sources = make_sources(query, *args)
+        sources = make_sources(query, process, self.outside, place.checkpoint, place.settings)
         sink = QuerySink(
             query, place.checkpoint.folder, place.settings, self.state, process, lambda: self.worker
         )

@@ -1,17 +1,24 @@
-"""The oracle of the chain model: every record takes effect once, and every refusal has a reason."""
+"""The oracle of the chain model: each record takes effect once, in its target, and each refusal has a reason.
+
+A query owes its records to its target: the topic of its option ``topic``, and the system of each of its
+sinks. The oracle knows for each record whether it is there once, is lost, is doubled, or went to another
+target only. A query that is refused by name owes nothing more, but what it has written must still be right.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
-from chain_cluster import Cluster, Process, records
-from chain_product import TopicPartition
-from chain_query import OUTPUT, Query
+from chain_cluster import Cluster, Process, Topic, records
+from chain_others import Consumer
+from chain_product import TopicPartition, changelog_name, group_of
+from chain_query import Query
 from chain_sinks import SYSTEMS
 from chain_spark import Checkpoint, Outside, Run, Settings
-from chain_state import changelog_state
+from chain_state import StateWorld, changelog_state
 
 from kafka_eos_source.errors import KafkaEosError
 
@@ -20,25 +27,44 @@ EVENTS: Counter[str] = Counter()
 #: Events that justify a refusal, by error condition. For other conditions, any event in `ALWAYS` or a fault
 #: does.
 ALWAYS = frozenset(
-    {"rival", "copied", "shared group", "recreated", "expired", "reset", "rolled back", "stale coordinator"}
+    {
+        *("rival", "copied", "shared group", "recreated", "expired", "reset", "rolled back"),
+        *("stale coordinator", "retargeted", "consumer", "region", "joined names", "clock", "truncated"),
+        *("changelog cut", "guarantee", "renamed store", "misconfigured"),
+    }
 )
 EXCUSES = {
-    "TOKEN_MISSING": frozenset({"expired", "recreated", "reset", "stale coordinator"}),
-    "FOREIGN_QUERY": frozenset({"lost checkpoint", "shared group", "copied", "stale coordinator"}),
-    "OFFSETS_MOVED": frozenset({"reset", "shared group"}),
-    "DATA_LOSS": frozenset({"recreated"}),
+    "TOKEN_MISSING": frozenset(
+        {"expired", "recreated", "reset", "stale coordinator", "guarantee", "joined names", "renamed store"}
+    ),
+    "FOREIGN_QUERY": frozenset(
+        {"lost checkpoint", "shared group", "copied", "stale coordinator", "joined names"}
+    ),
+    "OFFSETS_MOVED": frozenset({"reset", "shared group", "consumer"}),
+    "DATA_LOSS": frozenset({"recreated", "truncated"}),
     "CHECKPOINT_ROLLED_BACK": ALWAYS | {"lost checkpoint"},
     "CHECKPOINT_AHEAD": ALWAYS | {"lost checkpoint"},
 }
 
+#: How far the clock of an executor may be ahead. A timer may then fire too early, but not much too late.
+CLOCK_TOLERANCE_MS = 60_000
+
 
 class Violation(AssertionError):
-    """A row was lost, duplicated or torn, or a query was refused without a reason."""
+    """A row was lost, duplicated, torn or misplaced, or a query was refused without a reason."""
 
 
 @dataclass
 class Place:
-    """One checkpoint, and the driver that uses it."""
+    """One checkpoint, and the driver that uses it.
+
+    Attributes:
+        groups: the groups that its queries used. A new checkpoint may have another query id, and so another
+            default group.
+        exempt: effects that it does not owe to its target, because its checkpoint already was beyond them
+            when it was copied, or when the target changed.
+        stopped: whether nobody starts it again.
+    """
 
     query: Query
     checkpoint: Checkpoint
@@ -47,6 +73,20 @@ class Place:
     run: Run | None = None
     backups: list[dict[str, bytes]] = field(default_factory=list)
     refused: KafkaEosError | None = None
+    groups: set[str] = field(default_factory=set)
+    exempt: set[str] = field(default_factory=set)
+    stopped: bool = False
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the query, as the checkpoint is now."""
+        query = self.query
+        query_id = "" if query.application_id or query.group_id else self.checkpoint.query_id()
+        return group_of(query_id, query.application_id, query.group_id)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.process.cluster
 
 
 class Oracle:
@@ -55,16 +95,60 @@ class Oracle:
     Attributes:
         excuses: events that may justify a refusal.
         faulted: whether a client or a sink failed, so that a restart may be necessary.
+        consumers: programs that read Kafka with a plain consumer.
+        complaint: what to do with a violation; raises by default.
     """
+
+    state: StateWorld
 
     def __init__(self) -> None:
         self.cluster = Cluster()
+        self.clusters = {"": self.cluster}
         self.outside = Outside()
         self.excuses: set[str] = set()
         self.faulted = False
         self.places: dict[str, Place] = {}
+        self.consumers: list[Consumer] = []
         self.versions: dict[tuple[str, str, int], Counter[bytes]] = {}
+        self.complaint: Callable[[str], None] = _raise
         self._running: list[Process] = []
+
+    # -- what happened to each record
+
+    def effects(self, place: Place) -> dict[str, Counter[str]]:
+        """Counts, by topic, how often the queries of a place's groups made each source record visible.
+
+        Records that tasks wrote without a transaction count once, as the guarantee promises no more, and only
+        if Spark has logged their batch: until then the batch may be written again.
+        """
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for each in place.cluster.written:
+            if each.group in place.groups and each.effect:
+                found[each.topic][each.effect] += 1
+        settled = {
+            (each.topic, each.effect)
+            for each in place.cluster.direct
+            if each.settled and each.group in place.groups
+        }
+        for topic, effect in settled:
+            found[topic][effect] += 1
+        return found
+
+    def misplaced(self, place: Place) -> dict[str, set[str]]:
+        """Returns effects that the place owes to its topic, and that are in other topics only, by topic."""
+        missing = self.owed(place) - self._present(place, place.query.topic)
+        found = {topic: missing & effects.keys() for topic, effects in self.effects(place).items()}
+        return {topic: effects for topic, effects in found.items() if effects}
+
+    def owed(self, place: Place) -> set[str]:
+        """Returns the effects that the place owes to its target: those of all records that exist now."""
+        return {
+            f"{number}|{value}"
+            for number, source in enumerate(place.query.sources)
+            for value in self._wanted(place, source)
+        } - place.exempt
+
+    # -- what must hold at any moment
 
     def check(self) -> None:
         """Checks what must hold at any moment.
@@ -74,57 +158,93 @@ class Oracle:
         """
         if self._running:
             return
-        for group, tp, before, after in self.cluster.backwards:
-            readers = [each.query for each in self.places.values() if tp.topic in each.query.topics]
-            # an offset that is committed while a topic is recreated, which the user accepts, is right one
-            # batch later
-            if not readers or ("recreated" in self.excuses and all(each.tolerant for each in readers)):
-                continue
-            raise Violation(f"group {group}: a commit moved {tp} back from {before} to {after}")
-        for group in {place.query.group for place in self.places.values()}:
-            self._check_group(group)
+        for cluster in self.clusters.values():
+            for group, tp, before, after in cluster.backwards:
+                readers = [each.query for each in self.places.values() if tp.topic in each.query.topics]
+                # an offset that is committed while a topic is recreated, which the user accepts, is right one
+                # batch later
+                if not readers or ("recreated" in self.excuses and all(each.tolerant for each in readers)):
+                    continue
+                if "truncated" in self.excuses:
+                    continue  # the log is shorter, and a user may accept that
+                self.complaint(f"group {group}: a commit moved {tp} back from {before} to {after}")
+        seen = set()
+        for place in self.places.values():
+            if (key := (place.query.region, *sorted(place.groups))) not in seen:
+                seen.add(key)
+                self._check_group(place)
+        for each in self.consumers:
+            if harm := each.harm():
+                self.complaint(harm)
         self._check_versions()
 
-    def effects(self, group: str) -> Counter[str]:
-        """Counts how often the queries of one group made each source record visible in the output."""
-        found = (each for each in self.cluster.written if each.group == group and each.topic == OUTPUT)
-        return Counter(each.record.value.decode().partition("#")[0] for each in found if each.record.value)
+    def _check_group(self, place: Place) -> None:
+        for topic, effects in self.effects(place).items():
+            duplicated = sorted(each for each, times in effects.items() if times > 1)
+            if duplicated:
+                self.complaint(f"doubled in topic {topic!r}: {len(duplicated)} records, {duplicated}")
+        present = self._present(place)
+        self._check_offsets(place, present)
+        self._check_sinks(place, present)
+        if place.query.stateful:
+            self._check_numbers(place)
 
-    def _check_group(self, group: str) -> None:
-        effects = self.effects(group)
-        duplicated = sorted(effect for effect, times in effects.items() if times > 1)
-        if duplicated:
-            raise Violation(f"duplicated: {duplicated}")
-        committed = self.cluster.ours(group)
-        query = next(place.query for place in self.places.values() if place.query.group == group)
+    def _check_offsets(self, place: Place, present: set[str]) -> None:
+        """Checks that every record below a committed offset took effect in some target."""
+        committed = place.cluster.ours(place.group)
+        query = place.query
         # after a topic is recreated, which the user accepts, the offsets of the group are right one batch
         # later
-        accepted = query.tolerant and "recreated" in self.excuses
-        for number, source in enumerate(() if accepted else query.sources):
-            topic = self.cluster.topics.get(source.partition(":")[2])
+        if query.tolerant and self.excuses & {"recreated", "truncated"}:
+            return
+        present = present | place.exempt
+        for number, source in enumerate(query.sources):
+            topic = place.cluster.topics.get(source.partition(":")[2])
             for tp, offset, record in () if topic is None else records(topic):
+                assert topic is not None
                 assert record.value is not None
-                if offset < committed.get(tp, 0) and f"{number}|{record.value.decode()}" not in effects:
-                    raise Violation(f"lost: {record.value!r}, although its offset is committed")
-        for name, system in query.sinks:
-            mine = Counter({row: n for row, n in SYSTEMS[system].visible().items() if row.startswith(name)})
+                if offset >= committed.get(tp, 0) or f"{number}|{record.value.decode()}" in present:
+                    continue
+                if not topic.epoch_at(tp.partition, offset):
+                    # otherwise nobody has noticed yet that the log was cut and refilled
+                    self.complaint(f"lost: {record.value!r}, although its offset is committed")
+
+    def _check_sinks(self, place: Place, present: set[str]) -> None:
+        """Checks that sinks show each row once, and only rows that Kafka holds, and hold all the others."""
+        group = [each for each in self.places.values() if each.groups & place.groups]
+        for name in sorted({name for each in group for name, _ in each.query.sinks}):
+            systems = sorted({s for each in group for n, s in each.query.sinks if n == name})
+            mine = Counter(
+                row.partition(":")[2].partition("#")[0]
+                for system in systems
+                for row in SYSTEMS[system].visible().elements()
+                if row.startswith(name) and self._is_from(place.cluster, row)
+            )
             for row, times in mine.items():
                 if times > 1:
-                    raise Violation(f"duplicated in sink {name}: {row}")
-                if row.partition(":")[2].partition("#")[0] not in effects:
-                    raise Violation(f"torn: sink {name} shows {row}, Kafka does not")
-        if query.stateful:
-            self._check_state(query)
+                    self.complaint(f"doubled in sink {name}: {row}")
+                if row not in present:
+                    self.complaint(f"torn: sink {name} shows {row}, Kafka does not")
+            held = {
+                row.partition(":")[2].partition("#")[0]
+                for system in systems
+                for _, rows in SYSTEMS[system].prepared.values()
+                for row in rows
+            }
+            gone = sorted(present - mine.keys() - held - place.exempt)
+            if gone and all(dict(each.query.sinks).get(name) for each in group):
+                self.complaint(f"lost in sink {name}: Kafka shows {gone}, and the sink no longer holds them")
 
-    def _check_state(self, query: Query) -> None:
-        changelog = f"{query.application_id}-counts-changelog"
-        if changelog not in self.cluster.topics:
-            return
-        mine = (each for each in self.cluster.written if each.transactional_id == query.application_id)
-        wanted = Counter(each.record.key for each in mine if each.topic == OUTPUT)
-        state = changelog_state(self.cluster, changelog)
-        if dict(wanted) != state:
-            raise Violation(f"state: the changelog holds {state}, the output {dict(wanted)}")
+    def _check_numbers(self, place: Place) -> None:
+        """Checks that the operator counted the records of each key from 1 on, without a gap."""
+        numbers = defaultdict(list)
+        for each in place.cluster.written:
+            value = each.record.value
+            if each.group in place.groups and each.topic == place.query.topic and value is not None:
+                numbers[each.record.key].append(int(value.rpartition(b"#")[2]))
+        for key, found in numbers.items():
+            if sorted(found) != list(range(1, len(found) + 1)):
+                self.complaint(f"state: {key!r} was counted {len(found)} times, and its counts are {found}")
 
     def _check_versions(self) -> None:
         for (_, topic, _), rows in self.versions.items():
@@ -133,35 +253,60 @@ class Oracle:
                     each.record.value == value and each.topic == topic for each in self.cluster.written
                 )
                 if seen != times:
-                    raise Violation(f"batch write {value!r}: {seen} times in the output")
+                    self.complaint(f"batch write {value!r}: {seen} times in the output")
 
-    def _check_complete(self, query: Query) -> None:
-        effects = self.effects(query.group)
-        for number, source in enumerate(query.sources):
-            for value in self._wanted(source):
-                if f"{number}|{value}" not in effects:
-                    raise Violation(f"lost: {value} of source {number}; the query has caught up")
+    # -- what must hold in the end
+
+    def check_complete(self, place: Place) -> None:
+        """Checks that a query that has caught up has paid everything that it owes to its target."""
+        query = place.query
+        owed, here = self.owed(place), self._present(place, query.topic)
+        for topic, effects in sorted(self.misplaced(place).items()):
+            if "truncated" not in self.excuses or not query.tolerant:
+                self.complaint(
+                    f"misplaced: {len(effects)} of {len(owed)} records of {query.name!r} are in topic "
+                    f"{topic!r} only, and not in {query.topic!r}: {sorted(effects)}"
+                )
+        missing = sorted(owed - self._present(place))
+        if missing and not (query.tolerant and "truncated" in self.excuses):
+            self.complaint(
+                f"lost: {len(missing)} of {len(owed)} records of {query.name!r}, which has caught up: "
+                f"{missing}"
+            )
         for name, system in query.sinks:
-            rows = {
-                row.partition(":")[2].partition("#")[0]
-                for row in SYSTEMS[system].visible()
-                if row.startswith(name)
-            }
-            if missing := sorted(set(effects) - rows):
-                raise Violation(f"lost in sink {name}: {missing}")
+            rows = {row.partition(":")[2].partition("#")[0] for row in SYSTEMS[system].visible()}
+            if missing := sorted((here & owed) - rows):
+                self.complaint(f"lost or misplaced: {len(missing)} records are not in sink {name}: {missing}")
+        if query.stateful:
+            self._check_changelog(place)
+            self._check_clock(place)
 
-    def _wanted(self, source: str) -> list[str]:
-        kind, _, topic = source.partition(":")
-        if kind == "files":
-            return list(self.outside.files)
-        if kind == "rate":
-            return [f"tick/{tick}" for tick in range(self.outside.ticks)]
-        existing = self.cluster.topics.get(topic)
-        return (
-            []
-            if existing is None
-            else [record.value.decode() for _, _, record in records(existing) if record.value]
-        )
+    def _check_changelog(self, place: Place) -> None:
+        """Checks that the changelog holds the counts of the output."""
+        application = place.query.application_id or place.group
+        changelog = changelog_name(application, place.query.store)
+        if changelog not in place.cluster.topics:
+            return
+        mine = (each for each in place.cluster.written if each.transactional_id == application)
+        wanted = Counter(each.record.key for each in mine if each.topic == place.query.topic)
+        state = changelog_state(place.cluster, changelog)
+        if dict(wanted) != state:
+            self.complaint(f"state: the changelog holds {state}, the output {dict(wanted)}")
+
+    def _check_clock(self, place: Place) -> None:
+        """Checks that processing time is not so far ahead that a timer would not fire for long."""
+        name = changelog_name(place.query.application_id or place.group, place.query.store)
+        for disk in self.state.disks.values():
+            if disk.batch is None or name != disk.changelog:
+                continue
+            ahead_ms = disk.batch.time_ms - self.outside.clock_ms
+            if ahead_ms > CLOCK_TOLERANCE_MS:
+                self.complaint(
+                    f"clock: processing time of {name} is {ahead_ms / 1000:.0f} s ahead of every clock, so "
+                    "no timer fires until then"
+                )
+
+    # -- reasons of refusals
 
     def _check_excuse(self, error: KafkaEosError) -> None:
         EVENTS[f"error {error.condition}"] += 1
@@ -176,7 +321,7 @@ class Oracle:
         Such a query is a new one, and correctly starts from the beginning. Only a token topic
         (`token.topic`) could refuse it.
         """
-        unpromised = (place.query.group for place in self.places.values() if not place.checkpoint.promises())
+        unpromised = (place.group for place in self.places.values() if not place.checkpoint.promises())
         return any(all(map(goes, ours)) for group in unpromised if (ours := self.remembered(group)))
 
     def remembered(self, group: str) -> list[TopicPartition]:
@@ -186,3 +331,34 @@ class Oracle:
     def _excuse(self, what: str) -> None:
         EVENTS[what] += 1
         self.excuses.add(what)
+
+    # -- private
+
+    def _present(self, place: Place, topic: str | None = None) -> set[str]:
+        """Returns the effects that are visible in a topic (None = in any), however often."""
+        cluster, groups = place.cluster, place.groups
+        found = {
+            each.effect
+            for each in chain(cluster.written, cluster.direct)
+            if each.group in groups and topic in (None, each.topic)
+        }
+        return found - {""}
+
+    def _wanted(self, place: Place, source: str) -> list[str]:
+        kind, _, topic = source.partition(":")
+        if kind == "files":
+            return list(self.outside.files)
+        if kind == "rate":
+            return [f"tick/{tick}" for tick in range(self.outside.ticks)]
+        existing: Topic | None = place.cluster.topics.get(topic)
+        found = () if existing is None else records(existing)
+        return [record.value.decode() for _, _, record in found if record.value]
+
+    def _is_from(self, cluster: Cluster, row: str) -> bool:
+        """Whether a row of a sink, which two regions may share, came from this cluster."""
+        others = [each.cluster_id for each in self.clusters.values() if each is not cluster]
+        return not any(f"|{other}." in row for other in others)
+
+
+def _raise(text: str) -> None:
+    raise Violation(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +19,12 @@ from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options.parse import parse_read, parse_write
+from kafka_eos_source.protocol import identity
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage import sealing_plan
+from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.operator import shard as shard_module
 from kafka_eos_source.state.operator import shard_store
 from kafka_eos_source.state.options import parse_state
@@ -32,7 +35,10 @@ __all__ = [
     "OffsetRange",
     "Offsets",
     "TopicPartition",
+    "answer",
     "batch_writer",
+    "changelog_name",
+    "group_of",
     "installed",
     "is_ours",
     "read_options",
@@ -51,6 +57,16 @@ _BROKERS = {"kafka.bootstrap.servers": "model:1"}
 def is_ours(metadata: str) -> bool:
     """Whether a transaction of this package committed the offset with this metadata."""
     return Mark.decode(metadata) is not None
+
+
+def group_of(query_id: str, application_id: str | None, group_id: str | None) -> str:
+    """Returns the consumer group of a streaming query."""
+    return identity.of_stream(query_id, application_id=application_id, group_id=group_id, topic=None).group_id
+
+
+def answer(value: str, batch_id: int) -> str:
+    """Returns the value of an option with which a person answers a refusal of this batch."""
+    return value
 
 
 @lru_cache(maxsize=4096)
@@ -104,11 +120,18 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces the Kafka clients of the product by those of the model.
+def installed(
+    clients: Callable[[], Any],
+    direct_producer: Callable[[], Any],
+    executor_ms: Callable[[], int],
+    seams: Mapping[str, Any],
+) -> Iterator[None]:
+    """Replaces the Kafka clients and the clocks of the product by those of the model.
 
     Args:
         clients: returns the `commit.interfaces.Clients` of the process that is running.
+        direct_producer: returns the producer of a task that writes at least once.
+        executor_ms: returns what the clock of the executor shows, in ms since the epoch.
         seams: replacements for names that `state.operator.shard` or `shard_store` imports.
     """
     with ExitStack() as stack:
@@ -120,7 +143,10 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)
-        replace(sink_session, "cluster_id", lambda _options, **_more: clients().cluster_id)
+        replace(direct, "RecordProducer", lambda _config, _name: direct_producer())
+        replace(direct, "_producers", {})
+        replace(direct, "report", lambda *_: None)
+        replace(shard_module, "time", SimpleNamespace(time_ns=lambda: executor_ms() * 1_000_000))
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
         for module in (machine, sinks):
@@ -132,7 +158,14 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
 
 
 def shard_task(
-    query_id: str, batch_id: int, run_id: str, task_attempt_id: str, changelog: Any, options: Any, shard: int
+    query_id: str,
+    batch_id: int,
+    run_id: str,
+    task_attempt_id: str,
+    store: str,
+    changelog: Any,
+    options: Any,
+    shard: int,
 ) -> Any:
     """Returns a `state.operator.shard.ShardTask`: one task attempt at one shard."""
     return shard_module.ShardTask(
@@ -141,7 +174,7 @@ def shard_task(
         task_attempt_id=task_attempt_id,
         identity=shard_module.StoreIdentity(
             application_id=options.application(query_id),
-            store="counts",
+            store=store,
             shard=shard,
             shards=changelog.shards,
             changelog_topic=changelog.name,

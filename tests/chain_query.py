@@ -10,7 +10,7 @@ from typing import Any
 
 import chain_product as product
 import pyarrow as pa
-from chain_cluster import Cluster, Process, Record
+from chain_cluster import Process, Record
 from chain_spark import (
     Checkpoint,
     EosSource,
@@ -28,6 +28,8 @@ from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packet import CHANGELOG
 
 OUTPUT = "out"
+#: Target of a copied query, if it writes elsewhere than the original.
+COPIED = "copied"
 _FRAME = StructType().add("key", BinaryType()).add("value", BinaryType())
 _STATEFUL_FRAME = (
     StructType().add("key", BinaryType()).add("value", BinaryType()).add(CHANGELOG, BinaryType())
@@ -43,8 +45,12 @@ class Query:
     Attributes:
         name: name of its checkpoint.
         sources: ``eos:<topic>``, ``spark:<topic>``, ``files`` or ``rate``.
-        application_id, group_id: the options; None = the default group.
+        application_id, group_id: the options; None means that the option is not set.
+        topic: the option; the target of its records.
+        region: id of its Kafka cluster; "" is the cluster of all other queries.
         stateful: whether it counts records by key in an operator with a changelog.
+        store: name of the operator's state.
+        operator_id: ``application.id`` of the operator, if it differs from that of the sink.
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
         jumps: whether the source has ``onRolledBackCheckpoint=jump`` and the ``application.id`` that it
@@ -53,16 +59,16 @@ class Query:
 
     name: str = "q"
     sources: tuple[str, ...] = ("eos:in",)
-    application_id: str = "app"
+    application_id: str | None = "app"
     group_id: str | None = None
+    topic: str = OUTPUT
+    region: str = ""
     stateful: bool = False
+    store: str = "counts"
+    operator_id: str | None = None
     sinks: tuple[tuple[str, str], ...] = ()
     tolerant: bool = False
     jumps: bool = True
-
-    @property
-    def group(self) -> str:
-        return group_of(self.application_id, self.group_id)
 
     @property
     def topics(self) -> list[str]:
@@ -74,13 +80,12 @@ class Query:
         return all(each.startswith("eos:") for each in self.sources)
 
     def names(self) -> dict[str, str]:
-        group = {} if self.group_id is None else {"kafka.group.id": self.group_id}
-        return {"application.id": self.application_id, **group}
+        stated = {"application.id": self.application_id, "kafka.group.id": self.group_id}
+        return {name: value for name, value in stated.items() if value is not None}
 
 
 def make_sources(
     query: Query,
-    cluster: Cluster,
     process: Process,
     outside: Outside,
     checkpoint: Checkpoint,
@@ -91,12 +96,11 @@ def make_sources(
         kind, _, topic = each.partition(":")
         log = checkpoint.folder / "sources" / str(number)
         if kind == "eos":
-            jumps = {**query.names(), "onRolledBackCheckpoint": "jump"}
-            names = jumps if query.jumps else {}
+            names = {**query.names(), "onRolledBackCheckpoint": "jump"} if query.jumps else {}
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
-            found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
+            found.append(EosSource(process, topic, settings, outside, **options, **names))
         elif kind == "spark":
-            found.append(SparkKafkaSource(cluster, process, topic, settings, log))
+            found.append(SparkKafkaSource(process, topic, settings, log))
         elif kind == "files":
             found.append(FileSource(outside, process, settings, log))
         else:
@@ -116,12 +120,20 @@ class QuerySink:
         process: Process,
         worker: Callable[[], int],
     ) -> None:
-        own = {**query.names(), "topic": OUTPUT, "onMissingToken": settings.missing}
-        if settings.adopt:
-            own["onForeignQuery"] = "adopt"
+        foreign = {"onForeignQuery": "adopt"} if settings.adopt else {}
         self._query, self._state, self._process, self._worker = query, state, process, worker
-        self._operator = {**query.names(), "onForeignQuery": own.get("onForeignQuery", "fail")}
-        self._options = {**own, "checkpointLocation": str(folder)}
+        self._options = {
+            **query.names(),
+            **foreign,
+            **settings.answers(),
+            "topic": query.topic,
+            "checkpointLocation": str(folder),
+        }
+        self._operator = {**query.names(), **foreign}
+        if query.operator_id is not None:
+            self._operator["application.id"] = query.operator_id
+        if settings.missing_state is not None:
+            self._operator["onMissingState"] = settings.missing_state
         if query.sinks:
             self._options["sinks"] = ",".join(name for name, _ in query.sinks)
             for name, system in query.sinks:
@@ -161,10 +173,11 @@ class QuerySink:
         self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]], shard: int
     ) -> list[pa.RecordBatch]:
         options = product.state_options(self._operator)
-        name = f"{self._query.application_id}-counts-changelog"
-        changelog = self._state.changelog(name)
+        store = self._query.store
+        changelog = self._state.changelog(product.changelog_name(options.application(query_id), store))
         mine = [(_key(record), _tagged(n, record)) for n, record in rows if _shard_of(record) == shard]
-        task = product.shard_task(query_id, batch_id, run_id, uuid.uuid4().hex, changelog, options, shard)
+        attempt = uuid.uuid4().hex
+        task = product.shard_task(query_id, batch_id, run_id, attempt, store, changelog, options, shard)
         self._process.reach("shard")
         output, packets = count_rows(task, mine)
         keys = [key for key, _ in output] + [None] * len(packets)

@@ -11,11 +11,12 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from chain_cluster import Cluster, ModelAdmin, Process, Record
+from chain_cluster import ModelAdmin, Process, Record
 from chain_product import TopicPartition, read_options
 
 from kafka_eos_source.errors import DataLossError
@@ -38,7 +39,7 @@ class Outside:
 
     files: list[str] = field(default_factory=list)
     ticks: int = 0
-    clock_ms: int = 1_000
+    clock_ms: int = 1_700_000_000_000
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,33 @@ class Settings:
     Attributes:
         limit: offsets, files or ticks in one micro-batch; 0 means no limit.
         adopt: whether the sink and the operator adopt the work of another checkpoint.
+        keeps_adopt: whether the person who set ``adopt`` leaves it in the job.
         from_group: whether a new checkpoint starts from the offsets of the group.
-        missing: option ``onMissingToken``.
+        missing, moved_offsets, moved_checkpoint, missing_state: options ``onMissingToken`` and so on; None
+            means that the option is not set.
+        guarantee: option ``processing.guarantee``.
     """
 
     limit: int = 0
     adopt: bool = False
+    keeps_adopt: bool = False
     from_group: bool = False
-    missing: str = "fail"
+    missing: str | None = None
+    moved_offsets: str | None = None
+    moved_checkpoint: str | None = None
+    missing_state: str | None = None
+    guarantee: str = "exactly_once"
+
+    def answers(self) -> dict[str, str]:
+        """Returns the options of the sink that are set, other than ``onForeignQuery``."""
+        if self.guarantee != "exactly_once":
+            return {"processing.guarantee": self.guarantee}
+        stated = {
+            "onMissingToken": self.missing,
+            "onMovedOffsets": self.moved_offsets,
+            "onMovedCheckpoint": self.moved_checkpoint,
+        }
+        return {name: value for name, value in stated.items() if value is not None}
 
 
 class Source(Protocol):
@@ -70,22 +90,19 @@ class EosSource:
     """The source of this package: the real `SourcePlan`, with the brokers of the model."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        process: Process,
-        topic: str,
-        settings: Settings,
-        outside: Outside,
-        **options: str,
+        self, process: Process, topic: str, settings: Settings, outside: Outside, **options: str
     ) -> None:
         if settings.limit:
             options["maxOffsetsPerTrigger"] = str(settings.limit)
         if settings.from_group:
             options["startingOffsets"] = "group"
-        self._cluster, self._process = cluster, process
+        self._process = process
         self._fails = options.get("failOnDataLoss", "true") == "true"
         self._plan = SourcePlan(
-            read_options(subscribe=topic, **options), ModelAdmin(cluster), lambda: outside.clock_ms / 1000
+            read_options(subscribe=topic, **options),
+            ModelAdmin(process.cluster),
+            lambda: outside.clock_ms / 1000,
+            lambda: outside.clock_ms,
         )
 
     def initial(self) -> str | None:
@@ -102,7 +119,7 @@ class EosSource:
         self._process.reach("read")
         for task in tasks:
             for each in task:
-                topic = self._cluster.topics[each.tp.topic]
+                topic = self._process.cluster.topics[each.tp.topic]
                 log = topic.logs[each.tp.partition]
                 if each.end > len(log) and self._fails:
                     raise DataLossError(f"{each.tp}: offsets {each.start} to {each.end} are not there")
@@ -112,8 +129,8 @@ class EosSource:
 class SparkKafkaSource:
     """Spark's own Kafka source: it logs no ``"@"``, and keeps the start of batch 0 in the checkpoint."""
 
-    def __init__(self, cluster: Cluster, process: Process, topic: str, settings: Settings, log: Path) -> None:
-        self._cluster, self._process, self._topic = cluster, process, topic
+    def __init__(self, process: Process, topic: str, settings: Settings, log: Path) -> None:
+        self._cluster, self._process, self._topic = process.cluster, process, topic
         self._limit, self._log = settings.limit, log
 
     def initial(self) -> str | None:
@@ -212,50 +229,87 @@ class Sink(Protocol):
     def commit(self, messages: list[Any], batch_id: int) -> None: ...
 
 
-class Checkpoint:
-    """A checkpoint folder in Spark's format."""
+#: The checkpoint whose content is at a path that several checkpoints share.
+_MOUNTED: dict[Path, Checkpoint] = {}
 
-    def __init__(self, folder: Path) -> None:
+
+class Checkpoint:
+    """A checkpoint folder in Spark's format.
+
+    Args:
+        folder: its path, as the driver sees it.
+        stored: where its content is while its driver does not run; None if it always is at its path. Drivers
+            on several hosts can have different volumes at one path.
+    """
+
+    def __init__(self, folder: Path, stored: Path | None = None) -> None:
         self.folder = folder
+        self.stored = stored
+
+    @property
+    def content(self) -> Path:
+        """The folder with the content, wherever it is now."""
+        return self.folder if self.stored is None or _MOUNTED.get(self.folder) is self else self.stored
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        """Puts the content at its path, in place of the volume of another host."""
+        before = _MOUNTED.get(self.folder)
+        if self.stored is None or before is self:
+            yield
+            return
+        if before is not None and before.stored is not None:
+            self.folder.rename(before.stored)
+        self.stored.rename(self.folder)
+        _MOUNTED[self.folder] = self
+        try:
+            yield
+        finally:
+            self.folder.rename(self.stored)
+            if before is None or before.stored is None:
+                del _MOUNTED[self.folder]
+            else:
+                before.stored.rename(self.folder)
+                _MOUNTED[self.folder] = before
 
     def query_id(self) -> str:
-        path = self.folder / "metadata"
+        path = self.content / "metadata"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.content.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"id": str(uuid.uuid4())}))
         return str(json.loads(path.read_text())["id"])
 
     def last(self, log: str) -> int | None:
-        found = self.folder / log
+        found = self.content / log
         return max((int(each.name) for each in found.iterdir()), default=None) if found.exists() else None
 
     def add(self, log: str, batch_id: int, text: str) -> None:
-        path = self.folder / log / str(batch_id)
+        path = self.content / log / str(batch_id)
         path.parent.mkdir(exist_ok=True)
         try:
             with path.open("x") as out:
                 out.write(text)
         except FileExistsError as error:
             raise SparkConflictError(f"{log}/{batch_id} is there") from error
-        (self.folder / log / str(batch_id - RETAINED)).unlink(missing_ok=True)
+        (self.content / log / str(batch_id - RETAINED)).unlink(missing_ok=True)
 
     def offsets(self, batch_id: int) -> list[str | None]:
-        _, _, *lines = (self.folder / "offsets" / str(batch_id)).read_text().splitlines()
+        _, _, *lines = (self.content / "offsets" / str(batch_id)).read_text().splitlines()
         return [None if line == "-" else line for line in lines]
 
     def promises(self) -> bool:
         """Whether the checkpoint records that Kafka must hold a token."""
-        return (self.folder / "kafka-eos" / "identity.json").exists()
+        return (self.content / "kafka-eos" / "identity.json").exists()
 
     def snapshot(self) -> dict[str, bytes]:
         """Returns the content of the folder, for a backup."""
-        files = (each for each in self.folder.rglob("*") if each.is_file())
-        return {str(each.relative_to(self.folder)): each.read_bytes() for each in files}
+        files = (each for each in self.content.rglob("*") if each.is_file())
+        return {str(each.relative_to(self.content)): each.read_bytes() for each in files}
 
     def restore(self, snapshot: Mapping[str, bytes]) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.content, ignore_errors=True)
         for name, content in snapshot.items():
-            path = self.folder / name
+            path = self.content / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 

@@ -1,7 +1,8 @@
 """The stateful part of the chain model: the operator's real decisions, with a dict as the database.
 
-`state.operator.shard.open_shard` is the real code. The model replaces its clients: the committed offset and
-the changelog come from the model cluster, and the database is a dict with pending changes of task attempts.
+`state.operator.shard.open_shard` and `state.changelog.restore` are the real code. The model replaces their
+clients: the committed offset and the changelog come from the model cluster, the database is a dict with
+pending changes of task attempts, and every executor has a clock of its own.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from chain_cluster import Cluster, Process, Record
+from chain_cluster import Cluster, Process
 from chain_product import Deadline, GroupOffset, TopicPartition, shard_module
 
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.kafka.changelog_reader import Pulled, Records
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.protocol.packet import pack
-from kafka_eos_source.state.batch_record import decode_batch
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
@@ -31,6 +34,7 @@ SHARDS = 2
 class Disk:
     """The local data of one shard on one executor."""
 
+    changelog: str
     topic_id: str
     data: dict[bytes, bytes] = field(default_factory=dict)
     batch: BatchRecord | None = None
@@ -39,7 +43,10 @@ class Disk:
 
 
 class ModelStore:
-    """The part of `TransactionalStateStore` that `open_shard` uses."""
+    """The part of `TransactionalStateStore` that `open_shard` and `restore` use."""
+
+    restoring = False
+    last_commit_ms = 0
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -76,6 +83,20 @@ class ModelStore:
     def drop_pending(self) -> None:
         self.disk.pending = []
 
+    def restore_chunk(
+        self,
+        keys: pa.Array,
+        values: pa.Array,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        self.disk.data.update(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+        (self.disk.next_offset,) = changelog_offsets.values()
+        self.disk.batch = batch or self.disk.batch
+        self.restoring = done is False
+
     def persist_pending(self, record: BatchRecord) -> list[pa.RecordBatch]:
         staged, self.staged = self.staged, {}
         self.disk.pending.append((PendingBatch(record, self.disk.batch, 0), staged))
@@ -102,28 +123,38 @@ class StateWorld:
     """The executors and their disks.
 
     Attributes:
+        process: returns the driver whose tasks run.
+        true_ms: returns the time, ms since the epoch.
         host: the executor that runs the tasks.
+        ahead_ms: by how much the clock of each executor is ahead.
     """
 
-    cluster: Cluster
     process: Callable[[], Process]
+    true_ms: Callable[[], int]
     disks: Disks = field(default_factory=dict)
     host: int = 0
+    ahead_ms: dict[int, int] = field(default_factory=dict)
 
     def seams(self) -> dict[str, Any]:
         """Returns replacements for the names that the operator imports."""
         return {
             "changelog_client": lambda _kafka, _group: nullcontext(object()),
             "CommittedShard": self._committed_shard,
-            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.initialise(
-                transactional_id
+            "end_open_transaction": lambda _kafka, transactional_id, _deadline: (
+                self.process().cluster.initialise(transactional_id)
             ),
+            "ChangelogReader": lambda _consumer, tp: ModelChangelog(self, tp),
             "open_restored": self._open_restored,
             "restore": self._restore,
         }
 
+    def now_ms(self) -> int:
+        """What the clock of the executor shows, ms since the epoch."""
+        return self.true_ms() + self.ahead_ms.get(self.host, 0)
+
     def changelog(self, name: str) -> ChangelogTopic:
-        topic = self.cluster.topics.get(name) or self.cluster.create(name, SHARDS)
+        cluster = self.process().cluster
+        topic = cluster.topics.get(name) or cluster.create(name, SHARDS)
         return ChangelogTopic(name, topic.topic_id, SHARDS, 86_400_000)
 
     def _committed_shard(
@@ -149,7 +180,7 @@ class StateWorld:
         for _ in range(2):
             disk = self.disks.get(key)
             if disk is None or disk.topic_id != identity.topic_id:
-                disk = self.disks[key] = Disk(identity.topic_id)
+                disk = self.disks[key] = Disk(identity.changelog_topic, identity.topic_id)
             store = ModelStore(disk)
             outcome = bring(store)
             if isinstance(outcome, Restored):
@@ -157,31 +188,44 @@ class StateWorld:
             del self.disks[key]
         raise AssertionError(f"a store was wiped twice: {outcome}")
 
-    def _restore(
-        self, store: ModelStore, tp: TopicPartition, until: int | None, *_: object, **__: object
-    ) -> Restored | WipeNeeded:
+    def _restore(self, *args: Any, **kwargs: Any) -> Restored | WipeNeeded:
         self.process().reach("restore")
-        disk = store.disk
-        end = self.cluster.end(tp) if until is None else until
-        start = disk.next_offset or 0
-        if start > self.cluster.end(tp) or start > end:
-            return WipeNeeded(Reason.OUT_OF_RANGE, f"{start} > {end}")
-        if disk.batch is not None and disk.next_offset is None:
-            return WipeNeeded(Reason.NO_OFFSET, "no offset")
-        read = [each for each in self.cluster.topics[tp.topic].logs[tp.partition][start:end] if each]
-        for record in read:
-            self._apply(disk, record)
-        disk.next_offset = end
-        return Restored(len(read), end - start - len(read), Reason.CATCH_UP, 0.0)
+        return restore(*args, **kwargs, clock_ms=self.now_ms)
 
-    @staticmethod
-    def _apply(disk: Disk, record: Record) -> None:
-        assert record.key is not None
-        assert record.value is not None
-        if record.key.startswith(BATCH_PREFIX):
-            disk.batch = decode_batch(record.value)
-        else:
-            disk.data[record.key] = record.value
+
+class ModelChangelog:
+    """The `state.changelog.restore.ChangelogSource` of the model. Nothing in its log is uncommitted."""
+
+    last_complaint = ""
+
+    def __init__(self, world: StateWorld, tp: TopicPartition) -> None:
+        self._topic = world.process().cluster.topics[tp.topic]
+        self._log = self._topic.logs[tp.partition]
+        self._first = self._topic.starts[tp.partition]
+        self._at = 0
+
+    def start(self, position: int) -> None:
+        self._at = position
+
+    def stop(self) -> None:
+        """Does nothing: the model fetches only what `take` returns."""
+
+    def take(self, wait_seconds: float, end: int) -> Pulled:
+        if self._at < self._first:
+            return Pulled(out_of_range=True)
+        found = [(at, each) for at, each in enumerate(self._log[self._at : end], self._at) if each]
+        self._at = min(end, len(self._log))
+        keys = pa.array([each.key for _, each in found], pa.binary())
+        values = pa.array([each.value for _, each in found], pa.binary())
+        offsets = np.array([at for at, _ in found], np.int64)
+        log_end = len(self._log) if self._at == len(self._log) else None
+        return Pulled(Records(offsets, keys, values, self._at), log_end)
+
+    def readable(self, deadline: Deadline) -> tuple[int, int]:
+        return self._first, len(self._log)
+
+    def ends(self) -> LogEnds:
+        return LogEnds(self._first, len(self._log), len(self._log))
 
 
 class _Committed:
@@ -197,11 +241,12 @@ class _Committed:
     def offsets(
         self, others: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        if self._world.cluster.is_unstable(self._group) is not None:
+        cluster = self._world.process().cluster
+        if cluster.is_unstable(self._group) is not None:
             self._end_transaction(deadline)
-        if self._world.cluster.is_unstable(self._group) is not None:
+        if cluster.is_unstable(self._group) is not None:
             raise UnavailableError("an open transaction of another query holds the offset")
-        found = self._world.cluster.offsets(self._group, self._world.process())
+        found = cluster.offsets(self._group, self._world.process())
         return {tp: found[tp] for tp in (self._tp, *others) if tp in found}
 
 

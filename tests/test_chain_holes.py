@@ -200,12 +200,12 @@ def test_an_outdated_token_does_not_decide_the_fate_of_sink_transactions() -> No
         world.start(Query(sinks=(("one", "a"), ("two", "b"))))
         world.produce(number=2)
         world.batch("q")
-        offsets = world.cluster.groups[group_of("app")]
+        offsets = world.cluster.groups[world.places["q"].group]
         former, out = TopicPartition("west", 0), TopicPartition(OUTPUT, 0)
         offsets[former] = replace(offsets[out], tp=former)
         world.produce(number=2)
         assert world.batch("q", interruptions=[("sink_commit", world.kill)]) == "died"
-        world.forget(group_of("app"), [out, TopicPartition("in", 0)])
+        world.forget(world.places["q"].group, [out, TopicPartition("in", 0)])
         assert world.batch("q") == "refused"
         assert "TOKEN_MISSING" in str(world.places["q"].refused)
         assert all(system.prepared for system in SYSTEMS.values())
