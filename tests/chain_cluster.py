@@ -159,15 +159,15 @@ class DirectWrite:
     """A record that a task wrote without a transaction (``at_least_once``).
 
     Attributes:
-        settled: whether Spark has logged the batch as committed. Until then the guarantee allows that the
-            record is written again.
+        settled: whether Spark logged the batch as committed; None as long as it has not. Until then the
+            guarantee allows that the record is written again, and False means that it was, in a transaction.
     """
 
     group: str
     topic: str
     record: Record
     effect: str
-    settled: bool = False
+    settled: bool | None = None
 
 
 class Backwards(NamedTuple):
@@ -308,16 +308,9 @@ class ModelKafka:
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self.cluster, self.process, transactional_id)
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        self.process.reach("changelog_tail")
-        log = self.cluster.topics[tp.topic].logs[tp.partition]
-        records = [each for each in log[start:] if each is not None]
-        keys = {each.key for each in records if each.key is not None and each.key.startswith(BATCH_PREFIX)}
-        return Tail(len(log), len(records), frozenset(map(Owner.of_key, keys)))
-
-    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+    def group_members(self, group_id: str, deadline: Deadline) -> list[str]:
         self.process.reach("group_members")
-        return ()
+        return sorted(self.cluster.members.get(group_id, ()))
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

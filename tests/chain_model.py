@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -25,7 +26,7 @@ from chain_cluster import (
     Record,
     records,
 )
-from chain_oracle import EVENTS, Oracle, Place, Violation
+from chain_oracle import EVENTS, FAR, Oracle, Place, Violation
 from chain_others import Consumer
 from chain_product import GroupOffset, TopicPartition
 from chain_query import COPIED, OUTPUT, Query, QuerySink, make_sources, write_once
@@ -36,6 +37,11 @@ from chain_state import StateWorld, on_host
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 
 KEYS = (b"a", b"b", b"c")
+#: Advice in the texts of errors that users can follow.
+_ADVICE = re.compile(
+    r"(?P<group>startingOffsets=group)|(?P<state>onMissingState=changelog)|"
+    r"(?P<sinks>kafka-eos sinks)|'onMovedOffsets', '(?P<overwrite>[^']+)'"
+)
 #: Topics of each cluster, with their number of partitions.
 TOPICS = {"in": 2, "in2": 1, OUTPUT: 2, COPIED: 2, "west": 1, "eu-west": 1}
 
@@ -60,6 +66,7 @@ class World(Oracle):
             product.installed(
                 lambda: ModelKafka(self.current()),
                 lambda: ModelDirectProducer(self.current),
+                lambda: self.outside.clock_ms,
                 self.state.now_ms,
                 self.state.seams(),
             )
@@ -89,6 +96,11 @@ class World(Oracle):
             cluster.append(tp, [Record(KEYS[at % len(KEYS)], value.encode())])
         if gap:
             cluster.append(tp, [None])
+
+    def repeat(self, topic: str = "in", partition: int = 0) -> None:
+        """Sends the newest records of a log again, as a producer that is not idempotent does."""
+        log = self.cluster.topics[topic].logs[partition]
+        log += log[-4:]
 
     def add_file(self) -> None:
         self.outside.files.append(f"file/{len(self.outside.files)}")
@@ -127,6 +139,11 @@ class World(Oracle):
             place.process = self._process(cluster=place.query.region)
         place.run = None
         place.settings = replace(place.settings, **settings)  # type: ignore[arg-type]
+
+    def stop(self, name: str) -> None:
+        """Stops the query for good."""
+        self.restart(name)
+        self.places[name].stopped = True
 
     def change(self, name: str, **changes: object) -> None:
         """Restarts the query with another definition, such as another ``topic``."""
@@ -177,12 +194,50 @@ class World(Oracle):
         if outcome == "done" and place.settings.adopt and not place.settings.keeps_adopt:
             place.settings = replace(place.settings, adopt=False)  # later starts do not need it
         EVENTS[f"batch {outcome}"] += 1
+        is_refused = outcome == "refused" and place.refused is not None
+        place.ending = place.refused.condition.removeprefix("KAFKA_EOS.") if is_refused else ""
         if outcome == "done":
             for each in place.cluster.direct:
-                each.settled |= each.group == place.group
+                if each.settled is None and each.group == place.group:
+                    each.settled = place.settings.guarantee == "at_least_once"
             place.backups.append(place.checkpoint.snapshot())
         self.check()
         return outcome
+
+    def guarantee(self, name: str, guarantee: str) -> None:
+        """Restarts the query with another ``processing.guarantee``."""
+        self._excuse("guarantee")
+        self.restart(name, guarantee=guarantee)
+
+    def follow(self, name: str) -> None:
+        """Does what the error which refused the query advises first, and starts the query again."""
+        EVENTS["advice"] += 1
+        place = self.places[name]
+        found = None if place.refused is None else _ADVICE.search(place.refused.fix)
+        if found is None:
+            return
+        if found["group"]:
+            self.lose(name)
+        elif found["sinks"]:
+            here = {each.effect for each in place.cluster.written}
+            for sink, system in place.query.sinks:
+                SYSTEMS[system].decide(sink, lambda row: row.partition("#")[0] in here)
+        elif found["state"]:
+            self.restart(name, missing_state="changelog")
+        else:
+            self.restart(name, moved_offsets=found["overwrite"])
+
+    def answer(self, name: str) -> None:
+        """Looks whether the pending batch is in the output, sets ``onMissingToken``, and leaves it there."""
+        place = self.places[name]
+        pending = place.checkpoint.last("offsets")
+        if pending is None:
+            return
+        batch = self._covered(place) - self._covered(place, pending - 1)
+        is_written = batch <= self.effects(place)[place.query.topic].keys()
+        EVENTS["answer"] += 1
+        value = "assume_committed" if is_written else "assume_not_committed"
+        self.restart(name, missing=product.answer(value, pending))
 
     def kill(self) -> None:
         EVENTS["kill"] += 1
@@ -294,7 +349,7 @@ class World(Oracle):
     def truncate(self, topic: str, partition: int, lost: int) -> None:
         """Loses the newest records of a source's log, in all replicas that are left."""
         tp = TopicPartition(topic, partition)
-        if lost and self.cluster.end(tp):
+        if lost and self.cluster.end(tp) and not self.consumers:
             self._excuse("truncated")
             self.cluster.truncate(tp, max(0, self.cluster.end(tp) - lost))
 
@@ -411,10 +466,15 @@ class World(Oracle):
             finally:
                 self._running.pop()
 
-    def _covered(self, place: Place) -> set[str]:
-        """Returns the effects of all records that the planned batches of a checkpoint cover."""
+    def _covered(self, place: Place, last: int | None = None) -> set[str]:
+        """Returns the effects of all records that the batches of a checkpoint cover.
+
+        Args:
+            place: the checkpoint.
+            last: the last batch; None means the last one that was planned.
+        """
         with place.checkpoint.mounted():
-            last = place.checkpoint.last("offsets")
+            last = place.checkpoint.last("offsets") if last is None else None if last < 0 else last
             lines = [] if last is None else place.checkpoint.offsets(last)
             effects = set()
             for number, (source, line) in enumerate(zip(place.query.sources, lines, strict=False)):
@@ -430,11 +490,12 @@ class World(Oracle):
 
     def _run(self, place: Place) -> Run:
         query, process = place.query, place.process
-        sources = make_sources(query, process, self.outside, place.checkpoint, place.settings)
+        far = next((each for each in self.clusters.values() if each is not place.cluster), None)
+        sources = make_sources(query, process, far, self.outside, place.checkpoint, place.settings)
         sink = QuerySink(
             query, place.checkpoint.folder, place.settings, self.state, process, lambda: self.worker
         )
-        return Run(place.checkpoint, process, sources, sink, self.outside)
+        return Run(place.checkpoint, process, sources, sink, self.outside, distinct=query.distinct)
 
 
-__all__ = ["EVENTS", "Violation", "World"]
+__all__ = ["COPIED", "EVENTS", "FAR", "Violation", "World"]

@@ -22,6 +22,9 @@ from chain_state import StateWorld, changelog_state
 
 from kafka_eos_source.errors import KafkaEosError
 
+#: Id of the second cluster.
+FAR = "far"
+
 EVENTS: Counter[str] = Counter()
 
 #: Events that justify a refusal, by error condition. For other conditions, any event in `ALWAYS` or a fault
@@ -41,6 +44,9 @@ EXCUSES = {
         {"lost checkpoint", "shared group", "copied", "stale coordinator", "joined names"}
     ),
     "OFFSETS_MOVED": frozenset({"reset", "shared group", "consumer"}),
+    "GROUP_IN_USE": frozenset({"consumer", "shared group", "reset"}),
+    "CHECKPOINT_MOVED": frozenset({"copied"}),
+    "GUARANTEE_CHANGED": frozenset({"guarantee"}),
     "DATA_LOSS": frozenset({"recreated", "truncated"}),
     "CHECKPOINT_ROLLED_BACK": ALWAYS | {"lost checkpoint"},
     "CHECKPOINT_AHEAD": ALWAYS | {"lost checkpoint"},
@@ -64,6 +70,7 @@ class Place:
         exempt: effects that it does not owe to its target, because its checkpoint already was beyond them
             when it was copied, or when the target changed.
         stopped: whether nobody starts it again.
+        ending: condition of the error that refused its last batch; "" if none did.
     """
 
     query: Query
@@ -76,6 +83,7 @@ class Place:
     groups: set[str] = field(default_factory=set)
     exempt: set[str] = field(default_factory=set)
     stopped: bool = False
+    ending: str = ""
 
     @property
     def group(self) -> str:
@@ -199,7 +207,8 @@ class Oracle:
             return
         present = present | place.exempt
         for number, source in enumerate(query.sources):
-            topic = place.cluster.topics.get(source.partition(":")[2])
+            kind, _, name = source.partition(":")
+            topic = None if kind == "far" else place.cluster.topics.get(name)
             for tp, offset, record in () if topic is None else records(topic):
                 assert topic is not None
                 assert record.value is not None
@@ -350,14 +359,15 @@ class Oracle:
             return list(self.outside.files)
         if kind == "rate":
             return [f"tick/{tick}" for tick in range(self.outside.ticks)]
-        existing: Topic | None = place.cluster.topics.get(topic)
+        cluster = self.clusters[FAR] if kind == "far" else place.cluster
+        existing: Topic | None = cluster.topics.get(topic)
         found = () if existing is None else records(existing)
         return [record.value.decode() for _, _, record in found if record.value]
 
     def _is_from(self, cluster: Cluster, row: str) -> bool:
         """Whether a row of a sink, which two regions may share, came from this cluster."""
-        others = [each.cluster_id for each in self.clusters.values() if each is not cluster]
-        return not any(f"|{other}." in row for other in others)
+        is_far = f"|{FAR}." in row
+        return is_far is (cluster.cluster_id == FAR)
 
 
 def _raise(text: str) -> None:

@@ -6,6 +6,7 @@ file, the offset log, the state machine of the commit, its verdict, and the reco
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -123,6 +124,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
 def installed(
     clients: Callable[[], Any],
     direct_producer: Callable[[], Any],
+    driver_ms: Callable[[], int],
     executor_ms: Callable[[], int],
     seams: Mapping[str, Any],
 ) -> Iterator[None]:
@@ -131,7 +133,7 @@ def installed(
     Args:
         clients: returns the `commit.interfaces.Clients` of the process that is running.
         direct_producer: returns the producer of a task that writes at least once.
-        executor_ms: returns what the clock of the executor shows, in ms since the epoch.
+        driver_ms, executor_ms: return what the clocks of the two hosts show, in ms since the epoch.
         seams: replacements for names that `state.operator.shard` or `shard_store` imports.
     """
     with ExitStack() as stack:
@@ -149,6 +151,8 @@ def installed(
         replace(shard_module, "time", SimpleNamespace(time_ns=lambda: executor_ms() * 1_000_000))
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
+        clock = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: driver_ms() * 1_000_000)
+        replace(machine, "time", clock)
         for module in (machine, sinks):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import chain_product as product
 import pyarrow as pa
-from chain_cluster import Process, Record
+from chain_cluster import Cluster, Process, Record
 from chain_spark import (
     Checkpoint,
     EosSource,
@@ -44,13 +44,16 @@ class Query:
 
     Attributes:
         name: name of its checkpoint.
-        sources: ``eos:<topic>``, ``spark:<topic>``, ``files`` or ``rate``.
+        sources: ``eos:<topic>``, ``far:<topic>`` (the same source on another cluster), ``spark:<topic>``,
+            ``files`` or ``rate``.
         application_id, group_id: the options; None means that the option is not set.
         topic: the option; the target of its records.
         region: id of its Kafka cluster; "" is the cluster of all other queries.
         stateful: whether it counts records by key in an operator with a changelog.
         store: name of the operator's state.
         operator_id: ``application.id`` of the operator, if it differs from that of the sink.
+        distinct: whether it drops records that it has seen before, with Spark's own state
+            (``dropDuplicates``).
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
         jumps: whether the source has ``onRolledBackCheckpoint=jump`` and the ``application.id`` that it
@@ -66,6 +69,7 @@ class Query:
     stateful: bool = False
     store: str = "counts"
     operator_id: str | None = None
+    distinct: bool = False
     sinks: tuple[tuple[str, str], ...] = ()
     tolerant: bool = False
     jumps: bool = True
@@ -87,18 +91,21 @@ class Query:
 def make_sources(
     query: Query,
     process: Process,
+    far: Cluster | None,
     outside: Outside,
     checkpoint: Checkpoint,
     settings: Settings,
 ) -> list[Source]:
+    """Returns the sources of a query; ``far`` is the other cluster, if there is one."""
     found: list[Source] = []
     for number, each in enumerate(query.sources):
         kind, _, topic = each.partition(":")
         log = checkpoint.folder / "sources" / str(number)
-        if kind == "eos":
+        if kind in ("eos", "far"):
+            cluster = far if kind == "far" and far is not None else process.cluster
             names = {**query.names(), "onRolledBackCheckpoint": "jump"} if query.jumps else {}
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
-            found.append(EosSource(process, topic, settings, outside, **options, **names))
+            found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
         elif kind == "spark":
             found.append(SparkKafkaSource(process, topic, settings, log))
         elif kind == "files":

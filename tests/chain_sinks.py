@@ -28,6 +28,14 @@ class System:
     committed: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, list[Outcome]] = field(default_factory=dict)
 
+    def decide(self, sink: str, is_written: Callable[[str], bool]) -> None:
+        """Commits or aborts what a sink has prepared, as a person decides who has seen the output."""
+        for key, (_, rows) in list(self.prepared.items()):
+            if all(row.startswith(f"{sink}:") for row in rows):
+                del self.prepared[key]
+                if all(is_written(row.partition(":")[2]) for row in rows):
+                    self.committed[key] = rows
+
     def visible(self) -> Counter[str]:
         return Counter(row for rows in self.committed.values() for row in rows)
 

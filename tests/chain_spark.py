@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from chain_cluster import ModelAdmin, Process, Record
+from chain_cluster import Cluster, ModelAdmin, Process, Record
 from chain_product import TopicPartition, read_options
 
 from kafka_eos_source.errors import DataLossError
@@ -90,17 +90,23 @@ class EosSource:
     """The source of this package: the real `SourcePlan`, with the brokers of the model."""
 
     def __init__(
-        self, process: Process, topic: str, settings: Settings, outside: Outside, **options: str
+        self,
+        cluster: Cluster,
+        process: Process,
+        topic: str,
+        settings: Settings,
+        outside: Outside,
+        **options: str,
     ) -> None:
         if settings.limit:
             options["maxOffsetsPerTrigger"] = str(settings.limit)
         if settings.from_group:
             options["startingOffsets"] = "group"
-        self._process = process
+        self._cluster, self._process = cluster, process
         self._fails = options.get("failOnDataLoss", "true") == "true"
         self._plan = SourcePlan(
             read_options(subscribe=topic, **options),
-            ModelAdmin(process.cluster),
+            ModelAdmin(cluster),
             lambda: outside.clock_ms / 1000,
             lambda: outside.clock_ms,
         )
@@ -119,7 +125,7 @@ class EosSource:
         self._process.reach("read")
         for task in tasks:
             for each in task:
-                topic = self._process.cluster.topics[each.tp.topic]
+                topic = self._cluster.topics[each.tp.topic]
                 log = topic.logs[each.tp.partition]
                 if each.end > len(log) and self._fails:
                     raise DataLossError(f"{each.tp}: offsets {each.start} to {each.end} are not there")
@@ -297,6 +303,16 @@ class Checkpoint:
         _, _, *lines = (self.content / "offsets" / str(batch_id)).read_text().splitlines()
         return [None if line == "-" else line for line in lines]
 
+    def unseen(self, batch_id: int, rows: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
+        """Drops duplicates, with the state that Spark keeps in the checkpoint for each batch."""
+        folder = self.content / "state"
+        folder.mkdir(exist_ok=True)
+        before = folder / str(batch_id - 1)
+        seen = set(json.loads(before.read_text())) if before.exists() else set()
+        new = {record.value.hex(): (n, record) for n, record in reversed(rows) if record.value is not None}
+        (folder / str(batch_id)).write_text(json.dumps(sorted(seen | new.keys())))
+        return [row for value, row in new.items() if value not in seen]
+
     def promises(self) -> bool:
         """Whether the checkpoint records that Kafka must hold a token."""
         return (self.content / "kafka-eos" / "identity.json").exists()
@@ -315,7 +331,11 @@ class Checkpoint:
 
 
 class Run:
-    """One run of a query: Spark's ``MicroBatchExecution``."""
+    """One run of a query: Spark's ``MicroBatchExecution``.
+
+    Args:
+        distinct: whether the query drops records that it has seen before.
+    """
 
     def __init__(
         self,
@@ -324,10 +344,13 @@ class Run:
         sources: Sequence[Source],
         sink: Sink,
         outside: Outside,
+        *,
+        distinct: bool = False,
     ) -> None:
         self.process = process
         self.run_id = uuid.uuid4().hex[:8]
         self._checkpoint, self._sources, self._sink, self._outside = checkpoint, sources, sink, outside
+        self._distinct = distinct
         self._query_id = checkpoint.query_id()
         self._batch_id = 0
         self._planned = False
@@ -352,6 +375,8 @@ class Run:
             if end is not None and end != start:
                 start = source.initial() if start is None else start
                 rows += [(number, record) for record in source.rows(start, end)]
+        if self._distinct:
+            rows = self._checkpoint.unseen(self._batch_id, rows)
         self.process.reach("tasks")
         messages = self._sink.run(self._query_id, self._batch_id, self.run_id, rows)
         self.process.reach("staged")
