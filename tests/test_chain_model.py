@@ -111,4 +111,4 @@ def test_the_exploration_finds_what_an_open_peril_breaks(perils: tuple[str, ...]
     machine = type("Machine", (ChainMachine,), {"perils": frozenset(perils), "queries": queries})
     found = settings(_SETTINGS, max_examples=300, phases=[Phase.generate])  # the schedule need not be small
     with pytest.raises(Violation):
-        run_state_machine_as_test(seed(0)(machine), settings=found)
+        run_state_machine_as_test(seed(1)(machine), settings=found)
