@@ -284,7 +284,7 @@ class ChainMachine(RuleBasedStateMachine):
     @rule(repeats=st.booleans())
     def lose_unproven(self, repeats: bool) -> None:
         self.world.lose(self.names[0], adopt=True)
-        if repeats:
+        if repeats and self.query().distinct:
             self.world.repeat()
 
     @precondition(lambda self: "names" in self.active and self.query().stateful and len(self.names) == 1)

@@ -249,7 +249,7 @@ class Oracle:
         numbers = defaultdict(list)
         for each in place.cluster.written:
             value = each.record.value
-            if each.group in place.groups and each.topic == place.query.topic and value is not None:
+            if each.group in place.groups and each.effect and value is not None:
                 numbers[each.record.key].append(int(value.rpartition(b"#")[2]))
         for key, found in numbers.items():
             if sorted(found) != list(range(1, len(found) + 1)):
@@ -297,7 +297,7 @@ class Oracle:
         if changelog not in place.cluster.topics:
             return
         mine = (each for each in place.cluster.written if each.transactional_id == application)
-        wanted = Counter(each.record.key for each in mine if each.topic == place.query.topic)
+        wanted = Counter(each.record.key for each in mine if each.effect)
         state = changelog_state(place.cluster, changelog)
         if dict(wanted) != state:
             self.complaint(f"state: the changelog holds {state}, the output {dict(wanted)}")
