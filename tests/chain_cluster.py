@@ -8,8 +8,7 @@ a schedule can kill the driver, let the call fail, or let something else happen.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -394,7 +393,7 @@ class ModelProducer:
             if there is None:
                 raise UnavailableError(f"no topic {name}")
             at = row.get("partition")
-            at = zlib.crc32(row["key"] or b"") % len(there.logs) if at is None else at
+            at = sum(row["key"] or b"") % len(there.logs) if at is None else at
             tp = TopicPartition(name, at)
             transaction.rows.append((there.topic_id, tp, Record(row["key"], row["value"])))
             self.enqueued += 1
@@ -468,7 +467,7 @@ class ModelDirectProducer:
         cluster = process.cluster
         for row in rows.to_pylist():
             record = Record(row["key"], row["value"])
-            at = zlib.crc32(row["key"] or b"") % len(cluster.topics[topic].logs)
+            at = sum(row["key"] or b"") % len(cluster.topics[topic].logs)
             cluster.append(TopicPartition(topic, at), [record])
             cluster.direct.append(DirectWrite(process.group, topic, record, _effect(topic, record)))
             self.enqueued += 1

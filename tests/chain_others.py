@@ -40,7 +40,9 @@ class Consumer:
                 start = 0  # auto.offset.reset=earliest
             self._first.setdefault((topic.topic_id, tp.partition), start)
             for offset in range(start, end):
-                self.seen[topic.topic_id, tp.partition, offset] += 1
+                self.seen[topic.topic_id, tp.partition, offset] += (
+                    topic.logs[tp.partition][offset] is not None
+                )
             if end > start:
                 self._positions[tp] = end
                 offsets[tp] = GroupOffset(tp, end, "")
@@ -56,10 +58,15 @@ class Consumer:
             (topic_id, partition, offset) not in self.seen
             for (topic_id, partition), first in self._first.items()
             for offset in range(first, self._positions.get(TopicPartition(self._topic, partition), 0))
+            if self._holds(partition, offset)
         )
         if not doubled and not passed:
             return ""
         return f"{self._name} lost {passed} and doubled {doubled} of {len(self.seen)} records"
+
+    def _holds(self, partition: int, offset: int) -> bool:
+        log = self._cluster.topics[self._topic].logs[partition]
+        return offset < len(log) and log[offset] is not None
 
     @property
     def _name(self) -> str:
