@@ -302,10 +302,18 @@ class ModelKafka:
 
     def __init__(self, process: Process) -> None:
         self.cluster = process.cluster
+        self.cluster_id = process.cluster.cluster_id
         self.process = process
 
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self.cluster, self.process, transactional_id)
+
+    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        self.process.reach("changelog_tail")
+        log = self.cluster.topics[tp.topic].logs[tp.partition]
+        records = [each for each in log[start:] if each is not None]
+        keys = {each.key for each in records if each.key is not None and each.key.startswith(BATCH_PREFIX)}
+        return Tail(len(log), len(records), frozenset(map(Owner.of_key, keys)))
 
     def group_members(self, group_id: str, deadline: Deadline) -> list[str]:
         self.process.reach("group_members")
@@ -506,10 +514,14 @@ class ModelAdmin:
         return {tp: self._cluster.topics[tp.topic].starts[tp.partition] for tp in partitions}
 
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        return {tp: LogEnd(self._cluster.end(tp)) for tp in partitions}
+        topics = self._cluster.topics
+        return {
+            tp: LogEnd(self._cluster.end(tp), topics[tp.topic].epochs[tp.partition][-1][0]) for tp in partitions
+        }
 
     def epoch_ends(self, epochs: Epochs, leaders: Epochs) -> Mapping[TopicPartition, int]:
-        return {}
+        topics = self._cluster.topics
+        return {tp: topics[tp.topic].end_of_epoch(tp.partition, epoch)[1] for tp, epoch in epochs.items()}
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {tp: self._cluster.end(tp) for tp in partitions}

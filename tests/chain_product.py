@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, machine, session, sink_session, sinks
+from kafka_eos_source.commit import direct, first_batch, machine, session, sink_session, sinks
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
@@ -67,7 +67,7 @@ def group_of(query_id: str, application_id: str | None, group_id: str | None) ->
 
 def answer(value: str, batch_id: int) -> str:
     """Returns the value of an option with which a person answers a refusal of this batch."""
-    return value
+    return f"{value}:{batch_id}"
 
 
 @lru_cache(maxsize=4096)
@@ -106,6 +106,7 @@ def worker_globals() -> dict[str, Any]:
         "_sessions": type(session._sessions)(),
         "_opened": type(sink_session._opened)(),
         "_checked": set(),
+        "_identities": set(),
     }
 
 
@@ -116,6 +117,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
         patch.object(session, "_sessions", kept["_sessions"]),
         patch.object(sink_session, "_opened", kept["_opened"]),
         patch.object(sink_session, "_checked", kept["_checked"]),
+        patch.object(first_batch, "_checked", kept["_identities"]),
     ):
         yield
 
@@ -145,6 +147,7 @@ def installed(
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)
+        replace(sink_session, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(direct, "RecordProducer", lambda _config, _name: direct_producer())
         replace(direct, "_producers", {})
         replace(direct, "report", lambda *_: None)

@@ -24,7 +24,6 @@ from chain_spark import (
 from chain_state import SHARDS, StateWorld, count_rows
 from pyspark.sql.types import BinaryType, StructType
 
-from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packet import CHANGELOG
 
 OUTPUT = "out"

@@ -22,7 +22,6 @@ from kafka_eos_source.commit import machine, ownership, shard_checks, transactio
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
 
 #: The outcome of each schedule: the error that refuses the query, or None if the query heals.
