@@ -514,10 +514,8 @@ class ModelAdmin:
         return {tp: self._cluster.topics[tp.topic].starts[tp.partition] for tp in partitions}
 
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        topics = self._cluster.topics
-        return {
-            tp: LogEnd(self._cluster.end(tp), topics[tp.topic].epochs[tp.partition][-1][0]) for tp in partitions
-        }
+        newest = {tp: self._cluster.topics[tp.topic].epochs[tp.partition][-1][0] for tp in partitions}
+        return {tp: LogEnd(self._cluster.end(tp), epoch) for tp, epoch in newest.items()}
 
     def epoch_ends(self, epochs: Epochs, leaders: Epochs) -> Mapping[TopicPartition, int]:
         topics = self._cluster.topics

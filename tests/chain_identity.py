@@ -1,8 +1,8 @@
 """One schedule for each way in which a name, a copy or an answer came to mean something else.
 
 People copy checkpoints, give a consumer the name of the application, run one job in two regions, and follow
-the advice of an error message. `WANTED` says how each schedule must end, and `OPEN` which of them do not end
-so yet. Two steps that are alike in several schedules are at the end of the module.
+the advice of an error message. `WANTED` says how each schedule must end. Steps that are alike in several
+schedules are at the end of the module.
 """
 
 from __future__ import annotations
@@ -509,46 +509,6 @@ WANTED: dict[Callable[[World], None], Mapping[str, Collection[str]]] = {
     application_id_of_the_sink_only: {"q": {"INVALID_OPTION"}},
     renamed_store: {"q": {"STATE_MISMATCH"}},
     two_drivers_on_one_checkpoint: {},
-}
-
-#: Schedules that do not end as wanted yet, with the number of the rule that will close them.
-OPEN: dict[Callable[[World], None], int] = {
-    copied_checkpoint_with_another_topic: 2,
-    copied_checkpoint_with_another_topic_and_a_jump: 2,
-    old_copy_as_a_backfill: 2,
-    copies_with_two_topics_side_by_side: 2,
-    copied_checkpoint_with_another_sink: 2,
-    cloned_volume_with_another_topic: 1,
-    cloned_volume_with_another_topic_and_a_jump: 1,
-    copied_checkpoint_continues_elsewhere: 2,
-    forked_checkpoint: 2,
-    changed_topic_of_a_rolled_back_checkpoint: 1,
-    consumer_of_the_output_named_like_the_application: 3,
-    consumer_of_the_source_named_like_the_application: 3,
-    live_consumer_in_the_group: 3,
-    stopped_consumer_in_the_group: 3,
-    consumer_of_the_output_that_comes_later: 3,
-    adopted_file_source: 4,
-    adopted_source_of_another_cluster: 4,
-    adopted_with_one_source_of_two_compared: 4,
-    adopted_with_spark_state: 4,
-    applications_whose_changelogs_have_one_name: 5,
-    clock_of_one_executor_ahead: 7,
-    refilled_log: 8,
-    refilled_log_while_the_query_is_stopped: 8,
-    refilled_log_before_a_replay: 8,
-    two_regions_with_one_sink: 6,
-    first_start_beside_a_prepared_batch: 6,
-    guarantee_changed_and_changed_back: 11,
-    guarantee_changed_back_with_a_jump: 11,
-    changelog_without_its_beginning: 9,
-    assume_not_committed_that_stays: 10,
-    assume_committed_that_stays: 10,
-    adopt_that_stays: 4,
-    overwrite_that_stays: 10,
-    application_id_of_the_operator_only: 12,
-    application_id_of_the_sink_only: 12,
-    renamed_store: 12,
 }
 
 #: What nothing protects: the names of the query were in the checkpoint that was lost.

@@ -66,21 +66,6 @@ PERILS = IDENTITY_PERILS | {
     "writes",
 }
 
-#: Perils that still lose or double records, with the number of the rule that will close them. The second one
-#: of a pair is closed, and only lets the schedules happen.
-OPEN_PERILS = {
-    ("answers",): 10,
-    ("changelog",): 9,
-    ("clocks",): 7,
-    ("consumers",): 3,
-    ("guarantee", "rollback"): 11,
-    ("names",): 5,
-    ("proofs",): 4,
-    ("regions",): 6,
-    ("targets",): 1,
-    ("truncation",): 8,
-}
-
 #: Sources whose offsets nobody can compare with those of a group.
 _OPAQUE = {"files", "rate"}
 _CALLS = ("init", "init:after", "group_offsets", "begin", "send", "send:after", "flush:after", "send_offsets")
@@ -408,4 +393,4 @@ class ChainMachine(RuleBasedStateMachine):
         return None
 
 
-__all__ = ["IDENTITY_PERILS", "OPEN_PERILS", "PERILS", "QUERIES", "ChainMachine", "Interruption"]
+__all__ = ["IDENTITY_PERILS", "PERILS", "QUERIES", "ChainMachine", "Interruption"]

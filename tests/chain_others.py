@@ -38,12 +38,13 @@ class Consumer:
             start, end = self._positions.get(tp, 0), cluster.end(tp)
             if start > end:
                 start = 0  # auto.offset.reset=earliest
-            self._first.setdefault((topic.topic_id, tp.partition), start)
             for offset in range(start, end):
                 self.seen[topic.topic_id, tp.partition, offset] += (
                     topic.logs[tp.partition][offset] is not None
                 )
             if end > start:
+                # until it has committed, nothing shows anybody that it was here
+                self._first.setdefault((topic.topic_id, tp.partition), start)
                 self._positions[tp] = end
                 offsets[tp] = GroupOffset(tp, end, "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from kafka_eos_source.model import WrittenPart
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -60,18 +62,57 @@ def check_target(options: WriteOptions) -> None:
     _checked.add(key)
 
 
-def leave_guarantee(checkpoint: str | None) -> None:
-    """Records in the checkpoint that the batch which Spark has just planned will leave no token.
+def leave_guarantee(options: WriteOptions) -> None:
+    """Records that the batch which Spark has just planned, and those after it, will leave no token.
 
     Call it before the tasks of the batch begin. If the query returns to ``exactly_once``, the commit refuses
-    to trust the last token, which is older than the output.
+    to trust the last token, which is older than the output. The first batch after ``exactly_once`` records
+    this in the token too, because a checkpoint from before it may be restored. Crash between the two ⇒ the
+    commit refuses the query all the same.
 
     Raises:
-        UnavailableError: if the checkpoint cannot be read or written.
+        UnavailableError: if the checkpoint cannot be read or written, or Kafka does not answer in time.
+        AuthorizationError: if the principal may not commit with the ``application.id`` of the query.
+        KafkaEosError: if the token is damaged, or its transaction failed.
     """
+    checkpoint = options.checkpoint_location
     planned = None if checkpoint is None else offset_log.newest(checkpoint)
     if checkpoint is not None and planned is not None:
-        set_unproven(checkpoint, planned.batch_id)
+        since = planned.batch_id
+        set_unproven(checkpoint, since, lambda found: _mark_token(options, found.application_id, since))
+
+
+def _mark_token(options: WriteOptions, application_id: str, since: int) -> None:
+    """Records in the token, wherever the group holds it, that batches are written without one.
+
+    The sequence number stays, because this is the same link of the chain: its offsets and sinks still count.
+    """
+    # imported here, because only the first batch after a change of the guarantee needs it
+    from kafka_eos_source.commit.facts import Held
+    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.protocol.identity import anchor, group_of
+
+    group_id = group_of(application_id, options.group_id)
+    clients = KafkaClients(options.kafka, options.transaction_client)
+    deadline = Deadline.after_ms(options.commit_timeout_ms)
+    # a driver that still commits with exactly_once is fenced before the token is read
+    producer = clients.producer(application_id)
+    try:
+        producer.init(deadline)
+        offsets = clients.group_offsets(group_id, {anchor(options.anchor_topic, options.topic)}, deadline)
+        newest = Held.of(application_id, offsets).whole_token
+        if newest is None or newest.unproven_since >= 0:
+            return  # a lost token refuses the way back too
+        marked = []
+        for each in offsets.values():
+            token = Token.decode(each.metadata)
+            if token is not None and Mark.of(token) == Mark.of(newest) and token.shard is None:
+                marked.append(replace(each, metadata=replace(token, unproven_since=since).encode()))
+        producer.begin()
+        producer.send_offsets(marked, group_id, deadline)
+        producer.commit(deadline)
+    finally:
+        producer.close()
 
 
 def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> WrittenPart:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
 from pyarrow.fs import LocalFileSystem
@@ -191,17 +192,25 @@ def check_identity(options: WriteOptions) -> None:
     _checked.add(key)
 
 
-def set_unproven(checkpoint: str, since: int | None) -> None:
+def set_unproven(
+    checkpoint: str, since: int | None, before: Callable[[FirstBatch], None] = lambda _: None
+) -> None:
     """Records from which batch on no token exists, unless that is recorded; None removes the record.
 
     Call it before a batch is written with ``at_least_once``, and after a token was committed for the newest
     batch. Does nothing if this package has never committed a batch of the checkpoint.
+
+    Args:
+        checkpoint: location of the checkpoint.
+        since: the first batch without a token; None = none.
+        before: called with the content of the file before it changes.
 
     Raises:
         UnavailableError: if the checkpoint cannot be read or written.
     """
     found = _read(checkpoint)
     if found is not None and (since is None) is not (found.unproven_since is None):
+        before(found)
         _write(checkpoint, replace(found, unproven_since=since))
 
 

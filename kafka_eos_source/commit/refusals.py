@@ -13,6 +13,7 @@ from kafka_eos_source.errors import (
     CheckpointRolledBackError,
     ForeignQueryError,
     GroupInUseError,
+    GuaranteeChangedError,
     InvalidOptionError,
     KafkaEosError,
     OffsetsMovedError,
@@ -40,6 +41,20 @@ def shared_group(batch: Batch, tp: TopicPartition, other: Token | None) -> Forei
         f"application.id={batch.application_id!r}. Two transactional ids cannot share one group: neither "
         "would fence the other.",
         fix="give each query its own application.id and kafka.group.id.",
+    )
+
+
+def guarantee_changed(batch: Batch, token: Token) -> GuaranteeChangedError:
+    """Batches were written with ``at_least_once`` since the token, and the checkpoint does not record it."""
+    return GuaranteeChangedError(
+        f"batches of query {token.query_id} from batch {token.unproven_since} on were written with "
+        "processing.guarantee=at_least_once, which leaves no token, and the checkpoint of this query "
+        f"({batch.query_id}) does not record that. So it is new, or a copy from before the change, or the "
+        "driver died at the change.",
+        fix="start the query with its newest checkpoint and with at_least_once; then stop it and run "
+        "`kafka-eos adopt --checkpoint … --bootstrap-servers …`. If that checkpoint is lost, Kafka cannot "
+        "show which records are in the output: the same steps with an older checkpoint double the rows of "
+        "all batches after it.",
     )
 
 

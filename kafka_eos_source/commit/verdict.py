@@ -64,6 +64,8 @@ def batch_verdict(
         ForeignQueryError: if the group or the ``application.id`` belongs to another query.
         GroupInUseError: if the query is new, and another program has committed offsets in its group.
         OffsetsMovedError: if another program moved the offsets of the group.
+        GuaranteeChangedError: if batches were written with ``at_least_once`` since the token, of which the
+            checkpoint of the batch knows nothing.
         CheckpointRolledBackError: if Kafka already holds a part of the batch.
         CheckpointAheadError: if records between the token and the batch were never committed.
     """
@@ -84,7 +86,9 @@ def batch_verdict(
     if batch.versioned:
         _refuse_other_topics(batch, token)
         return Verdict.SKIP if batch.batch_id <= token.batch_id else Verdict.WRITE
-    if is_batch_of(batch, token):
+    if token.unproven_since >= 0 and not batch.unproven:
+        raise refusals.guarantee_changed(batch, token)
+    if is_batch_of(batch, token) and token.unproven_since < 0:
         return Verdict.SKIP
     if batch.unproven:
         return _after_at_least_once(batch, token, held)
@@ -167,6 +171,8 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
         raise refusals.foreign_query(batch, token)
     if foreign_query != "adopt":
         return
+    if token.unproven_since >= 0:
+        raise refusals.guarantee_changed(batch, token)
     if batch.starts is None:
         raise refusals.adopted_start_not_logged(token)
     if batch.shared:

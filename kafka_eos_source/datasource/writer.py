@@ -74,7 +74,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         raise _cannot_commit_state("processing.guarantee=at_least_once")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
-        direct.leave_guarantee(options.checkpoint_location)
+        direct.leave_guarantee(options)
         sink: _Sink = _DirectSink(options, columns)
     else:
         check_identity(options)

@@ -119,6 +119,8 @@ class Token:
         in_read: on a changelog partition only: whether the tasks that read Kafka run the operator.
         sinks: None if no sink outside Kafka took part.
         due: None if no operator requested a micro-batch.
+        unproven_since: the first batch that may have been written with ``at_least_once`` since this token,
+            which such batches do not replace; -1 = there is none.
     """
 
     application_id: str
@@ -138,6 +140,7 @@ class Token:
     in_read: bool = False
     sinks: PreparedSinks | None = None
     due: Due | None = None
+    unproven_since: int = -1
 
     def encode(self) -> str:
         """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
@@ -164,6 +167,7 @@ class Token:
             **({} if self.shards < 0 else {"shards": self.shards}),
             **({"in_read": True} if self.in_read else {}),
             **({} if self.due is None else {"due": list(astuple(self.due))}),
+            **({} if self.unproven_since < 0 else {"unproven": self.unproven_since}),
         }
 
     @classmethod
@@ -209,6 +213,7 @@ class Token:
                 in_read=bool(found.get("in_read", False)),
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
+                unproven_since=int(found.get("unproven", -1)),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(
