@@ -241,7 +241,8 @@ class ChainMachine(RuleBasedStateMachine):
         self.world.copy(self.names[0], "copy", age=age, mounted=mounted, **changes)
         self.names = list(self.world.places)
 
-    @precondition(lambda self: "targets" in self.active and not self.query().sinks)
+    # of clones at one path that both change their topic, see `chain_identity.UNPROTECTED`
+    @precondition(lambda self: "targets" in self.active and not self.query().sinks and not self.is_cloned())
     @rule(at=st.integers(0, 1), topic=st.sampled_from((OUTPUT, COPIED)))
     def change_topic(self, at: int, topic: str) -> None:
         if self.world.places[self.name(at)].query.topic != topic:
@@ -366,6 +367,9 @@ class ChainMachine(RuleBasedStateMachine):
 
     def is_plain(self) -> bool:
         return not (self.query().stateful or self.query().sinks)
+
+    def is_cloned(self) -> bool:
+        return any(place.checkpoint.stored is not None for place in self.world.places.values())
 
     def kinds(self) -> set[str]:
         return {each.partition(":")[0] for each in self.query().sources}

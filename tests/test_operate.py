@@ -22,7 +22,8 @@ from rich.console import Console
 from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit import direct, session
+from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, set_unproven
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
@@ -30,6 +31,7 @@ from kafka_eos_source.commit.request import Cluster, CommitRequest
 from kafka_eos_source.commit.session import digest_of
 from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.verdict import batch_verdict
 from kafka_eos_source.errors import (
     GuaranteeChangedError,
     InvalidOptionError,
@@ -50,7 +52,7 @@ from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target_from_options
 from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.operate.view import show_inspection
-from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Due, Mark, Token, newest
@@ -686,6 +688,55 @@ def test_adopt_ends_a_time_of_at_least_once(made: GeneratedCheckpoint, tmp_path:
     set_unproven(made.location, None)
     made.file(3).check_guarantee()
     assert commit(broker, made, 3) is Step.COMMITTED
+
+
+def test_the_token_says_that_batches_were_written_without_one(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint from before the change does not know of it, and so the token must."""
+    broker = ModelBroker()
+    made.write_batches(1, 1)
+    for batch_id in (0, 1):
+        commit(broker, made, batch_id)
+    made.write_first_batch_file().write_batches(1, 2)
+    before = dict(broker.group)
+    monkeypatch.setattr(session, "KafkaClients", lambda *_: broker)
+    options = parse_write(
+        {
+            "kafka.bootstrap.servers": "b:9092",
+            "topic": "out",
+            "processing.guarantee": "at_least_once",
+            "checkpointLocation": made.location,
+        },
+        streaming=True,
+    )
+    for _ in range(2):
+        direct.leave_guarantee(options)
+    assert broker.epoch == 3, "once per change of the guarantee, not per batch"
+    marked = newest(broker.group.values())
+    assert marked is not None
+    assert marked.unproven_since == 2
+    assert {tp: replace(each, metadata="") for tp, each in broker.group.items()} == {
+        tp: replace(each, metadata="") for tp, each in before.items()
+    }
+    assert marked == replace(newest(before.values()), unproven_since=2)  # type: ignore[type-var]
+
+    set_unproven(made.location, None)  # the checkpoint is restored
+    with pytest.raises(GuaranteeChangedError, match="from batch 2 on") as refused:
+        commit(broker, made, 2)
+    assert "double the rows" in refused.value.fix
+    assert plan_adoption(made, broker).request is None, "nobody can show that this checkpoint is the newest"
+    other = made.request(2).batch
+    with pytest.raises(GuaranteeChangedError):
+        batch_verdict(
+            replace(other, query_id="other"), Held.of(APP, broker.group), OUT, foreign_query="adopt"
+        )
+
+    set_unproven(made.location, 2)  # the newest checkpoint
+    perform(broker, plan_adoption(made, broker))
+    set_unproven(made.location, None)
+    assert newest(broker.group.values()).unproven_since == -1  # type: ignore[union-attr]
+    assert commit(broker, made, 2) is Step.COMMITTED
 
 
 def test_adopt_writes_nothing_where_no_token_is_missing(made: GeneratedCheckpoint) -> None:
