@@ -229,6 +229,11 @@ def _no_trace_of_at_least_once() -> None:
     direct.set_unproven = lambda *_: None
 
 
+def _no_mark_of_at_least_once() -> None:
+    """Writes batches with at_least_once without marking the token that they do not replace."""
+    direct._mark_token = lambda *_: None
+
+
 def _answers_for_ever() -> None:
     """Takes an answer about a lost token for an answer about every batch."""
     without_token = verdict._without_token
@@ -416,6 +421,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "places": _no_places,
     "proof of an adoption": _no_proof,
     "trace of at_least_once": _no_trace_of_at_least_once,
+    "mark of at_least_once": _no_mark_of_at_least_once,
     "numbers of answers": _answers_for_ever,
     "promised token": _no_promise,
     "next format": _next_format,

@@ -189,6 +189,41 @@ def test_t363_the_way_back_to_exactly_once_is_one_command(scenario: Scenario, pe
     assert scenario.outcome().rows.missing == 0
 
 
+@pytest.mark.fault(
+    "T365", "exactly_once, at_least_once and exactly_once on a checkpoint restored from before", "restart"
+)
+def test_t365_a_checkpoint_from_before_at_least_once_is_refused(scenario: Scenario) -> None:
+    """The restored checkpoint does not know that batches left no token, and the token in Kafka does."""
+    _restored_from_before_at_least_once(scenario)
+    said = refused(scenario, "GUARANTEE_CHANGED")
+    assert "does not record that" in said
+    where = ["--checkpoint", str(scenario.checkpoint), "--bootstrap-servers", scenario.bootstrap]
+    command = CliRunner().invoke(main, ["adopt", *where, "--yes"])
+    assert "GUARANTEE_CHANGED" in command.output or "at_least_once" in command.output, command.output
+    refused(scenario, "GUARANTEE_CHANGED")
+
+
+@_SWITCHED_OFF
+def test_t54_without_a_mark_in_the_token_a_checkpoint_from_before_at_least_once_doubles(
+    scenario: Scenario,
+) -> None:
+    """Proves that the test above can fail."""
+    _restored_from_before_at_least_once(scenario, "mark of at_least_once")
+    scenario.run()
+    assert scenario.outcome().rows.doubled == 100
+
+
+def _restored_from_before_at_least_once(scenario: Scenario, *mutations: str) -> None:
+    copy = scenario.folder / "copy"
+    scenario.feed(100)
+    scenario.run()
+    shutil.copytree(scenario.checkpoint, copy)
+    scenario.feed(100)
+    scenario.run(sink={"processing.guarantee": "at_least_once"}, mutations=[*mutations])
+    shutil.rmtree(scenario.checkpoint)
+    shutil.copytree(copy, scenario.checkpoint)
+
+
 @_SWITCHED_OFF
 def test_t54_without_a_trace_of_at_least_once_the_query_names_another_cause(scenario: Scenario) -> None:
     """Proves that the test above can fail."""
