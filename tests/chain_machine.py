@@ -162,7 +162,8 @@ class ChainMachine(RuleBasedStateMachine):
     def restart(self, at: int, new_process: bool, limit: int) -> None:
         self.world.restart(self.name(at), new_process=new_process, limit=limit)
 
-    @precondition(lambda self: "rollback" in self.active)
+    # on a restored checkpoint, at_least_once writes again what is in the output, as that guarantee permits
+    @precondition(lambda self: "rollback" in self.active and "guarantee" not in self.active)
     @rule(at=st.integers(0, 1), age=st.integers(0, 4), limit=st.integers(0, 4))
     def roll_back(self, at: int, age: int, limit: int) -> None:
         self.world.roll_back(self.name(at), age, limit=limit)

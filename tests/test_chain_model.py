@@ -103,7 +103,7 @@ _MEET = {
     "proofs": (Query(sources=("files",)), Query(distinct=True)),
 }
 #: Perils without which another one does little.
-_WITH = {"advice": ("guarantee", "rollback"), "guarantee": ("rollback",)}
+_WITH = {"advice": ("loss", "rollback")}
 
 
 @pytest.mark.parametrize("peril", sorted(IDENTITY_PERILS))
