@@ -275,6 +275,7 @@ class ChainMachine(RuleBasedStateMachine):
             self.world.repeat()
 
     @precondition(lambda self: "names" in self.active and self.query().stateful and len(self.names) == 1)
+    @precondition(lambda self: not self.world.cluster.written)  # another store would be refused for itself
     @rule(overlap=st.booleans())
     def join_names(self, overlap: bool) -> None:
         """Starts ``app-counts`` with a store whose changelog has the name of that of ``app``."""

@@ -190,9 +190,9 @@ def test_t363_the_way_back_to_exactly_once_is_one_command(scenario: Scenario, pe
 
 
 @pytest.mark.fault(
-    "T365", "exactly_once, at_least_once and exactly_once on a checkpoint restored from before", "restart"
+    "T370", "exactly_once, at_least_once and exactly_once on a checkpoint restored from before", "restart"
 )
-def test_t365_a_checkpoint_from_before_at_least_once_is_refused(scenario: Scenario) -> None:
+def test_t370_a_checkpoint_from_before_at_least_once_is_refused(scenario: Scenario) -> None:
     """The restored checkpoint does not know that batches left no token, and the token in Kafka does."""
     _restored_from_before_at_least_once(scenario)
     said = refused(scenario, "GUARANTEE_CHANGED")
