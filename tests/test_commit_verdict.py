@@ -405,9 +405,9 @@ def test_a_version_is_skipped_only_if_it_goes_to_the_topics_of_the_former_write(
 def test_after_at_least_once_the_token_never_goes_back() -> None:
     """What exactly_once has written is not written again, although at_least_once has written since."""
     assert verdict_on(batch(7, unproven=True)) is Verdict.WRITE_TOKEN_ONLY
-    pending = batch(4, end=TOKEN.start_digest, unproven=True)
-    assert verdict_on(pending) is Verdict.SKIP, "Spark has not logged the batch of the token"
-    for old in (batch(3, unproven=True), replanned(6, 20, 30, unproven=True)):
+    marked = group_after(replace(TOKEN, unproven_since=5))
+    assert verdict_on(batch(5, unproven=True), marked) is Verdict.WRITE_TOKEN_ONLY, "it removes the mark"
+    for old in (batch(3, unproven=True), batch(4, unproven=True), replanned(6, 20, 30, unproven=True)):
         with pytest.raises(CheckpointRolledBackError, match="batch 5, which Kafka holds"):
             verdict_on(old)
 

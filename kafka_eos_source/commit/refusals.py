@@ -52,9 +52,7 @@ def guarantee_changed(batch: Batch, token: Token) -> GuaranteeChangedError:
         f"({batch.query_id}) does not record that. So it is new, or a copy from before the change, or the "
         "driver died at the change.",
         fix="start the query with its newest checkpoint and with at_least_once; then stop it and run "
-        "`kafka-eos adopt --checkpoint … --bootstrap-servers …`. If that checkpoint is lost, Kafka cannot "
-        "show which records are in the output: the same steps with an older checkpoint double the rows of "
-        "all batches after it.",
+        f"`kafka-eos adopt --checkpoint … --bootstrap-servers … --yes`. {_without_newest(token)}",
     )
 
 
@@ -163,9 +161,16 @@ def older_than_token(batch: Batch, token: Token) -> CheckpointRolledBackError:
         f"{token.sequence} with batch {token.batch_id}, which Kafka holds of application.id="
         f"{batch.application_id!r}: the checkpoint was restored from a copy. With a token of batch "
         f"{batch.batch_id}, the query would write the batches after it again.",
-        fix="restore the newest checkpoint, and run the command again. If that is not possible, start a new "
-        "checkpoint with startingOffsets=group and .option('onForeignQuery', 'adopt'): it begins where the "
-        "last batch with a token ended, and what at_least_once has written since is written again.",
+        fix=f"restore the newest checkpoint, and run the command again. {_without_newest(token)}",
+    )
+
+
+def _without_newest(token: Token) -> str:
+    """Returns what a person can do after ``at_least_once`` if the newest checkpoint is lost."""
+    return (
+        "If it is lost, start with an empty checkpoint, startingOffsets=group and .option('onForeignQuery', "
+        f"'adopt_unchecked:{token.query_id}'): the query begins where the last batch with a token ended, and "
+        "writes again what at_least_once has written since."
     )
 
 

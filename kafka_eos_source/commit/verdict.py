@@ -134,15 +134,14 @@ def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: st
 
 
 def _after_at_least_once(batch: Batch, token: Token, held: Held) -> Verdict:
-    """Decides about the newest batch in Spark's commit log, after batches that left no token.
+    """Decides about the newest batch that is in the output, after batches that left no token.
 
-    The token must not go back: the batches between were written exactly once, and would be written again.
+    It is the newest in Spark's commit log, or the one that Kafka holds and Spark has not logged. The token
+    must not go back: the batches between were written exactly once, and would be written again.
 
     Raises:
         CheckpointRolledBackError: if Kafka holds later batches, because the checkpoint is an old copy.
     """
-    if batch.end == token.start_digest:
-        return Verdict.SKIP  # Kafka holds the batch after this one, which Spark has not logged
     ends = batch.ends or {}
     behind = any(held.is_marked(tp) and held.offsets[tp].offset > end for tp, end in ends.items())
     if behind or batch.batch_id < token.batch_id:

@@ -237,7 +237,10 @@ def _after_at_least_once(
     checkpoint: Checkpoint,
     outcome: BatchOutcome | None,
 ) -> Adoption:
-    """Plans the token of the newest batch that Spark has logged, after batches that left none."""
+    """Plans the token of the newest batch that is in the output, after batches that left none.
+
+    That is the newest in Spark's commit log, or the one that Kafka holds and Spark has not logged.
+    """
     messages = [
         f"Batches from batch {checkpoint.unproven_since} on were written with at_least_once, without a token."
     ]
@@ -249,7 +252,9 @@ def _after_at_least_once(
                 fix="remove --committed and --not-committed.",
             ),
         )
-    token_batch = checkpoint.next_batch - 1
+    pending = checkpoint.logged if checkpoint.replays else None
+    is_held = pending is not None and kafka.token is not None and kafka.token.end_digest == pending.digest
+    token_batch = checkpoint.next_batch if is_held else checkpoint.next_batch - 1
     logged = offset_log.read(checkpoint.location, token_batch)
     if logged is None:
         return Adoption(
@@ -259,8 +264,9 @@ def _after_at_least_once(
                 fix="start a new checkpoint with a new application.id, and set startingOffsets.",
             ),
         )
-    messages.append(f"The new token names batch {token_batch}, the newest in Spark's commit log.")
-    if checkpoint.replays:
+    why = "which Kafka holds" if is_held else "the newest in Spark's commit log"
+    messages.append(f"The new token names batch {token_batch}, {why}.")
+    if checkpoint.replays and not is_held:
         messages.append(
             f"Batch {checkpoint.next_batch} is planned and not logged. The query writes it whole: if "
             "at_least_once has written rows of it, they are then in the output twice."
