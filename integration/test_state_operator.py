@@ -236,7 +236,7 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     driver(spec).finish()
     case.check()
     kafka = check_consumer({"bootstrap.servers": broker})
-    with_snapshots = Changelog(case.application, "counts", case.application, kafka, str(shared))
+    with_snapshots = Changelog(case.application, "counts", group_of(case.application), kafka, str(shared))
     assert _counts(with_snapshots) == case.wanted
     with pytest.raises(StateLostError, match="begins at offset"):  # only the snapshots have these keys
         _counts(replace(with_snapshots, snapshot_location=None))

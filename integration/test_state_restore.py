@@ -194,16 +194,14 @@ def test_the_changelog_topic_is_created_once_and_checked(shard: Shard, topics: A
     assert (one.shards, one.delete_retention_ms) == (3, 86_400_000)
     with pytest.raises(StateMismatchError, match=r"has 3 partitions.*has 4 shards"):
         changelog.ensure(shard.kafka, name, 4, deadline=in_seconds())
-    topics.configure(name, {"cleanup.policy": "compact,delete", "delete.retention.ms": "1000"})
-    assert (
-        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=in_seconds()).delete_retention_ms
-        == 1000
-    )
+    topics.configure(name, {"cleanup.policy": "compact", "delete.retention.ms": "1000"})
+    assert changelog.ensure(shard.kafka, name, 3, deadline=in_seconds()).delete_retention_ms == 1000
+    topics.configure(name, {"cleanup.policy": "compact,delete"})
     with pytest.raises(ChangelogError, match=r"cleanup\.policy='compact,delete'"):
         changelog.ensure(shard.kafka, name, 3, deadline=in_seconds())
     topics.configure(name, {"cleanup.policy": "delete"})
     with pytest.raises(ChangelogError, match=r"kafka-configs\.sh"):
-        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=in_seconds())
+        changelog.ensure(shard.kafka, name, 3, deadline=in_seconds())
     with pytest.raises(ChangelogError, match="does not exist"):
         changelog.ensure(shard.kafka, "nowhere", 3, create=False, deadline=in_seconds())
 
