@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.first_batch import set_unproven
+from kafka_eos_source.commit.first_batch import is_proven, set_unproven
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
@@ -76,8 +76,10 @@ def leave_guarantee(options: WriteOptions) -> None:
         KafkaEosError: if the token is damaged, or its transaction failed.
     """
     checkpoint = options.checkpoint_location
-    planned = None if checkpoint is None else offset_log.newest(checkpoint)
-    if checkpoint is not None and planned is not None:
+    if checkpoint is None or not is_proven(checkpoint):
+        return  # most batches: there is no promise to take back, and the offset log need not be listed
+    planned = offset_log.newest(checkpoint)
+    if planned is not None:
         since = planned.batch_id
         set_unproven(checkpoint, since, lambda found: _mark_token(options, found.application_id, since))
 

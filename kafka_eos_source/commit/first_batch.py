@@ -192,6 +192,16 @@ def check_identity(options: WriteOptions) -> None:
     _checked.add(key)
 
 
+def is_proven(checkpoint: str) -> bool:
+    """Whether a token shows each batch of the checkpoint: this package commits them, and all exactly once.
+
+    Raises:
+        UnavailableError: if the checkpoint cannot be read.
+    """
+    found = _read(checkpoint)
+    return found is not None and found.unproven_since is None
+
+
 def set_unproven(
     checkpoint: str, since: int | None, before: Callable[[FirstBatch], None] = lambda _: None
 ) -> None:
