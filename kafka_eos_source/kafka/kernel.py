@@ -170,3 +170,15 @@ def choice() -> Choice:
         why_not = "the kernel needs a 64-bit CPython with the GIL, whose layout of client objects is known"
     _log.debug("using the Python twin of the C kernel, because the kernel is not available: %s", why_not)
     return Choice(None, why_not)
+
+
+def kernel() -> Kernel:
+    """Returns the C kernel of this process.
+
+    Raises:
+        KernelUnavailableError: if the kernel cannot be used; the text gives the reason.
+    """
+    found = choice()
+    if found.kernel is None:
+        raise KernelUnavailableError(found.why_not)
+    return found.kernel
