@@ -122,8 +122,11 @@ class SimulatedKafka:
         unsupported: requests that the brokers do not know.
         announced: lowest and highest version by kind, where they differ from what the simulation knows.
         users: passwords by name; if there are any, clients log in with SASL/PLAIN first.
+        mechanisms: the SASL mechanisms that brokers name. They verify only PLAIN.
+        challenge: what the brokers answer to each step of a login.
         session_ms: lifetime of a login; 0 = no limit.
         greet: returns what is sent to each new connection before it asks anything.
+        garble: returns what is sent instead of an answer, with its correlation id, to a kind of request.
         shift: how often leaders and coordinators moved, which is also the leader epoch.
         violations: what clients did that they must not do.
     """
@@ -149,8 +152,10 @@ class SimulatedKafka:
         self.unsupported: set[str] = set()
         self.announced: dict[str, tuple[int, int]] = {}
         self.users: dict[str, str] = {}
+        self.mechanisms, self.challenge = ["PLAIN"], b""
         self.session_ms = 0
         self.greet: Callable[[], bytes] = lambda: b""
+        self.garble: Callable[[str, bytes], bytes] = lambda kind, answer: answer
         self.shift = 0
         self.violations: list[str] = []
         self._ids: dict[str, uuid.UUID] = {}
@@ -377,11 +382,12 @@ class SimulatedKafka:
                     answer = self._answer(node, name, request, version, fault.number)
         if fault.kind == "lost":
             return None
-        if fault.kind == "throttle":
+        if fault.kind == "throttle" and not name.startswith("Sasl"):
             answer["throttle_time_ms"] = fault.number
         made = answer_kind(**answer, version=version)
         made.with_header(correlation_id=correlation_id)
-        return bytes(made.encode(framed=True, header=True)), fault
+        sent = self.garble(name, bytes(made.encode(framed=False, header=True)))
+        return struct.pack(">i", len(sent)) + sent, fault
 
     def _announced(self, key: int) -> tuple[int, int]:
         """Returns the lowest and highest version of a request that the simulation serves."""
@@ -407,14 +413,17 @@ class SimulatedKafka:
 
     def _log_in(self, request: Any, state: _State, refusal: int) -> dict[str, Any]:
         if isinstance(request, sasl.SaslHandshakeRequest):
-            code = refusal or (0 if request.mechanism == "PLAIN" else UNSUPPORTED_MECHANISM)
-            return {"error_code": code, "mechanisms": ["PLAIN"]}
-        _, name, password = bytes(request.auth_bytes).decode().split("\0")
-        state.is_known = not refusal and self.users.get(name) == password
+            state.mechanism = request.mechanism
+            code = refusal or (0 if state.mechanism in self.mechanisms else UNSUPPORTED_MECHANISM)
+            return {"error_code": code, "mechanisms": self.mechanisms}
+        if state.mechanism == "PLAIN":
+            _, name, password = bytes(request.auth_bytes).decode().split("\0")
+            state.is_known = not refusal and self.users.get(name) == password
+        is_refused = refusal or (state.mechanism == "PLAIN" and not state.is_known)
         return {
-            "error_code": refusal or (0 if state.is_known else LOGIN_FAILED),
-            "error_message": None if state.is_known else "Authentication failed",
-            "auth_bytes": b"",
+            "error_code": (refusal or LOGIN_FAILED) if is_refused else 0,
+            "error_message": "Authentication failed" if is_refused else None,
+            "auth_bytes": self.challenge,
             "session_lifetime_ms": self.session_ms,
         }
 
@@ -864,9 +873,10 @@ _BEFORE_LOGIN = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
 
 @dataclass
 class _State:
-    """What a broker knows of a connection: whether somebody has logged in, and whether it answers."""
+    """What a broker knows of a connection: whether somebody has logged in and how, and whether it answers."""
 
     is_known: bool = False
+    mechanism: str = ""
     is_silent: bool = False
 
 
