@@ -1004,11 +1004,12 @@ static int decode_batch(block_t *block, const records_t *batch) {
                         put_narrow(&block->timestamp_types, kind);
                 }
                 if (wanted & WANT_HEADERS) {
-                        if (!decode_headers(block, at, end, number))
-                                return 0;
+                        at = decode_headers(block, at, end, number);
                         if (block->no_memory)
                                 return 1;
                 }
+                if (at != end && (number == 0 || wanted & WANT_HEADERS))
+                        return 0; /* bytes that belong to nothing: Java's client refuses them, too */
                 block->rows++;
                 at = end;
         }
