@@ -59,6 +59,17 @@ _TLS_FIX = (
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
+_UNREACHABLE_FIX = (
+    "check the addresses, that the brokers run, and that kafka.security.protocol matches theirs."
+)
+
+#: For brokers whose bootstrap address answers, but not the one that they advertise.
+ADVERTISED_FIX = (
+    "set advertised.listeners of each broker to an address that the driver and all executors can resolve and "
+    "reach; or let the names resolve here (DNS, /etc/hosts). Brokers in containers need a listener of their "
+    "own for clients outside."
+)
+
 #: SASL mechanism → its options, where they are not user and password.
 _SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sasl.kerberos.*"}
 
@@ -269,5 +280,5 @@ def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> Una
     return UnavailableError(
         f"no answer from Kafka at kafka.bootstrap.servers={bootstrap_servers!r} "
         f"within {waited_ms / 1000:.0f} s.{reported}",
-        fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs.",
+        fix=_UNREACHABLE_FIX,
     )

@@ -28,7 +28,6 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.offset_refusals import send_in_parts
@@ -96,7 +95,6 @@ class WireProducer:
         self.enqueued = 0
         register_secrets(config)
         self._kernel = kernel
-        self._connection = admin_config(config)
         self._cluster = Cluster(config)
         self._timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
         # the leader answers before the connection gives up
@@ -252,7 +250,8 @@ class WireProducer:
             self._transaction.confirm_version(deadline)
             if self._transaction.version < 2:
                 self._transaction.add_offsets(group_id, deadline)
-            send_in_parts(self._connection, offsets, group_id, deadline, self._transaction.commit_offsets)
+            ask, send = self._cluster.topic_property, self._transaction.commit_offsets
+            send_in_parts(ask, offsets, group_id, deadline, send)
 
     def commit(self, deadline: Deadline) -> None:
         """Commits the transaction.
