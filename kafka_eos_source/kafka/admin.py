@@ -32,7 +32,6 @@ from kafka_eos_source.kafka.request import (
     Complaints,
     TryLimit,
 )
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -396,7 +395,7 @@ class SourceAdmin:
             if is_login(error):
                 self._complaints.on_error(error)
             elif not (is_missing or is_transient(error)):
-                return classify(error, doing)
+                return classify(error, doing, self._complaints.secrets)
             self._client.poll(0)  # runs the error callback
             for_good = self._complaints.permanent_login_error(doing) or self._complaints.start_error(
                 doing, failure, soon
@@ -426,7 +425,7 @@ class SourceAdmin:
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
-        tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"
+        tried = f"{doing}: {self._complaints.secrets.hide(error.str())} ({error.name()}), tried {tries} times"
         if is_missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.secrets import redact, register_secrets
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.client_log import with_log_level
 
 T = TypeVar("T")
@@ -17,8 +17,6 @@ T = TypeVar("T")
 
 def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """Creates a client without contacting a broker.
-
-    Registers the secrets in ``config``, so that `secrets.concealed` hides them in every later message.
 
     Args:
         kind: a client class of confluent-kafka.
@@ -28,11 +26,10 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     Raises:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
     """
-    register_secrets(config)
     try:
         return kind(with_log_level(config), **more)
     except KafkaException as error:
-        reason = redact(kafka_error(error).str(), config)
+        reason = Secrets.of(config).hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     raise InvalidOptionError(
         f"librdkafka refuses the kafka.* options: {reason}.",

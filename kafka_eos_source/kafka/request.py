@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -47,18 +47,20 @@ class Complaints:
 
     Attributes:
         last: the newest report, without secrets; "" = none. It is the likely reason of a time-out.
+        secrets: of the client.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.last = ""
         self._config = config
+        self.secrets = Secrets.of(config)
         self._explained = False
         self._login = Login(config)
         self._refused: KafkaError | None = None
 
     def on_error(self, error: KafkaError) -> None:
         """Records a report. The client's ``error_cb``."""
-        self.last = concealed(error.str())
+        self.last = self.secrets.hide(error.str())
         if is_login(error):
             self._refused = error
 
@@ -206,7 +208,7 @@ def request(
         if is_login(failure):
             complaints.on_error(kafka_error(failure))
         elif not is_transient(failure):
-            return classify(failure, doing)
+            return classify(failure, doing, complaints.secrets)
         if poll is not None:
             poll(0)
         refused = complaints.permanent_login_error(doing)
@@ -221,11 +223,12 @@ def request(
         explained = complaints.explanation(doing, failure, EXPLAIN_SECONDS)
         if explained is not None:
             return explained
-        reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
+        reason = f"{doing}: {complaints.last or complaints.secrets.hide(kafka_error(failure).str())}"
         return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
 
     def report(failure: KafkaException, seconds: float) -> None:
-        _log.debug("%s: %s; retrying in %.2f s", doing, concealed(kafka_error(failure).str()), seconds)
+        text = complaints.secrets.hide(kafka_error(failure).str())
+        _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
     limit = TryLimit()
 

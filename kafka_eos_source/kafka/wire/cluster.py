@@ -18,6 +18,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.leaders import Leaders
@@ -82,7 +83,7 @@ class Cluster:
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
             request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000,
         )
-        self._login = Login(config)
+        self._login, self._secrets = Login(config), Secrets.of(kafka)
         self._brokers: dict[int, tuple[str, int]] = {}
         #: Why an address did not answer, until it answers a request.
         self._failures: dict[str, Exception] = {}
@@ -524,14 +525,15 @@ class Cluster:
         except (LoginRefusedError, ssl.SSLError) as refusal:
             if getattr(refusal, "reason", None) in _NO_TLS:
                 raise self._no_connection(address, node, started, refusal) from refusal
-            self.complain(refusal)
+            said = self._secrets.hide(str(refusal))
+            self.complain(said)
             is_tls = isinstance(refusal, ssl.SSLError)
             code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
-            error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
+            error = KafkaError(code, f"handshake: {said}" if is_tls else said)
             self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
                 raise self._refusal from refusal
-            raise TemporaryError(str(refusal)) from refusal
+            raise TemporaryError(said) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker
             if isinstance(failure, TimeoutError):

@@ -33,7 +33,6 @@ from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.producer import by_topic
-from kafka_eos_source.kafka.secrets import register_secrets
 from kafka_eos_source.kafka.wire.batches import Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
@@ -93,7 +92,6 @@ class WireProducer:
         self.transactional_id = str(config["transactional.id"])
         self.name = self.transactional_id
         self.enqueued = 0
-        register_secrets(config)
         self._kernel = kernel
         self._cluster = Cluster(config)
         self._timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
