@@ -142,7 +142,7 @@ def test_parts_of_a_secret_that_librdkafka_quotes_are_masked(words: list[str]) -
 @pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
 def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any) -> None:
     class Refuses:
-        def __init__(self, config: Mapping[str, Any]) -> None:
+        def __init__(self, config: Mapping[str, Any], logger: Any) -> None:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot use {config['sasl.password']}"))
 
     with pytest.raises(InvalidOptionError) as caught:

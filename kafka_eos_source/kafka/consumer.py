@@ -147,7 +147,7 @@ class AssignedConsumer:
         self._connect()
 
     def _connect(self) -> None:
-        self._client = make(Consumer, self._properties, logger=_log)
+        self._client = make(Consumer, self._properties)
 
     def reconnect(self) -> None:
         """Replaces the client by a new one, which looks up all brokers and coordinators again.

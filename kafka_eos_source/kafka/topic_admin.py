@@ -63,7 +63,7 @@ class TopicAdmin:
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
         self._complaints = Complaints(kafka)
         config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
-        self._client: Any = make(_AdminClient, config, logger=_log)
+        self._client: Any = make(_AdminClient, config)
 
     def __enter__(self) -> TopicAdmin:
         return self
