@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, request
+from kafka_eos_source.kafka import admin, reachability, request
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
@@ -55,6 +55,7 @@ class Client:
 
 
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
+    monkeypatch.setattr(reachability, "check_reachable", lambda *_, **__: "")
     monkeypatch.setattr(admin, "_AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []}))
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 

@@ -9,30 +9,27 @@ from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.secrets import redact, register_secrets
-from kafka_eos_source.runtime.client_log import with_log_level
+from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 
 T = TypeVar("T")
 
 
-def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
-    """Creates a client without contacting a broker.
-
-    Registers the secrets in ``config``, so that `secrets.concealed` hides them in every later message.
+def make(kind: Callable[..., T], config: Mapping[str, Any]) -> T:
+    """Creates a client without contacting a broker. What it logs appears when its ``poll`` is called.
 
     Args:
         kind: a client class of confluent-kafka.
         config: librdkafka properties and callbacks.
-        more: further arguments of the class.
 
     Raises:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
     """
-    register_secrets(config)
+    secrets = Secrets.of(config)
     try:
-        return kind(with_log_level(config), **more)
+        return kind(with_log_level(config), logger=ClientLog(secrets.hide))
     except KafkaException as error:
-        reason = redact(kafka_error(error).str(), config)
+        reason = secrets.hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     raise InvalidOptionError(
         f"librdkafka refuses the kafka.* options: {reason}.",

@@ -14,7 +14,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import java
 from kafka_eos_source.kafka.java import documentation
 from kafka_eos_source.kafka.properties import Properties, is_property, property_names
-from kafka_eos_source.kafka.secrets import is_secret, masked, redact, shown
+from kafka_eos_source.kafka.secrets import is_secret, shown
 
 __all__ = [
     "admin_config",
@@ -24,10 +24,8 @@ __all__ = [
     "documentation",
     "is_known",
     "is_secret",
-    "masked",
     "producer_config",
     "property_names",
-    "redact",
 ]
 
 _PRODUCER_DEFAULTS: Mapping[str, str] = {

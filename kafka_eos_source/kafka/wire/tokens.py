@@ -17,7 +17,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.login import LoginRefusedError
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: A token is renewed after this share of its lifetime.
@@ -77,6 +77,7 @@ class ClientCredentials(Tokens):
     def __init__(self, kafka: Mapping[str, str], extensions: Mapping[str, str]) -> None:
         super().__init__(extensions)
         self._url = kafka.get("sasl.oauthbearer.token.endpoint.url", "")
+        self._secrets = Secrets.of(kafka)
         client = kafka.get("sasl.oauthbearer.client.id", "")
         secret = kafka.get("sasl.oauthbearer.client.secret", "")
         self._authorization = "Basic " + base64.b64encode(f"{client}:{secret}".encode()).decode()
@@ -98,7 +99,7 @@ class ClientCredentials(Tokens):
             with urllib.request.urlopen(request, timeout=seconds, context=self._tls) as answer:
                 found: Any = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
-            text = concealed(f"{self._url} answered {error.code} {error.reason}")
+            text = f"{self._url} answered {error.code} {self._secrets.hide(str(error.reason))}"
             if error.code >= 500 or error.code == 429:
                 raise ConnectionError(text) from error
             raise LoginRefusedError(text) from error
