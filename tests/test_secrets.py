@@ -126,7 +126,11 @@ def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
         assert SECRET not in shown
 
 
-OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
+OPTIONS = {
+    "kafka.bootstrap.servers": "h:1",
+    **{f"kafka.{name}": SECRET for name in NAMES},
+    "kafka.ssl.key.pem": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+}
 
 
 def test_the_repr_of_no_object_contains_a_secret() -> None:

@@ -5,12 +5,11 @@ A broker answers this request before a client has logged in, so a plain or TLS c
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 import struct
 from collections.abc import Mapping
 
+from kafka_eos_source.kafka.tls import context, uses_tls
 from kafka_eos_source.runtime.sockets import receive
 
 _API_VERSIONS, _VERSION = 18, 3
@@ -37,37 +36,10 @@ def finalized_features(
         ValueError: if the answer is not one of Kafka's.
     """
     with socket.create_connection((host, port), timeout_seconds) as plain:
-        if not kafka.get("security.protocol", "plaintext").lower().endswith("ssl"):
+        if not uses_tls(kafka):
             return _ask(plain)
-        context = tls_context(kafka)
-        name = host if context.check_hostname else None
-        with context.wrap_socket(plain, server_hostname=name) as encrypted:
+        with context(kafka).wrap_socket(plain, server_hostname=host) as encrypted:
             return _ask(encrypted)
-
-
-def tls_context(kafka: Mapping[str, str]) -> ssl.SSLContext:
-    """Returns the TLS settings of librdkafka properties."""
-    authorities: str | None = kafka.get("ssl.ca.location")
-    if authorities == "probe":  # librdkafka's word for the system's authorities
-        authorities = None
-    is_folder = authorities is not None and os.path.isdir(authorities)
-    context = ssl.create_default_context(
-        cafile=None if is_folder else authorities,
-        capath=authorities if is_folder else None,
-        cadata=kafka.get("ssl.ca.pem") or None,
-    )
-    if kafka.get("enable.ssl.certificate.verification", "true").lower() == "false":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    elif kafka.get("ssl.endpoint.identification.algorithm", "https").lower() == "none":
-        context.check_hostname = False
-    if "ssl.certificate.location" in kafka:
-        context.load_cert_chain(
-            kafka["ssl.certificate.location"],
-            kafka.get("ssl.key.location"),
-            kafka.get("ssl.key.password", ""),  # without one, OpenSSL would ask for it on the terminal
-        )
-    return context
 
 
 def _ask(connection: socket.socket) -> dict[str, int] | None:

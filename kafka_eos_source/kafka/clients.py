@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import redact, register_secrets
 from kafka_eos_source.runtime.client_log import with_log_level
 
@@ -30,13 +31,14 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """
     register_secrets(config)
     try:
-        return kind(with_log_level(config), **more)
+        return kind(for_librdkafka(with_log_level(config)), **more)
     except KafkaException as error:
         reason = redact(kafka_error(error).str(), config)
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     raise InvalidOptionError(
         f"librdkafka refuses the kafka.* options: {reason}.",
-        fix="correct or remove the option that this message names.",
+        fix="correct or remove the option that this message names; librdkafka "
+        f"{librdkafka_version()} may be too old for it (pip install -U confluent-kafka).",
     )
 
 

@@ -30,7 +30,6 @@ T = TypeVar("T")
 GROUP, TRANSACTION = 0, 1
 
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS = 12, 4, 7, 4
-_DEFAULT_PORT = 9092
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
@@ -83,6 +82,8 @@ class Cluster:
         #: Addresses that failed or are silent, which are asked last, and when to connect to them again at the
         #: earliest. A thread that connects does nothing else, so it must not do that all the time.
         self._away: dict[str, float] = {}
+        #: How many attempts to connect to an address failed since one succeeded.
+        self._failures: dict[str, int] = {}
         #: How long an address may take for its first answer; this doubles until it suffices.
         self._answer_seconds: dict[str, float] = {}
         #: How long `anyone` may take to answer until another broker is asked; this doubles until it suffices.
@@ -191,7 +192,8 @@ class Cluster:
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
             known = {
-                f"{host}:{port}": (host, port) for host, port in [*candidates, *_addresses(self.bootstrap)]
+                f"{host}:{port}": (host, port)
+                for host, port in [*candidates, *self._access.addresses.bootstrap()]
             }
             ordered = sorted(known, key=lambda each: (each in avoid, self._order(each)))
             for index, (host, port) in enumerate(known[each] for each in ordered):
@@ -412,7 +414,7 @@ class Cluster:
         addresses, now = {each.address for each in silent}, time.monotonic()
         for address in addresses:
             self._away.setdefault(address, now)
-        if len({*self._brokers.values(), *_addresses(self.bootstrap)}) < 2:
+        if len({*self._brokers.values(), *self._access.addresses.bootstrap()}) < 2:
             return
         chosen = self._any
         if chosen is not None and chosen in silent and now - chosen.owes_since >= self._patience_seconds:
@@ -457,6 +459,7 @@ class Cluster:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
             self._refusal = None
             self._away.pop(address, None)
+            self._failures.pop(address, None)
             self._answer_seconds[address] = self._patience(time.monotonic() - started)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
@@ -487,7 +490,10 @@ class Cluster:
     def _no_connection(self, address: str, started: float, failure: Exception) -> TemporaryError:
         self.complain(f"{address}: {failure}")
         now = time.monotonic()
-        self._away[address] = now + min(now - started, SILENT_SECONDS)
+        self._failures[address] = failures = self._failures.get(address, 0) + 1
+        self._away[address] = now + (
+            self._access.pause_seconds(failures) or min(now - started, SILENT_SECONDS)
+        )
         return TemporaryError(f"cannot connect to {address}: {failure}")
 
 
@@ -506,16 +512,3 @@ def _complete(
 
 def _usable(connection: Connection) -> bool:
     return connection.failure is None and (connection.in_flight > 0 or time.monotonic() < connection.expires)
-
-
-def _addresses(bootstrap: str) -> list[tuple[str, int]]:
-    found = []
-    for each in filter(None, (address.strip() for address in bootstrap.split(","))):
-        plain = each.rpartition("://")[2]
-        host, separator, port = plain.rpartition(":")
-        if separator and port.isdigit():
-            found.append((host.strip("[]"), int(port)))
-        else:
-            found.append((plain.strip("[]"), _DEFAULT_PORT))
-    random.shuffle(found)
-    return found
