@@ -35,10 +35,10 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     except KafkaException as error:
         reason = redact(kafka_error(error).str(), config)
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
+    newer = "; newer versions of confluent-kafka may have it" if "No such configuration" in reason else ""
     raise InvalidOptionError(
-        f"librdkafka refuses the kafka.* options: {reason}.",
-        fix="correct or remove the option that this message names; librdkafka "
-        f"{librdkafka_version()} may be too old for it (pip install -U confluent-kafka).",
+        f"librdkafka {librdkafka_version()} refuses the kafka.* options: {reason}.",
+        fix=f"correct or remove the option that this message names{newer}.",
     )
 
 

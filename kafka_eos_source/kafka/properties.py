@@ -658,8 +658,12 @@ _SECTIONS: Mapping[str, tuple[Property, ...]] = {
     "Properties of Java's clients": (*_of_java(_JAVA),),
 }
 
-#: All properties by name.
-PROPERTIES: Mapping[str, Property] = {each.name: each for part in _SECTIONS.values() for each in part}
+_BY_NAME = {each.name: each for part in _SECTIONS.values() for each in part}
+#: All properties by name. Another name describes the connection if the property does that it becomes.
+PROPERTIES: Mapping[str, Property] = {
+    name: replace(each, connection=_BY_NAME[each.note].connection) if each.fate is Fate.RENAMED else each
+    for name, each in _BY_NAME.items()
+}
 
 
 # -- use ---------------------------------------------------------------------------------------------
