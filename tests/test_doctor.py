@@ -675,7 +675,7 @@ def test_a_missing_dead_letter_topic_is_reported() -> None:
 
 def inspection(*, planned: float | None, token: bool = True, committed: bool = True) -> Any:
     return SimpleNamespace(
-        checkpoint=SimpleNamespace(planned_at_seconds=planned, first_batch="file" if committed else None),
+        checkpoint=SimpleNamespace(planned_at_seconds=planned, identity="file" if committed else None),
         kafka=SimpleNamespace(token="token" if token else None),
     )
 

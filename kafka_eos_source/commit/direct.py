@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.first_batch import is_proven, set_unproven
+from kafka_eos_source.commit.identity_file import is_proven, set_unproven
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.commit import sink_session, tracing
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import FirstBatchFile
+from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
@@ -155,8 +155,8 @@ def commit_micro_batch(
         check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
-        first_batch = FirstBatchFile.of(checkpoint, options, query_id, batch_id)
-        if first_batch.is_new_fork and staged.shards:
+        identity_file = IdentityFile.of(checkpoint, options, query_id, batch_id)
+        if identity_file.is_new_fork and staged.shards:
             raise _fork_with_state(staged.shards)
         check_names(who, batch_id, staged.shards, sources)
         request = _request(
@@ -170,17 +170,17 @@ def commit_micro_batch(
                 start=digest_of(before, query_id),
                 end=logged.digest,
                 target=_target(options),
-                promised=first_batch.promises_token,
+                promised=identity_file.promises_token,
             ),
             sources=sources,
             has_native_state=lambda: offset_log.has_native_state(checkpoint),
         )
         if plan is None:
-            result = _commit(options, who, request, staged, first_batch=first_batch, trace=trace)
+            result = _commit(options, who, request, staged, identity_file=identity_file, trace=trace)
         else:
             sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
             try:
-                result = _commit(options, who, request, staged, sinks, first_batch, trace)
+                result = _commit(options, who, request, staged, sinks, identity_file, trace)
             except BaseException:
                 sink_session.close(options, who.application_id)
                 raise
@@ -348,7 +348,7 @@ def _commit(
     request: CommitRequest,
     staged: StagedRows,
     sinks: Sinks | None = None,
-    first_batch: FirstBatchFile | None = None,
+    identity_file: IdentityFile | None = None,
     trace: Trace | None = None,
 ) -> Result:
     key = who.application_id, repr((options.transaction_client, sorted(options.kafka.items())))
@@ -365,7 +365,7 @@ def _commit(
         session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,
-        first_batch,
+        identity_file,
         trace,
     ).run()
     _log.info(
