@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import java
+from kafka_eos_source.kafka import java, login_options
 from kafka_eos_source.kafka.java import documentation
 from kafka_eos_source.kafka.properties import Properties, is_property, property_names
 from kafka_eos_source.kafka.secrets import is_secret, masked, redact, shown
@@ -138,7 +138,7 @@ def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
         checked.obey(_READ, "a read")
         checked.at_least("fetch.max.bytes", "message.max.bytes")
         checked.at_least("receive.message.max.bytes", "fetch.max.bytes", 512, both=True)
-        checked.login()
+        login_options.check_login(checked.values)
         return {name: value for name, value in checked.values.items() if name not in _GROUP_MEMBER_PROPERTIES}
 
 
@@ -155,7 +155,7 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
     """
     with Properties() as conf:
         checked = _Checked(kafka, conf)
-        checked.login()
+        login_options.check_login(checked.values)
         checked.obey({"delivery.report.only.error": _DELIVERY}, "a sink")
         checked.above("message.timeout.ms", "linger.ms", default=_PRODUCER_DEFAULTS["linger.ms"])
         if exactly_once:
@@ -232,7 +232,8 @@ def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 def is_known(name: str) -> bool:
     """Returns whether an option ``kafka.<name>`` exists. Helps to report a missing or misspelt prefix."""
-    return is_property(name) or name in java.RENAMED or name in java.REFUSED or name == "sasl.jaas.config"
+    known = (java.RENAMED, java.REFUSED, login_options.OWN, login_options.JAVA)
+    return is_property(name) or any(name in each for each in known)
 
 
 class _Checked:
@@ -243,7 +244,8 @@ class _Checked:
         given_values: dict[str, str] = {}
         self._stated: dict[str, str] = {}
         self._conf = conf
-        for name, given in kafka.items():
+        options, written = login_options.translated(kafka)
+        for name, given in options.items():
             for translated, value in java.translated(name, given):
                 ours = _SAME.get(translated, translated)
                 if given_values.setdefault(ours, value) != value:
@@ -252,10 +254,11 @@ class _Checked:
                         f"both set librdkafka's property {ours!r}.",
                         fix="remove one of them.",
                     )
-                conf.set(ours, value, stated_name=name, stated_value=given)
+                if ours not in login_options.OWN:
+                    conf.set(ours, value, stated_name=name, stated_value=given)
                 # the native client expects what librdkafka prints, such as 65536 for 0x10000
                 self.values[ours] = conf.get(ours) if ours in _INTERPRETED else value
-                self._stated[ours] = name
+                self._stated[ours] = written.get(name, name)
 
     def obey(self, rules: Mapping[str, _Rule], who: str, way_out: str = "") -> None:
         """Raises unless the properties follow the rules; ``way_out`` names another fix than removing one."""
@@ -284,18 +287,6 @@ class _Checked:
         bound = float(self._conf.get(other) if other in self.values else default)
         if name in self.values and 0 < int(self._conf.get(name)) <= bound:
             raise self._pair(name, other, f"more than {bound:g}", default)
-
-    def login(self) -> None:
-        """Raises if a user or password is missing, which librdkafka notices only when it creates a client."""
-        if not self._conf.get("security.protocol").startswith("sasl_"):
-            return
-        mechanism = self._conf.get("sasl.mechanisms")
-        for name in ("sasl.username", "sasl.password"):
-            if mechanism.startswith(("PLAIN", "SCRAM-")) and not self.values.get(name):
-                raise InvalidOptionError(
-                    f"option 'kafka.{name}' is missing; kafka.sasl.mechanism={mechanism} requires it.",
-                    fix=f"set .option('kafka.{name}', …).",
-                )
 
     def _option(self, name: str) -> str:
         return f"option 'kafka.{self._stated[name]}' has the value {shown(name, self.values[name])!r}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from kafka_eos_source.errors import InvalidOptionError
@@ -18,8 +17,7 @@ RENAMED = {
 }
 
 _METRICS = "remove it; the metrics of this package are described in docs/metrics.md"
-_OIDC = "set kafka.sasl.oauthbearer.method=oidc and its properties"
-_LOGIN = "remove it; librdkafka renews logins itself"
+_LOGIN = "remove it; logins are renewed in time"
 _TLS = "remove it, or set kafka.ssl.cipher.suites; librdkafka uses OpenSSL"
 _COMMITTED = "remove it; offsets are committed with the batch"
 _PARTITIONER = "set kafka.partitioner (the default, murmur2_random, places keys as Java does)"
@@ -41,8 +39,6 @@ REFUSED = {
     "metrics.recording.level": _METRICS,
     "metrics.sample.window.ms": _METRICS,
     "auto.include.jmx.reporter": _METRICS,
-    "sasl.client.callback.handler.class": "set kafka.sasl.mechanism and kafka.sasl.username / .password",
-    "sasl.login.callback.handler.class": _OIDC,
     "sasl.login.class": "set kafka.sasl.mechanism and its properties",
     "sasl.login.connect.timeout.ms": _LOGIN,
     "sasl.login.read.timeout.ms": _LOGIN,
@@ -52,8 +48,8 @@ REFUSED = {
     "sasl.login.refresh.window.jitter": _LOGIN,
     "sasl.login.retry.backoff.max.ms": _LOGIN,
     "sasl.login.retry.backoff.ms": _LOGIN,
-    "sasl.kerberos.ticket.renew.jitter": "set kafka.sasl.kerberos.min.time.before.relogin",
-    "sasl.kerberos.ticket.renew.window.factor": "set kafka.sasl.kerberos.min.time.before.relogin",
+    "sasl.kerberos.ticket.renew.jitter": _LOGIN,
+    "sasl.kerberos.ticket.renew.window.factor": _LOGIN,
     "ssl.truststore.location": "set kafka.ssl.ca.location to a PEM file, or kafka.ssl.ca.pem to its text",
     "ssl.truststore.password": "remove it; set kafka.ssl.ca.location to a PEM file, which has no password",
     "ssl.truststore.type": "set kafka.ssl.ca.location to a PEM file",
@@ -111,8 +107,6 @@ def translated(name: str, value: str) -> Iterable[tuple[str, str]]:
         raise InvalidOptionError(
             f"option 'kafka.{name}' (value {shown(name, value)!r}) cannot be used: {why}.", fix=f"{instead}."
         )
-    if name == "sasl.jaas.config":
-        return _from_jaas(value)
     if name == "ssl.keystore.location" and value.lower().endswith(".jks"):
         raise InvalidOptionError(
             f"option 'kafka.ssl.keystore.location' has the value {value!r}; "
@@ -125,46 +119,6 @@ def translated(name: str, value: str) -> Iterable[tuple[str, str]]:
     return ((RENAMED.get(name, name), value),)
 
 
-_WORD = r"[A-Za-z0-9_$.-]+"
-_JAAS_OPTION = rf"""({_WORD})\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|{_WORD})\s*"""
-_JAAS_LINE = re.compile(
-    rf"\s*({_WORD})\s+(?:required|requisite|sufficient|optional)\s+((?:{_JAAS_OPTION})*);\s*", re.DOTALL
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-
-
-def _from_jaas(line: str) -> Iterable[tuple[str, str]]:
-    """Translates a JAAS line of PLAIN or SCRAM. Parses it as ``JaasConfig`` in Kafka does."""
-    parsed = _JAAS_LINE.fullmatch(line)
-    options = dict(_jaas_option(*found) for found in re.findall(_JAAS_OPTION, parsed[2])) if parsed else {}
-    if (
-        parsed
-        and parsed[1].rpartition(".")[2] in ("PlainLoginModule", "ScramLoginModule")
-        and {"username", "password"} <= options.keys()
-        and options.get("tokenauth", "").lower() != "true"
-    ):
-        return (("sasl.username", options["username"]), ("sasl.password", options["password"]))
-    module = re.match(rf"\s*({_WORD}LoginModule)\b", line)
-    raise InvalidOptionError(
-        f"option 'kafka.sasl.jaas.config' with {module[1] if module else 'this text'} cannot be translated "
-        "(its value is not shown); expected one entry of PlainLoginModule or ScramLoginModule with a "
-        "username and a password.",
-        fix="set kafka.sasl.mechanism and librdkafka's own options: kafka.sasl.username and "
-        "kafka.sasl.password, kafka.sasl.kerberos.* for GSSAPI, kafka.sasl.oauthbearer.* for OAUTHBEARER.",
-    )
-
-
-def _jaas_option(name: str, value: str) -> tuple[str, str]:
-    if value[0] not in "\"'":
-        return name, value
-    return name, re.sub(r"\\([0-7]{1,3}|.)", _unescaped, value[1:-1], flags=re.DOTALL)
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    text = found[1]
-    return chr(int(text, 8)) if text[0] in "01234567" else _ESCAPES.get(text, text)
-
-
 def documentation() -> Iterable[str]:
     """Yields the lines about Java's names in ``docs/options.md``."""
     yield "## Property names of Java's clients"
@@ -173,6 +127,13 @@ def documentation() -> Iterable[str]:
     yield "|---|---|"
     for java, ours in sorted(RENAMED.items()):
         yield f"| `{java}` | becomes `{ours}` |"
-    yield "| `sasl.jaas.config` | becomes `sasl.username` and `sasl.password` for PLAIN and SCRAM |"
+    yield (
+        "| `sasl.jaas.config` | becomes the properties of the login: `sasl.username` and `sasl.password`, "
+        "`sasl.oauthbearer.*`, or `sasl.kerberos.*` |"
+    )
+    yield (
+        "| `sasl.client.callback.handler.class`, `sasl.login.callback.handler.class` | those of Kafka's "
+        "OAuth client and of AWS are replaced, others refused: set `sasl.oauthbearer.token.provider` |"
+    )
     for java, instead in sorted(REFUSED.items()):
         yield f"| `{java}` | refused: {instead} |"

@@ -15,7 +15,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.api_versions import tls_context
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
 from kafka_eos_source.kafka.wire.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
@@ -29,7 +29,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.tokens import Tokens
+    from kafka_eos_source.kafka.tokens import Tokens
 
 _TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
@@ -77,8 +77,8 @@ class Access:
                     f"cannot use the certificates or keys of {files or 'kafka.ssl.*'}: {error}.",
                     fix="correct the paths, or kafka.ssl.key.password; the files have the format PEM.",
                 ) from error
-        if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
-            from kafka_eos_source.kafka.wire.tokens import Tokens  # imports an HTTP client
+        if mechanism(kafka) == "OAUTHBEARER":
+            from kafka_eos_source.kafka.tokens import Tokens  # imports an HTTP client
 
             tokens = Tokens.of(kafka)
         # an answer may have a little more than the records that a Fetch asks for
@@ -94,40 +94,6 @@ class Access:
     def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
         """Returns the socket with TLS, if the protocol asks for it."""
         return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
-
-    def mechanism(self, host: str, deadline: Deadline) -> tuple[str, Any] | None:
-        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login.
-
-        Raises:
-            LoginRefusedError: if there are no credentials, because a service or Kerberos refused them.
-            OSError: if a service with credentials cannot be reached in time.
-        """
-        if not self.kafka.get("security.protocol", "plaintext").lower().startswith("sasl"):
-            return None
-        from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
-
-        name = _mechanism(self.kafka)
-        if self.tokens is not None:
-            self.tokens.refresh(deadline)
-        try:
-            exchange = get_sasl_mechanism(name)(
-                host=host,
-                sasl_mechanism=name,
-                sasl_plain_username=self.kafka.get("sasl.username", ""),
-                sasl_plain_password=self.kafka.get("sasl.password", ""),
-                sasl_oauth_token_provider=self.tokens,
-                sasl_kerberos_service_name=self.kafka.get("sasl.kerberos.service.name", "kafka"),
-            )
-        except Exception as error:
-            if name != "GSSAPI":
-                raise
-            # gssapi is optional, so its errors cannot be named: no ticket, an unknown service, …
-            raise LoginRefusedError(f"Kerberos: {error}") from error
-        return name, exchange
-
-
-def _mechanism(kafka: Mapping[str, str]) -> str:
-    return kafka.get("sasl.mechanisms", "GSSAPI").upper()
 
 
 @dataclass
@@ -195,10 +161,12 @@ def open_session(
         session.learn(ask(versions_request(0)), address)
     else:
         session.learn(decoded(first, data, session.requests), address)
-    login = access.mechanism(host, deadline)
-    if login is None:
+    name = mechanism(access.kafka)
+    if not name:
         return session
-    name, exchange = login
+    from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
+
+    exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
     if answer.error_code:
         raise LoginRefusedError(f"the broker supports {', '.join(answer.mechanisms)}, not {name}")
