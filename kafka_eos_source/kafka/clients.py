@@ -11,6 +11,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import redact, register_secrets
+from kafka_eos_source.kafka.tokens import for_confluent
 from kafka_eos_source.runtime.client_log import with_log_level
 
 T = TypeVar("T")
@@ -28,10 +29,12 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
 
     Raises:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
+        AuthorizationError, UnavailableError: if OAUTHBEARER gets no token.
     """
     register_secrets(config)
+    login = for_confluent(config)
     try:
-        return kind(for_librdkafka(with_log_level(config)), **more)
+        return kind(for_librdkafka(with_log_level(login)), **more)
     except KafkaException as error:
         reason = redact(kafka_error(error).str(), config)
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback

@@ -1,7 +1,8 @@
 """Checks ``kafka.*`` options before a query starts, and returns the properties of its clients.
 
-`kafka.properties` has the table of all properties, and `kafka.java` translates values of Java's clients. This
-module also refuses values that conflict with each other or would break exactly-once. Every error names a fix.
+`kafka.properties` has the table of all properties; `kafka.java` and `kafka.login_options` translate values of
+Java's clients. This module also refuses values that conflict with each other or would break exactly-once.
+Every error names a fix.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import tls
+from kafka_eos_source.kafka import login_options, tls
 from kafka_eos_source.kafka.java import translated
 from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, is_property, refused, unknown
 from kafka_eos_source.kafka.secrets import is_secret, masked, redact, shown
@@ -174,7 +175,9 @@ class _Checked:
                 raise unknown(name)
             if PROPERTIES[name].fate is Fate.REFUSED:
                 raise refused(name, value, "kafka-eos does not support it", PROPERTIES[name].note)
-        for stated, name, value in translated(kafka):
+        options, written = login_options.translated(kafka)
+        for given, name, value in translated(options):
+            stated = written.get(given, given)
             known = PROPERTIES[name]
             ours = known.note if known.fate is Fate.RENAMED else name
             each = canonical(ours, value, stated)
@@ -185,7 +188,7 @@ class _Checked:
                     fix="remove one of them.",
                 )
             self._stated.setdefault(ours, stated)
-        self._login()
+        login_options.check_login(self._values)
         tls.check(self._values)
 
     def obey(self, rules: Mapping[str, _Rule], who: str, way_out: str = "") -> None:
@@ -221,18 +224,6 @@ class _Checked:
             for name, value in self._values.items()
             if name not in idle or PROPERTIES[name].connection
         }
-
-    def _login(self) -> None:
-        """Raises if a user or password is missing."""
-        if not self._values.get("security.protocol", "").startswith("sasl_"):
-            return
-        mechanism = self._values.get("sasl.mechanisms", "GSSAPI")
-        for name in ("sasl.username", "sasl.password"):
-            if mechanism.startswith(("PLAIN", "SCRAM-")) and not self._values.get(name):
-                raise InvalidOptionError(
-                    f"option 'kafka.{name}' is missing; kafka.sasl.mechanism={mechanism} requires it.",
-                    fix=f"set .option('kafka.{name}', …).",
-                )
 
     def _option(self, name: str) -> str:
         return f"option 'kafka.{self._stated[name]}' has the value {shown(name, self._values[name])!r}"

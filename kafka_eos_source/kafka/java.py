@@ -1,15 +1,14 @@
-"""Translates values that only Java's Kafka clients have: JAAS lines, and stores of keys and certificates.
+"""Translates values that only Java's Kafka clients have, such as stores of keys and certificates.
 
-`kafka.properties` has the names; this module has the values that need more than another name.
+`kafka.properties` has the names; this module has the values that need more than another name, and
+`kafka.login_options` those of logins.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.properties import refused
 
 _TRUST, _KEYS = "ssl.truststore.", "ssl.keystore."
@@ -25,10 +24,7 @@ def translated(kafka: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         InvalidOptionError: if a value cannot be translated.
     """
     for name, value in kafka.items():
-        if name == "sasl.jaas.config":
-            for ours, each in _from_jaas(value):
-                yield name, ours, each
-        elif name == f"{_TRUST}location":
+        if name == f"{_TRUST}location":
             yield name, "ssl.ca.location", _pem_truststore(kafka, value)
         elif name == f"{_KEYS}location" and _type_of(kafka, _KEYS, value) != "PKCS12":
             for ours in ("ssl.certificate.location", "ssl.key.location"):
@@ -79,43 +75,3 @@ def _pem_keystore(kafka: Mapping[str, str], location: str) -> str:
         "PKCS12) and set the option to the new file, or set kafka.ssl.certificate.location and "
         "kafka.ssl.key.location to PEM files",
     )
-
-
-_WORD = r"[A-Za-z0-9_$.-]+"
-_JAAS_OPTION = rf"""({_WORD})\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|{_WORD})\s*"""
-_JAAS_LINE = re.compile(
-    rf"\s*({_WORD})\s+(?:required|requisite|sufficient|optional)\s+((?:{_JAAS_OPTION})*);\s*", re.DOTALL
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-
-
-def _from_jaas(line: str) -> Iterable[tuple[str, str]]:
-    """Translates a JAAS line of PLAIN or SCRAM. Parses it as ``JaasConfig`` in Kafka does."""
-    parsed = _JAAS_LINE.fullmatch(line)
-    options = dict(_jaas_option(*found) for found in re.findall(_JAAS_OPTION, parsed[2])) if parsed else {}
-    if (
-        parsed
-        and parsed[1].rpartition(".")[2] in ("PlainLoginModule", "ScramLoginModule")
-        and {"username", "password"} <= options.keys()
-        and options.get("tokenauth", "").lower() != "true"
-    ):
-        return (("sasl.username", options["username"]), ("sasl.password", options["password"]))
-    module = re.match(rf"\s*({_WORD}LoginModule)\b", line)
-    raise InvalidOptionError(
-        f"option 'kafka.sasl.jaas.config' with {module[1] if module else 'this text'} cannot be translated "
-        "(its value is not shown); expected one entry of PlainLoginModule or ScramLoginModule with a "
-        "username and a password.",
-        fix="set kafka.sasl.mechanism and librdkafka's own options: kafka.sasl.username and "
-        "kafka.sasl.password, kafka.sasl.kerberos.* for GSSAPI, kafka.sasl.oauthbearer.* for OAUTHBEARER.",
-    )
-
-
-def _jaas_option(name: str, value: str) -> tuple[str, str]:
-    if value[0] not in "\"'":
-        return name, value
-    return name, re.sub(r"\\([0-7]{1,3}|.)", _unescaped, value[1:-1], flags=re.DOTALL)
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    text = found[1]
-    return chr(int(text, 8)) if text[0] in "01234567" else _ESCAPES.get(text, text)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.login import MECHANISMS
 from kafka_eos_source.kafka.secrets import is_secret, shown
 
 _BILLION = 1_000_000_000
@@ -162,7 +163,7 @@ class Property:
             none.
         connection: whether it describes the connection to the brokers. Requests for administration obey these
             too, and only these.
-        java: whether only Java's clients have it. librdkafka does not get it.
+        in_librdkafka: whether librdkafka has it too.
     """
 
     name: str
@@ -171,7 +172,7 @@ class Property:
     note: str
     instead: str = ""
     connection: bool = False
-    java: bool = False
+    in_librdkafka: bool = True
 
 
 def _supported(name: str, kind: Kind, note: str, instead: str = "") -> Property:
@@ -194,13 +195,12 @@ def _of_connection(properties: Iterable[Property]) -> Iterator[Property]:
     return (replace(each, connection=True) for each in properties)
 
 
-def _of_java(properties: Iterable[Property]) -> Iterator[Property]:
-    return (replace(each, java=True) for each in properties)
+def _not_in_librdkafka(properties: Iterable[Property]) -> Iterator[Property]:
+    return (replace(each, in_librdkafka=False) for each in properties)
 
 
 # -- the table ---------------------------------------------------------------------------------------
 
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 DEBUG_CONTEXTS = (
     *("generic", "broker", "topic", "metadata", "feature", "queue", "msg", "protocol", "cgrp", "security"),
     *("fetch", "interceptor", "plugin", "consumer", "admin", "eos", "mock", "assignor", "conf", "telemetry"),
@@ -305,56 +305,96 @@ _TLS = (
     ),
 )
 
+_SIGNS = "for `grant.type=jwt-bearer`: "
 _LOGIN = (
-    _supported("sasl.mechanisms", Choice(*MECHANISMS), "the login; see [security](security.md)"),
+    _supported(
+        "sasl.mechanisms",
+        Choice(*MECHANISMS, "AWS_MSK_IAM"),
+        "the login; see [security](security.md)",
+    ),
     _supported("sasl.username", TEXT, "user of PLAIN and SCRAM"),
     _supported("sasl.password", TEXT, "password of PLAIN and SCRAM"),
     _supported("sasl.kerberos.service.name", TEXT, "first part of the brokers' principal (kafka)"),
+    _supported("sasl.kerberos.principal", TEXT, "the client's principal; default: that of the ticket cache"),
+    _supported("sasl.kerberos.keytab", TEXT, "file from which tickets are got and renewed"),
     *_ignored(
-        "the client uses the ticket that there is; `kinit` or `k5start` renews it",
-        {
-            "sasl.kerberos.principal": TEXT,
-            "sasl.kerberos.kinit.cmd": TEXT,
-            "sasl.kerberos.keytab": TEXT,
-            "sasl.kerberos.min.time.before.relogin": Whole(0, _DAY_MS),
-        },
+        "the Kerberos library renews tickets from the keytab",
+        {"sasl.kerberos.kinit.cmd": TEXT, "sasl.kerberos.min.time.before.relogin": Whole(0, _DAY_MS)},
     ),
     _supported(
-        "sasl.oauthbearer.method", Choice("default", "oidc"), "`oidc` gets tokens from a service (KIP-768)"
+        "sasl.oauthbearer.method",
+        Choice("default", "oidc"),
+        "`oidc` gets tokens from a service (KIP-768); the default if there is a URL",
     ),
     _supported(
         "sasl.oauthbearer.grant.type",
-        Choice("client_credentials"),
+        Choice("client_credentials", "urn:ietf:params:oauth:grant-type:jwt-bearer"),
         "how a client proves to the service who it is",
-        instead="set kafka.sasl.oauthbearer.client.id and .secret",
     ),
-    _supported("sasl.oauthbearer.token.endpoint.url", TEXT, "address of the service"),
+    _supported(
+        "sasl.oauthbearer.token.endpoint.url", TEXT, "address of the service, or `file:///path` of a token"
+    ),
     _supported("sasl.oauthbearer.client.id", TEXT, "the client's id there"),
     _supported("sasl.oauthbearer.client.secret", TEXT, "the client's secret there"),
     _supported("sasl.oauthbearer.scope", TEXT, "scope of the tokens"),
     _supported("sasl.oauthbearer.extensions", TEXT, "`name=value` pairs for the broker (KIP-342)"),
-    _supported("https.ca.location", TEXT, "PEM file or folder of the authorities of the service"),
+    _supported(
+        "sasl.oauthbearer.assertion.algorithm",
+        Choice("RS256", "ES256"),
+        _SIGNS + "algorithm of the signature",
+    ),
+    _supported("sasl.oauthbearer.assertion.private.key.file", TEXT, _SIGNS + "PEM file of the key"),
+    _supported("sasl.oauthbearer.assertion.private.key.pem", PEM, _SIGNS + "the key as PEM text"),
+    _supported("sasl.oauthbearer.assertion.private.key.passphrase", TEXT, _SIGNS + "password of the key"),
+    _supported(
+        "sasl.oauthbearer.assertion.file", TEXT, _SIGNS + "file with a signed assertion, in place of a key"
+    ),
+    _supported("sasl.oauthbearer.assertion.claim.aud", TEXT, _SIGNS + "audience"),
+    _supported("sasl.oauthbearer.assertion.claim.exp.seconds", Whole(1, _LARGEST), _SIGNS + "lifetime (300)"),
+    _supported("sasl.oauthbearer.assertion.claim.iss", TEXT, _SIGNS + "issuer"),
+    _supported("sasl.oauthbearer.assertion.claim.jti.include", SWITCH, _SIGNS + "whether it has an id"),
+    _supported(
+        "sasl.oauthbearer.assertion.claim.nbf.seconds",
+        Whole(0, _LARGEST),
+        _SIGNS + "how long it is valid before (60)",
+    ),
+    _supported("sasl.oauthbearer.assertion.claim.sub", TEXT, _SIGNS + "subject"),
+    _supported("sasl.oauthbearer.assertion.jwt.template.file", TEXT, _SIGNS + "JSON file with other claims"),
+    _supported("https.ca.location", TEXT, "PEM file of the authorities of the service"),
     _supported("https.ca.pem", PEM, "the same as PEM text"),
     _supported(
         "enable.sasl.oauthbearer.unsecure.jwt", SWITCH, "tokens without a signature, for tests (false)"
     ),
-    _supported("sasl.oauthbearer.config", TEXT, "claims of such tokens: `principal=alice lifeSeconds=600`"),
+    _supported(
+        "sasl.oauthbearer.config",
+        TEXT,
+        "claims of such tokens (`principal=alice lifeSeconds=600`), or a text for the token provider",
+    ),
     _supported(
         "sasl.oauthbearer.metadata.authentication.type",
-        Choice("none"),
-        "whether a cloud gives tokens",
-        instead="set kafka.sasl.oauthbearer.method=oidc and its properties",
+        Choice("none", "azure_imds"),
+        "whether Azure gives tokens to its virtual machine",
+        instead="set kafka.sasl.mechanism=AWS_MSK_IAM",
     ),
     *_ignored("the broker takes the principal from the token", {"sasl.oauthbearer.sub.claim.name": TEXT}),
-    *_refused(
-        "set kafka.sasl.oauthbearer.client.id and .secret; the client signs no assertions",
-        "sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.private.key.file "
-        "sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem "
-        "sasl.oauthbearer.assertion.file sasl.oauthbearer.assertion.claim.aud "
-        "sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss "
-        "sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds "
-        "sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.jwt.template.file",
+)
+
+#: Properties of logins that librdkafka does not have.
+_OTHER_LOGIN = (
+    _supported(
+        "sasl.oauthbearer.token.provider",
+        TEXT,
+        "a Python function that gives tokens: `module:function`; see [security](security.md)",
     ),
+    _supported(
+        "sasl.jaas.config", TEXT, "becomes the properties of PLAIN, SCRAM, OAUTHBEARER, GSSAPI or AWS's login"
+    ),
+    _supported(
+        "sasl.login.callback.handler.class",
+        TEXT,
+        "those of Kafka's OAuth client and of AWS are translated, others refused",
+    ),
+    _supported("sasl.client.callback.handler.class", TEXT, "that of AWS is translated, others are refused"),
 )
 
 _READ = (
@@ -530,6 +570,7 @@ _JAVA_ALIASES = _renamed(
         "ssl.truststore.certificates": "ssl.ca.pem",
         "ssl.keystore.certificate.chain": "ssl.certificate.pem",
         "ssl.keystore.key": "ssl.key.pem",
+        "sasl.oauthbearer.assertion.template.file": "sasl.oauthbearer.assertion.jwt.template.file",
     }
 )
 
@@ -551,9 +592,6 @@ _JAVA_CONNECTION = (
     _supported(
         "ssl.keystore.type", TEXT, "`PKCS12`, or `PEM` for a file with key and certificates; `JKS` is refused"
     ),
-    _supported(
-        "sasl.jaas.config", TEXT, "becomes the properties of PLAIN, SCRAM or another login in [security](security.md)"
-    ),
     *_ignored("`socket.connection.setup.timeout.ms` is the limit", {"socket.connection.setup.timeout.max.ms": TEXT}),
 )  # fmt: skip
 
@@ -561,7 +599,7 @@ _METRICS = "remove it; the metrics of this package are described in docs/metrics
 _RENEWED = "remove it; the client renews logins itself"
 _OPENSSL = "remove it, or set kafka.ssl.cipher.suites; the client uses OpenSSL"
 _BROKERS_SIDE = "remove it; the brokers validate tokens"
-_KERBEROS = "remove it; `kinit` or `k5start` renews tickets"
+_KERBEROS = "remove it; the Kerberos library renews tickets"
 
 _JAVA = (
     *_ignored("metadata is asked for in each micro-batch", {"metadata.max.idle.ms": TEXT}),
@@ -602,11 +640,8 @@ _JAVA = (
         "auto.include.jmx.reporter",
     ),
     *_refused(
-        "set kafka.sasl.mechanism and kafka.sasl.username / .password", "sasl.client.callback.handler.class"
-    ),
-    *_refused(
         "set kafka.sasl.oauthbearer.method=oidc and its properties",
-        "sasl.login.callback.handler.class sasl.oauthbearer.jwt.retriever.class",
+        "sasl.oauthbearer.jwt.retriever.class",
     ),
     *_refused("set kafka.sasl.mechanism and its properties", "sasl.login.class"),
     *_refused(
@@ -626,7 +661,7 @@ _JAVA = (
     ),
     *_refused(
         "remove it; the client sends id and secret as they are",
-        "sasl.oauthbearer.header.urlencode sasl.oauthbearer.assertion.template.file",
+        "sasl.oauthbearer.header.urlencode",
     ),
     *_refused(
         "set kafka.ssl.ca.location to a PEM file, which has no password: keytool -exportcert -rfc -keystore "
@@ -649,13 +684,13 @@ _JAVA = (
 
 _SECTIONS: Mapping[str, tuple[Property, ...]] = {
     "Connection": (*_of_connection(_CONNECTION),),
-    "TLS": (*_of_connection(_TLS), *_of_java(_of_connection(_JAVA_CONNECTION))),
-    "Login": (*_of_connection(_LOGIN),),
+    "TLS": (*_of_connection(_TLS), *_not_in_librdkafka(_of_connection(_JAVA_CONNECTION))),
+    "Login": (*_of_connection(_LOGIN), *_not_in_librdkafka(_of_connection(_OTHER_LOGIN))),
     "Reading": _READ,
     "Writing": _WRITE,
     "Other properties": _GENERAL,
-    "Other names": (*_ALIASES, *_of_java(_JAVA_ALIASES)),
-    "Properties of Java's clients": (*_of_java(_JAVA),),
+    "Other names": (*_ALIASES, *_not_in_librdkafka(_JAVA_ALIASES)),
+    "Properties of Java's clients": (*_not_in_librdkafka(_JAVA),),
 }
 
 _BY_NAME = {each.name: each for part in _SECTIONS.values() for each in part}
@@ -718,7 +753,9 @@ def canonical(name: str, value: str, stated_name: str) -> str:
 def for_librdkafka(config: Mapping[str, object]) -> dict[str, object]:
     """Returns the properties without those that librdkafka does not have."""
     return {
-        name: value for name, value in config.items() if name not in PROPERTIES or not PROPERTIES[name].java
+        name: value
+        for name, value in config.items()
+        if name not in PROPERTIES or PROPERTIES[name].in_librdkafka
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
 from kafka_eos_source.kafka.tls import context, uses_tls
 from kafka_eos_source.kafka.wire import debug
 from kafka_eos_source.kafka.wire.addresses import Addresses
@@ -30,7 +30,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.tokens import Tokens
+    from kafka_eos_source.kafka.tokens import Tokens
 
 #: Defaults of librdkafka, and for idle connections of Java's clients.
 _RECONNECT_MS, _RECONNECT_MAX_MS, _IDLE_MS = "100", "10000", "540000"
@@ -68,12 +68,11 @@ class Access:
         Raises:
             InvalidOptionError: if a certificate or key cannot be used.
         """
-        protocol = kafka.get("security.protocol", "plaintext").lower()
         tls = tokens = None
         if uses_tls(kafka):
             tls = context(kafka)
-        if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
-            from kafka_eos_source.kafka.wire.tokens import Tokens  # imports an HTTP client
+        if mechanism(kafka) == "OAUTHBEARER":
+            from kafka_eos_source.kafka.tokens import Tokens  # imports an HTTP client
 
             tokens = Tokens.of(kafka)
         # an answer may have a little more than the records that a Fetch asks for
@@ -108,40 +107,6 @@ class Access:
         encrypted = self.tls.wrap_socket(plain, server_hostname=host)
         debug.security.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
         return encrypted
-
-    def mechanism(self, host: str, deadline: Deadline) -> tuple[str, Any] | None:
-        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login.
-
-        Raises:
-            LoginRefusedError: if there are no credentials, because a service or Kerberos refused them.
-            OSError: if a service with credentials cannot be reached in time.
-        """
-        if not self.kafka.get("security.protocol", "plaintext").lower().startswith("sasl"):
-            return None
-        from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
-
-        name = _mechanism(self.kafka)
-        if self.tokens is not None:
-            self.tokens.refresh(deadline)
-        try:
-            exchange = get_sasl_mechanism(name)(
-                host=host,
-                sasl_mechanism=name,
-                sasl_plain_username=self.kafka.get("sasl.username", ""),
-                sasl_plain_password=self.kafka.get("sasl.password", ""),
-                sasl_oauth_token_provider=self.tokens,
-                sasl_kerberos_service_name=self.kafka.get("sasl.kerberos.service.name", "kafka"),
-            )
-        except Exception as error:
-            if name != "GSSAPI":
-                raise
-            # gssapi is optional, so its errors cannot be named: no ticket, an unknown service, …
-            raise LoginRefusedError(f"Kerberos: {error}") from error
-        return name, exchange
-
-
-def _mechanism(kafka: Mapping[str, str]) -> str:
-    return kafka.get("sasl.mechanisms", "GSSAPI").upper()
 
 
 @dataclass
@@ -210,11 +175,13 @@ def open_session(
         session.learn(ask(versions_request(0)), address)
     else:
         session.learn(decoded(first, data, session.requests), address)
-    login = access.mechanism(host, deadline)
-    if login is None:
+    name = mechanism(access.kafka)
+    if not name:
         return session
-    name, exchange = login
     debug.security.debug("%s: login with %s", address, name)
+    from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
+
+    exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
     if answer.error_code:
         raise LoginRefusedError(f"the broker supports {', '.join(answer.mechanisms)}, not {name}")
