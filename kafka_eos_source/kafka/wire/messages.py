@@ -18,12 +18,14 @@ SOFTWARE = "kafka-eos"
 
 #: The largest answer that is accepted, unless options ask for larger ones.
 LARGEST_ANSWER_BYTES = 100 << 20
-_PRODUCE, _API_VERSIONS_VERSION = 0, 3
+#: From this version on, an `ApiVersions` answer has finalized features (KIP-584).
+VERSIONS_WITH_FEATURES = 3
+_PRODUCE = 0
 _LATEST, _EARLIEST = -1, -2
 
 
-def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
-    """Returns the request for the versions of requests; from version 3 on, also for finalized features."""
+def versions_request(version: int = VERSIONS_WITH_FEATURES) -> ApiVersionsRequest:
+    """Returns the request for the versions of requests, and for finalized features."""
     return ApiVersionsRequest(client_software_name=SOFTWARE, client_software_version="1", version=version)
 
 
