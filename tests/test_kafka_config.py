@@ -17,10 +17,9 @@ from kafka_eos_source.kafka.config import (
     check_producer,
     consumer_config,
     is_known,
-    masked,
     producer_config,
-    redact,
 )
+from kafka_eos_source.kafka.secrets import MASK, Secrets, shown
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "hunter2-is-secret"
@@ -92,9 +91,8 @@ def test_values_are_checked(name: str, value: str) -> None:
 
 def test_secrets_are_masked() -> None:
     kafka = {"sasl.password": SECRET, "sasl.username": "alice", "ssl.key.password": SECRET}
-    assert SECRET not in str(masked(kafka))
-    assert masked(kafka)["sasl.username"] == "alice"
-    assert SECRET not in redact(f"login with {SECRET} failed", kafka)
+    assert [shown(name, value) for name, value in kafka.items()] == [MASK, "alice", MASK]
+    assert SECRET not in Secrets.of(kafka).hide(f"login with {SECRET} failed")
 
 
 @pytest.mark.parametrize("idempotence", ["TRUE", "1", "t"])
@@ -124,7 +122,7 @@ def test_a_property_that_exactly_once_requires_may_be_set_and_is_not_passed_twic
 )
 def test_no_secret_is_ever_shown(name: str) -> None:
     """A secret is shown neither in the error that refuses it nor anywhere it is logged."""
-    assert SECRET not in str(masked({name: SECRET}))
+    assert shown(name, SECRET) == MASK
     try:
         check_consumer({name: SECRET})
     except InvalidOptionError as refused:
@@ -146,8 +144,8 @@ def test_the_value_of_a_misspelled_property_is_never_shown() -> None:
 def test_secrets_are_masked_in_every_form_of_quoting() -> None:
     kafka = {"sasl.password": "a\"b c'", "ssl.key.password": "a\"b c'd"}
     for text in (repr("a\"b c'"), json.dumps("a\"b c'"), "https://a%22b%20c%27d@h", "a\"b c'd"):
-        assert "b" not in redact(text.replace("https://", ""), kafka)
-    assert redact("nothing", {"sasl.password": ""}) == "nothing"
+        assert "b" not in Secrets.of(kafka).hide(text.replace("https://", ""))
+    assert Secrets.of({"sasl.password": ""}).hide("nothing") == "nothing"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Offsets, ShardReport
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.steps import TracedStep
@@ -161,7 +160,7 @@ class Commit:
                 if pauses.expired:
                     # another try would fail at once, with a less helpful error than this one
                     raise (self._progress.unknown or _out_of_time(error, deadline)) from error
-                self._trace.happened(EventKind.RETRIED, concealed(error.message))
+                self._trace.happened(EventKind.RETRIED, error.message)
                 self._progress.move(Step.OPEN)
             except BaseException:
                 self._end_try()
@@ -392,7 +391,7 @@ class Commit:
         progress.fenced = fenced
 
     def _trace_failure(self, error: KafkaEosError) -> None:
-        text = concealed(error.message)
+        text = error.message
         if isinstance(error, OutcomeUnknownError):
             self._trace.happened(EventKind.UNKNOWN, text)
         if isinstance(error, FencedError) or isinstance(error.__cause__, FencedError):

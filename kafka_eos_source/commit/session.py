@@ -26,7 +26,6 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transaction_client import transactional_producer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
@@ -138,7 +137,7 @@ def commit_micro_batch(
     who = of_stream(options, query_id)
     journal = Journal(who.application_id)
     trace = Trace(tracing.observers(journal))
-    with traced(trace, concealed):
+    with traced(trace, options.secrets.hide):
         parts = list(parts)
         run_id = _run_id(parts)
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
@@ -298,7 +297,7 @@ def commit_batch_write(
     who = of_batch_write(options, name.removeprefix("write-"))
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(tracing.observers(Journal(who.application_id) if who.versioned else None))
-    with traced(trace, concealed):
+    with traced(trace, options.secrets.hide):
         # no run: each write may have a job group of its own, and would look like a restart
         trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
         staged = StagedRows(folder, name, parts)

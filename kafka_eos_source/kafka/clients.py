@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, libversion
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.properties import for_librdkafka
-from kafka_eos_source.kafka.secrets import redact, register_secrets
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.tokens import for_confluent
 from kafka_eos_source.runtime.client_log import with_log_level
 
@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """Creates a client without contacting a broker.
-
-    Registers the secrets in ``config``, so that `secrets.concealed` hides them in every later message.
 
     Args:
         kind: a client class of confluent-kafka.
@@ -31,12 +29,11 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
         AuthorizationError, UnavailableError: if OAUTHBEARER gets no token.
     """
-    register_secrets(config)
     login = for_confluent(config)
     try:
         return kind(for_librdkafka(with_log_level(login)), **more)
     except KafkaException as error:
-        reason = redact(kafka_error(error).str(), config)
+        reason = Secrets.of(config).hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     newer = "; newer versions of confluent-kafka may have it" if "No such configuration" in reason else ""
     raise InvalidOptionError(

@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import login_options, tls
 from kafka_eos_source.kafka.java import translated
 from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, is_property, refused, unknown
-from kafka_eos_source.kafka.secrets import is_secret, masked, redact, shown
+from kafka_eos_source.kafka.secrets import is_secret, shown
 
 __all__ = [
     "admin_config",
@@ -24,9 +24,7 @@ __all__ = [
     "consumer_config",
     "is_known",
     "is_secret",
-    "masked",
     "producer_config",
-    "redact",
 ]
 
 _log = logging.getLogger(__name__)

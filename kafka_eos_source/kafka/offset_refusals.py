@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -21,11 +19,14 @@ _OFFSETS_TOPIC_BYTES = 1_048_588
 #: Longest time to look for the reason of a refusal.
 _SOON_SECONDS = 5.0
 
+#: Returns a property of a topic: topic, property, deadline.
+TopicProperty = Callable[[str, str, Deadline], str]
+
 _log = logging.getLogger(__name__)
 
 
 def send_in_parts(
-    connection: Mapping[str, Any],
+    topic_property: TopicProperty,
     offsets: Collection[GroupOffset],
     group_id: str,
     deadline: Deadline,
@@ -36,7 +37,7 @@ def send_in_parts(
     All requests belong to the transaction, so a producer that dies between two of them commits none.
 
     Args:
-        connection: librdkafka properties for connecting to the cluster.
+        topic_property: returns a property of a topic: topic, property, deadline.
         offsets: the offsets that the transaction commits.
         group_id: the group.
         deadline: for all requests.
@@ -51,14 +52,14 @@ def send_in_parts(
             send(part, group_id, deadline)
         except AbortableError as error:
             soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
-            too_large = explain_too_large(connection, part, group_id, soon, error)
+            too_large = explain_too_large(topic_property, part, group_id, soon, error)
             if too_large is None:
                 raise
             raise too_large from error
 
 
 def explain_too_large(
-    connection: Mapping[str, Any],
+    topic_property: TopicProperty,
     offsets: Collection[GroupOffset],
     group_id: str,
     deadline: Deadline,
@@ -70,7 +71,7 @@ def explain_too_large(
     reason. No retry mends it.
 
     Args:
-        connection: librdkafka properties for connecting to the cluster.
+        topic_property: returns a property of a topic.
         offsets: the offsets of the request.
         group_id: the group.
         deadline: for reading the log's limit.
@@ -85,9 +86,8 @@ def explain_too_large(
     size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
     name = offset_requests.OFFSETS_TOPIC
     try:
-        with TopicAdmin(connection) as admin:
-            limit = int(admin.config(name, deadline)["max.message.bytes"])
-    except (KafkaEosError, KeyError, ValueError) as unknown:
+        limit = int(topic_property(name, "max.message.bytes", deadline))
+    except (KafkaEosError, ValueError) as unknown:
         _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
         return None
     if size <= limit:

@@ -21,6 +21,8 @@ LARGEST_ANSWER_BYTES = 100 << 20
 #: From this version on, an `ApiVersions` answer has finalized features (KIP-584).
 VERSIONS_WITH_FEATURES = 3
 _PRODUCE = 0
+#: How the answer of a listener begins that expects TLS and receives something else.
+_TLS_ALERT = b"\x15\x03"
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -105,9 +107,12 @@ def check_size(size: int, address: str, most_bytes: int = LARGEST_ANSWER_BYTES) 
         ConnectionError: if no broker sends such an answer.
     """
     if not 4 <= size <= most_bytes:
+        begin = size.to_bytes(4, "big", signed=True)
+        if begin[:2] == _TLS_ALERT:
+            raise ConnectionError("it speaks TLS: set kafka.security.protocol to SSL or SASL_SSL")
         raise ConnectionError(
-            f"{address} sent {size} bytes: it is not a Kafka broker, or its answer is larger than "
-            "kafka.receive.message.max.bytes"
+            f"{address} announces an answer of {size} bytes ({begin!r}): it is not a Kafka broker, or its "
+            "answer is larger than kafka.receive.message.max.bytes"
         )
 
 
