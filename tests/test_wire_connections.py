@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
+from kafka.protocol.metadata import MetadataRequest
 from wire_cluster import WireCluster
 
-from kafka_eos_source.kafka.config import admin_config, check_consumer
+from kafka_eos_source.kafka.config import admin_config, check_consumer, check_producer, producer_config
 from kafka_eos_source.kafka.wire import cluster as cluster_module
 from kafka_eos_source.kafka.wire import debug
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.runtime.deadline import Deadline
 
 SECONDS = 10
@@ -47,6 +50,27 @@ def client(brokers: WireCluster, **options: str) -> Cluster:
 
 def soon() -> Deadline:
     return Deadline.after_seconds(SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "creates"), [({}, False), ({"allow.auto.create.topics": "T"}, True)], ids=["default", "true"]
+)
+def test_only_a_sink_that_says_so_lets_brokers_create_topics(
+    kafka: dict[str, str], creates: bool, brokers: WireCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[MetadataRequest] = []
+    send = Connection.send
+
+    def recorded(self: Connection, request: MetadataRequest, *more: Any, **named: Any) -> None:
+        asked.append(request)
+        send(self, request, *more, **named)
+
+    monkeypatch.setattr(Connection, "send", recorded)
+    options = {"bootstrap.servers": brokers.bootstrap, **kafka}
+    config = producer_config(check_producer(options, exactly_once=False))
+    with closing(Cluster(config)) as cluster:
+        cluster.metadata(["t"], soon())
+    assert [each.allow_auto_topic_creation for each in asked] == [creates]
 
 
 @pytest.mark.parametrize(("limit_ms", "connections"), [("0", 1), ("540000", 1), ("1", 3)])

@@ -72,6 +72,7 @@ class Cluster:
         if "sasl.mechanism" in kafka:
             kafka.setdefault("sasl.mechanisms", kafka["sasl.mechanism"])
         self.bootstrap = kafka.get("bootstrap.servers", "")
+        self._creates_topics = kafka.get("allow.auto.create.topics") == "true"
         self.network = Network(self._on_silence)
         self.complaint = ""
         self.leaders = Leaders()
@@ -294,7 +295,9 @@ class Cluster:
         wanted = None
         if topics is not None:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
+        request = MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=self._creates_topics, version=version
+        )
         asked = self._asked(connection, request, deadline)
         return lambda: self._learned(asked(), has_topics=topics is not None)
 
