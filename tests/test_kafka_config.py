@@ -82,7 +82,14 @@ def test_an_unknown_property_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("security.protocol", "SSLL"), ("linger.ms", "abc"), ("message.max.bytes", "-1")]
+    ("name", "value"),
+    [
+        ("security.protocol", "SSLL"),
+        ("partitioner", "java"),
+        ("acks", "2"),
+        ("linger.ms", "abc"),
+        ("message.max.bytes", "-1"),
+    ],
 )
 def test_values_are_checked(name: str, value: str) -> None:
     with pytest.raises(InvalidOptionError, match=f"'kafka.{name}' has the value '{value}'; expected "):
@@ -247,26 +254,41 @@ def test_a_property_that_breaks_reads_is_refused(kafka: dict[str, str], message:
 
 
 @pytest.mark.parametrize(
-    "kafka",
+    ("kafka", "acks", "idempotence"),
     [
-        {"acks": "1"},
-        {"enable.idempotence": "false"},
-        {"retries": "0"},
-        {"max.in.flight": "100"},
-        {"delivery.timeout.ms": "120000"},
+        ({}, None, "true"),
+        ({"acks": "all"}, "-1", "true"),
+        ({"acks": "1"}, "1", "false"),
+        ({"request.required.acks": "0"}, "1", "false"),
+        ({"acks": "1", "enable.idempotence": "false"}, "1", "false"),
+        ({"enable.idempotence": "f"}, None, "false"),
     ],
 )
-def test_at_least_once_is_always_idempotent(
+def test_at_least_once_is_idempotent_unless_the_users_properties_forbid_it(
+    kafka: dict[str, str], acks: str | None, idempotence: str
+) -> None:
+    made = producer_config(check_producer({**SERVERS, **kafka}, exactly_once=False))
+    assert (made.get("acks"), made["enable.idempotence"]) == (acks, idempotence)
+    Producer(made).close()
+
+
+def test_idempotence_that_the_user_requires_is_never_switched_off() -> None:
+    with pytest.raises(InvalidOptionError, match=r"'kafka\.acks'.*kafka\.enable\.idempotence=true"):
+        check_producer({"acks": "1", "enable.idempotence": "true"}, exactly_once=False)
+
+
+@pytest.mark.parametrize(
+    "kafka", [{"retries": "0"}, {"max.in.flight": "100"}, {"delivery.timeout.ms": "120000"}]
+)
+def test_the_log_says_once_what_has_no_effect(
     kafka: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Options that would allow less have no effect, and the log says so once."""
     monkeypatch.setattr(config, "_said", set())
     with caplog.at_level(logging.INFO, config.__name__):
         checked = [check_producer({**SERVERS, **kafka}, exactly_once=False) for _ in range(2)]
     assert checked == [SERVERS, SERVERS]
     (line,) = caplog.messages
     assert f"'kafka.{next(iter(kafka))}' has no effect" in line
-    assert producer_config(checked[0])["enable.idempotence"] == "true"
 
 
 def test_group_membership_has_no_effect_on_a_read() -> None:

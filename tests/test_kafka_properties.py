@@ -87,7 +87,10 @@ def _fits(ours: Property, theirs: Theirs) -> bool:
         return isinstance(kind, Switch)
     if theirs.kind in ("integer", "float"):
         low, high = map(int, theirs.values.split(" .. "))
-        return isinstance(kind, (Whole, Number)) and (kind.lowest, kind.highest) == (low, high)
+        return isinstance(kind, (Whole, Number)) and (
+            (kind.lowest, kind.highest) == (low, high)
+            or (bool(ours.instead) and low <= kind.lowest and kind.highest <= high)
+        )
     if theirs.kind == "enum value":
         return isinstance(kind, Choice) and (
             set(kind.words) == words or (bool(ours.instead) and set(kind.words) < words)

@@ -33,7 +33,6 @@ _PRODUCER_DEFAULTS: Mapping[str, str] = {
     "partitioner": "murmur2_random",  # places keys as Java does, so the output stays co-partitioned
     "batch.size": "1000000",  # large batches compress better and are cheaper for the broker
     "allow.auto.create.topics": "false",  # a misspelt topic name is an error and creates no topic
-    "topic.metadata.propagation.max.ms": "5000",  # a missing topic is reported after 5 s, not 30 s
 }
 _TRANSACTION_DEFAULTS: Mapping[str, str] = {
     "transaction.timeout.ms": "60000",
@@ -61,9 +60,10 @@ def _is(value: str) -> Callable[[str], bool]:
 
 
 #: Values are in the form of `properties.canonical` (``acks=all`` is -1).
+_ACKS = _Rule(_is("-1"), "all", "needs acknowledgements of all in-sync replicas")
 _EXACTLY_ONCE: Mapping[str, _Rule] = {
     "enable.idempotence": _Rule(_is("true"), "true", "needs an idempotent producer"),
-    "acks": _Rule(_is("-1"), "all", "needs acknowledgements of all in-sync replicas"),
+    "acks": _ACKS,
     "retries": _Rule(lambda value: int(value) >= 1, "1 or more", "needs retries of lost requests"),
     "max.in.flight.requests.per.connection": _Rule(
         lambda value: int(value) <= 5,
@@ -81,6 +81,8 @@ _EXACTLY_ONCE: Mapping[str, _Rule] = {
 _READ: Mapping[str, _Rule] = {
     "allow.auto.create.topics": _Rule(_is("false"), "false", "must not create the topics it reads"),
 }
+
+_IMPLIED_BY_TRANSACTIONS = ("acks", "enable.idempotence")
 
 #: Options about which the log has said that they have no effect.
 _said: set[str] = set()
@@ -117,7 +119,17 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
         checked.obey(_EXACTLY_ONCE, "exactly-once", "or set processing.guarantee=at_least_once")
         timeout_ms = _TRANSACTION_DEFAULTS["transaction.timeout.ms"]
         checked.at_most("socket.timeout.ms", "transaction.timeout.ms", timeout_ms, slack=100)
-    return checked.effective()
+        return {
+            name: value for name, value in checked.effective().items() if name not in _IMPLIED_BY_TRANSACTIONS
+        }
+    found = checked.effective()
+    if found.get("enable.idempotence") == "true":
+        checked.obey({"acks": _ACKS}, "kafka.enable.idempotence=true", "or set that to false")
+    elif found.get("acks", "-1") != "-1":
+        found["enable.idempotence"] = "false"  # as Java does, unless the user asks for it
+    if found.get("acks") == "0":
+        found["acks"] = "1"  # a batch that nobody acknowledges could not be repeated
+    return found
 
 
 def consumer_config(kafka: Mapping[str, str], group_id: str, isolation_level: str) -> dict[str, Any]:

@@ -455,16 +455,28 @@ _WRITE = (
     _supported("message.max.bytes", Whole(1000, _BILLION), "a larger record is refused (1000000)"),
     _supported(
         "partitioner",
-        Choice("murmur2_random"),
-        "places keys as Java's clients do; rows with a null key go to any partition",
-        instead="compute the column 'partition' in the query, because another placement of keys would break "
-        "the order of records by key",
+        Choice(
+            "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"
+        ),
+        "where records go whose partition no column names; the default, `murmur2_random`, places keys as Java's clients "
+        "do, and rows with a null key anywhere",
+    ),
+    _supported(
+        "acks",
+        Whole(-1, 1, all=-1),
+        "whose acknowledgements a write with `at_least_once` waits for: those of all in-sync replicas (`all`), or of the "
+        "leader (`1`; `0` means the same). With `exactly_once`, it is `all`",
+        instead="set all or 1, because brokers refuse other numbers",
+    ),
+    _supported(
+        "enable.idempotence",
+        SWITCH,
+        "whether brokers recognise a batch of `at_least_once` that is sent again; true unless `acks` is not `all`. With "
+        "`exactly_once`, it is true",
     ),
     *_ignored(
-        "records are written by an idempotent producer, in order, with acknowledgements of all in-sync replicas",
+        "records are sent in order, with up to 5 requests in flight",
         {
-            "acks": Whole(-1, 1000, all=-1),
-            "enable.idempotence": SWITCH,
             "enable.gapless.guarantee": SWITCH,
             "max.in.flight.requests.per.connection": Whole(1, 1_000_000),
             "queuing.strategy": Choice("fifo", "lifo"),
