@@ -151,7 +151,7 @@ def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any)
     assert SECRET not in shown
     assert MASK in shown
     # and real errors of librdkafka: two properties that exclude each other
-    with pytest.raises(InvalidOptionError, match="librdkafka refuses"):
+    with pytest.raises(InvalidOptionError, match=r"librdkafka \S+ refuses"):
         make(kind, {**UNUSABLE, "group.id": "g"})
 
 
@@ -179,14 +179,18 @@ UNUSABLE = {
 def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
     makes: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(KafkaEosError, match="librdkafka refuses") as caught:
+    with pytest.raises(KafkaEosError, match=r"librdkafka \S+ refuses") as caught:
         makes()
     printed = capfd.readouterr()
     for shown in ("".join(traceback.format_exception(caught.value)), caplog.text, printed.out, printed.err):
         assert SECRET not in shown
 
 
-OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
+OPTIONS = {
+    "kafka.bootstrap.servers": "h:1",
+    **{f"kafka.{name}": SECRET for name in NAMES},
+    "kafka.ssl.key.pem": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+}
 
 
 def test_the_repr_of_no_object_contains_a_secret() -> None:

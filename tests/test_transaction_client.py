@@ -54,12 +54,8 @@ def test_the_option_goes_before_the_variable_and_native_is_the_default(
 @pytest.mark.parametrize(
     ("kafka", "reason"),
     [
-        ({"security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-1"}, "sasl.mechanism=SCRAM-SHA-1"),
-        ({"security.protocol": "SASL_PLAINTEXT"}, "needs the Python package 'gssapi'"),
         ({"partitioner": "random"}, "kafka.partitioner=random, only murmur2_random"),
         ({"ssl.keystore.location": "k"}, "kafka.ssl.keystore.location"),
-        (OAUTH, "method=default without kafka.enable.sasl.oauthbearer.unsecure.jwt=true"),
-        ({**OIDC, "sasl.oauthbearer.grant.type": "jwt-bearer"}, "grant.type=jwt-bearer"),
     ],
 )
 def test_what_the_native_client_lacks_is_named(
@@ -101,17 +97,6 @@ def test_without_the_kernel_there_is_no_native_client(monkeypatch: pytest.Monkey
         choose(CONFIG, NATIVE)
     expected = Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
     assert choose(CONFIG) == READ_CLIENT.choose(CONFIG) == expected
-
-
-@needs_kernel
-def test_kerberos_stays_with_librdkafka_unless_the_option_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(native_support.importlib.util, "find_spec", lambda _: object())
-    kerberos = {**CONFIG, "security.protocol": "SASL_PLAINTEXT"}
-    assert choose(kerberos).client == LIBRDKAFKA
-    assert choose(kerberos, NATIVE).client == NATIVE
 
 
 def test_the_choice_is_logged_once_with_its_reason(

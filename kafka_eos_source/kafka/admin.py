@@ -24,7 +24,7 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableErr
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.native_support import mechanism, missing
+from kafka_eos_source.kafka.native_support import missing
 from kafka_eos_source.kafka.request import (
     REQUEST_SECONDS,
     START_SECONDS,
@@ -262,8 +262,6 @@ class SourceAdmin:
             AuthorizationError: if the principal may not describe a topic.
         """
         lacking = missing(self._config)
-        if not lacking and mechanism(self._config) == "GSSAPI":
-            lacking = "only librdkafka renews Kerberos tickets"
         if lacking:
             _log.warning("the source cannot find out whether a new leader has lost records: %s", lacking)
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -14,7 +13,6 @@ from kafka_eos_source.kafka.kernel import choice
 
 AUTO, LIBRDKAFKA, NATIVE = "auto", "librdkafka", "native"
 
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 #: Properties that only librdkafka supports.
 _ONLY_LIBRDKAFKA = (
     "broker.address.",
@@ -49,30 +47,10 @@ class Chosen(NamedTuple):
         return f"{self.client}: {self.reason}"
 
 
-def mechanism(config: Mapping[str, Any]) -> str:
-    """Returns the SASL mechanism; "" if the connection does not use SASL."""
-    if not str(config.get("security.protocol", "plaintext")).lower().startswith("sasl"):
-        return ""
-    return str(config.get("sasl.mechanisms", "GSSAPI")).upper()
-
-
 def missing(config: Mapping[str, Any]) -> str:
     """Returns what the native clients lack for these properties, as a clause; "" if nothing."""
     if choice().kernel is None:
         return f"the C kernel is not available ({choice().why_not})"
-    wanted = mechanism(config)
-    if wanted and wanted not in _MECHANISMS:
-        return (
-            f"the native client does not support kafka.sasl.mechanism={wanted}, only {', '.join(_MECHANISMS)}"
-        )
-    if wanted == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
-        return "kafka.sasl.mechanism=GSSAPI needs the Python package 'gssapi' in the native client"
-    if wanted == "OAUTHBEARER":
-        from kafka_eos_source.kafka.wire.tokens import unsupported
-
-        lacking = unsupported({name: str(value) for name, value in config.items()})
-        if lacking:
-            return f"the native client does not support {lacking}"
     only = next((name for name in sorted(config) if name.startswith(_ONLY_LIBRDKAFKA)), None)
     return "" if only is None else f"the native client does not support kafka.{only}"
 
@@ -118,9 +96,8 @@ class ClientOption:
                     fix="remove the option; librdkafka is then used.",
                 )
             return Chosen(NATIVE, f"{origin}={wanted}")
-        if lacking or mechanism(config) == "GSSAPI":
-            # librdkafka renews Kerberos tickets by itself; the native client relies on others for that
-            return Chosen(LIBRDKAFKA, lacking or "it renews Kerberos tickets")
+        if lacking:
+            return Chosen(LIBRDKAFKA, lacking)
         return Chosen(NATIVE, f"it supports all options of this {self.side}")
 
     def choose_and_log(self, config: Mapping[str, Any], client: str = "") -> str:

@@ -26,7 +26,6 @@ _DAMAGED = (ValueError, LookupError, ArithmeticError, AssertionError, TypeError,
 _PRODUCE = 0
 #: How the answer of a listener begins that expects TLS and receives something else.
 _TLS_ALERT = b"\x15\x03"
-
 _LATEST, _EARLIEST = -1, -2
 
 bound_numbers()
