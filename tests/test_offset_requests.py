@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -12,11 +15,11 @@ from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.errors import AbortableError, OperatorError
-from kafka_eos_source.kafka import offset_refusals
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
 from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire import offset_refusals
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -114,13 +117,11 @@ class Cluster:
     found: dict[str, str]
 
     def __init__(self, _kafka: object) -> None: ...
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_error: object) -> None: ...
-    def config(self, name: str, _deadline: Deadline) -> dict[str, str]:
-        assert name == "__consumer_offsets"
-        return self.found
+    def describe_configs(self, resources: list[Any], _seconds: float) -> dict[Any, Future[Any]]:
+        assert resources[0].name == "__consumer_offsets"
+        future: Future[Any] = Future()
+        future.set_result({name: SimpleNamespace(value=value) for name, value in self.found.items()})
+        return {resources[0]: future}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
     expected: type[Exception],
 ) -> None:
     Cluster.found = config
-    monkeypatch.setattr(offset_refusals, "TopicAdmin", Cluster)
+    monkeypatch.setattr(offset_refusals, "WireAdmin", Cluster)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.UNKNOWN)
     with pytest.raises(expected) as caught:
         producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
@@ -150,7 +151,7 @@ def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
 def test_a_refusal_with_a_reason_is_raised_unchanged(
     mock: MockCluster, producer_in_transaction: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offset_refusals, "TopicAdmin", None)
+    monkeypatch.setattr(offset_refusals, "WireAdmin", None)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.TRANSACTION_ABORTABLE)
     with pytest.raises(AbortableError) as caught:
         producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())

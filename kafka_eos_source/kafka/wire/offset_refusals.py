@@ -7,16 +7,22 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.admin import WireAdmin
 from kafka_eos_source.model import GroupOffset
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Kafka's default of ``max.message.bytes``.
 _OFFSETS_TOPIC_BYTES = 1_048_588
+
+_OFFSETS_TOPIC: Any = client_admin.ConfigResource(  # type: ignore[attr-defined]
+    client_admin.ResourceType.TOPIC,  # type: ignore[attr-defined]
+    offset_requests.OFFSETS_TOPIC,
+)
 
 #: Longest time to look for the reason of a refusal.
 _SOON_SECONDS = 5.0
@@ -85,9 +91,9 @@ def explain_too_large(
     size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
     name = offset_requests.OFFSETS_TOPIC
     try:
-        with TopicAdmin(connection) as admin:
-            limit = int(admin.config(name, deadline)["max.message.bytes"])
-    except (KafkaEosError, KeyError, ValueError) as unknown:
+        found = WireAdmin(connection).describe_configs([_OFFSETS_TOPIC], deadline.remaining_seconds())
+        limit = int(found[_OFFSETS_TOPIC].result()["max.message.bytes"].value)
+    except (KafkaEosError, KafkaException, KeyError, ValueError) as unknown:
         _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
         return None
     if size <= limit:
