@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.native_support import missing
@@ -38,7 +38,6 @@ from kafka_eos_source.runtime.retry import Pauses, retry
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.cluster import Cluster
 
-_AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
 _ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
 _BROKER: Any = client_admin.ResourceType.BROKER  # type: ignore[attr-defined]
@@ -383,7 +382,7 @@ class SourceAdmin:
             self._seconds = limit.seconds()
             if self._client is None:
                 config = {**self._config, "error_cb": self._complaints.on_error}
-                self._client = make(_AdminClient, config)
+                self._client = admin_client(config)
             return ask(self._client)
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, named_partitions, unreachable
@@ -124,7 +124,7 @@ class GroupOffsets:
             UnavailableError: if no coordinator answers before ``deadline``.
             AuthorizationError: if the principal may not describe the group.
         """
-        client: Any = make(AdminClient, {**self._config, "error_cb": self._complaints.on_error})
+        client: Any = admin_client({**self._config, "error_cb": self._complaints.on_error})
 
         def send(seconds: float) -> list[str]:
             # the time limit is not passed to librdkafka, for the reason given in `offset_fetch`
@@ -153,7 +153,7 @@ class GroupOffsets:
             UnavailableError: if no coordinator answers before ``deadline``.
             AuthorizationError: if the principal may not delete the group.
         """
-        client: Any = make(AdminClient, {**self._config, "error_cb": self._complaints.on_error})
+        client: Any = admin_client({**self._config, "error_cb": self._complaints.on_error})
         # the time limit is not passed to librdkafka, for the reason given in `offset_fetch`
         future = client.delete_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
         doing = f"deleting group {group_id!r}"

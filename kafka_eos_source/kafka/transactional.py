@@ -32,9 +32,9 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -120,7 +120,8 @@ class KerberosExchange:
             )
             self._next = self._context.step() or b""
         except self._error as error:
-            text = f"Kerberos, for the service {service}: {error}"
+            who = f"{principal or 'the first principal'} of {keytab}" if keytab else "the ticket cache"
+            text = f"Kerberos, with {who}, for the service {service}: {error}"
             if getattr(error, "min_code", 0) & 0xFFFFFFFF in _KDC_UNREACHABLE:
                 raise ConnectionError(text) from error
             raise LoginRefusedError(text) from error
