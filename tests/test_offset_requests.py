@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
-from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
 from kafka_eos_source.kafka.transactional import TransactionalProducer
-from kafka_eos_source.kafka.wire import offset_refusals
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
