@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import Secrets
@@ -190,8 +190,9 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
-        starts: whether the request is the first of a query or command. It then fails soon if brokers refuse
-            connections, see `Complaints.start_error`.
+        starts: whether the request is the first of a query or command, and changes nothing. It then fails
+            soon if brokers refuse connections (`Complaints.start_error`), and the first tries have less time
+            (`TryLimit`).
 
     Raises:
         UnavailableError: if no broker answered before ``deadline``.
@@ -224,7 +225,11 @@ def request(
         text = complaints.secrets.hide(kafka_error(failure).str())
         _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
+    limit = TryLimit()
+
     def send_once() -> T:
+        if starts:
+            return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
 
     answer = retry(
