@@ -25,7 +25,6 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
@@ -108,12 +107,10 @@ UNUSABLE = {
     "makes",
     [
         lambda: AssignedConsumer({**UNUSABLE, "group.id": "g"}),
-        lambda: RecordProducer(UNUSABLE, "p"),
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
         lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).delete_group("g", Deadline.after_seconds(1)),
-        lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )
 def test_every_kind_of_client_hides_an_invalid_key_in_its_error(

@@ -1,7 +1,7 @@
 """Loads the C kernel, binds librdkafka's functions to it, and declares its signatures.
 
-The modules that use the kernel describe what it does: `kernel_consumer`, `read.kernel_columns`, `librdkafka`
-and `deliveries`. Each has a twin in Python with the same results, for use where the kernel is not available.
+The modules that use the kernel describe what it does: `kernel_consumer`, `read.kernel_columns`, and those of
+`kafka.wire`.
 """
 
 from __future__ import annotations
@@ -84,21 +84,11 @@ _BOUND_FUNCTIONS = (
     "rd_kafka_message_timestamp",
     "rd_kafka_message_headers",
     "rd_kafka_header_get_all",
-    "rd_kafka_produceva",
-    "rd_kafka_error_code",
-    "rd_kafka_error_destroy",
-    "rd_kafka_headers_new",
-    "rd_kafka_header_add",
-    "rd_kafka_headers_destroy",
-    "rd_kafka_conf_interceptor_add_on_new",
-    "rd_kafka_interceptor_add_on_acknowledgement",
 )
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
-    "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
-    "place": (None, (c_void_p, c_int64, c_int32)),
     "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
     "seal": (
         c_int64,
@@ -111,9 +101,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
-    "deliveries": (c_void_p, (c_void_p,)),
-    "failed": (c_int64, (c_void_p, POINTER(c_int32))),
-    "reset": (None, (c_void_p,)),
 }
 
 
@@ -122,17 +109,12 @@ class Kernel:
 
     take: Any
     free: Any
-    produce: Any
-    place: Any
     place_rows: Any
     seal: Any
     stamp: Any
     list: Any
     decode: Any
     crc32c: Any
-    deliveries: Any
-    failed: Any
-    reset: Any
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointers = (c_void_p * len(_BOUND_FUNCTIONS))(

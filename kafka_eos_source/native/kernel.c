@@ -1,16 +1,14 @@
 /*
- * Copies messages of librdkafka into Arrow buffers, and sends Arrow buffers through librdkafka, without a Python
+ * Copies messages of librdkafka into Arrow buffers, and encodes and decodes Kafka's record batches, without a Python
  * object per record.
  *
  * This is a plain shared library. It includes neither Python.h nor rdkafka.h and links against nothing, so
  * building it needs only a C compiler. Python passes pointers to librdkafka's functions (kafka_eos_bind). The few
  * types of librdkafka's stable ABI that this file uses are declared below. Callers must release Python's GIL,
- * which ctypes does. The only state is those pointers and the counters of failed deliveries.
+ * which ctypes does. The only state is those pointers.
  *
- * The functions that read, and kafka_eos_produce, have twins in Python (read/columns.py, kafka/consumer.py,
- * kafka/producer.py) with the same results; tests compare the two byte by byte. Record batches have none: without
- * the kernel, librdkafka encodes and decodes them. kafka/kernel.py declares the signatures. If you change one, change
- * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
+ * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
+ * native/loader.py.
  */
 #include <stdatomic.h>
 #include <stddef.h>
@@ -20,11 +18,10 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 6
+#define KAFKA_EOS_KERNEL_VERSION 7
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
-typedef intptr_t ssize_t;
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
@@ -35,8 +32,6 @@ typedef struct rd_kafka_s rd_kafka_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
 typedef struct rd_kafka_queue_s rd_kafka_queue_t;
 typedef struct rd_kafka_headers_s rd_kafka_headers_t;
-typedef struct rd_kafka_error_s rd_kafka_error_t;
-typedef struct rd_kafka_conf_s rd_kafka_conf_t;
 
 /* rdkafka.h, rd_kafka_message_t: unchanged since 0.8 */
 typedef struct {
@@ -51,38 +46,6 @@ typedef struct {
         void *opaque;
 } message_t;
 
-/* rdkafka.h, rd_kafka_vtype_t and rd_kafka_vu_t */
-enum {
-        VTYPE_RKT       = 2,
-        VTYPE_PARTITION = 3,
-        VTYPE_VALUE     = 4,
-        VTYPE_KEY       = 5,
-        VTYPE_MSGFLAGS  = 7,
-        VTYPE_TIMESTAMP = 8,
-        VTYPE_HEADERS   = 10
-};
-
-typedef struct {
-        int type;
-        union {
-                rd_kafka_topic_t *topic;
-                int flags;
-                int32_t partition;
-                int64_t timestamp_ms;
-                struct {
-                        void *at;
-                        size_t bytes;
-                } memory;
-                rd_kafka_headers_t *headers;
-                char padding[64];
-        } as;
-} vu_t;
-
-enum { MSG_F_COPY = 2 };
-
-typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *opaque, char *text, size_t text_bytes);
-typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *opaque);
-
 static struct {
         int (*consume_callback_queue)(rd_kafka_queue_t *, int timeout_ms, void (*)(message_t *, void *), void *);
         void (*yield)(rd_kafka_t *);
@@ -90,15 +53,6 @@ static struct {
         int (*message_headers)(const message_t *, rd_kafka_headers_t **);
         int (*header_get_all)(const rd_kafka_headers_t *, size_t index, const char **name, const void **value,
                               size_t *value_bytes);
-        rd_kafka_error_t *(*produceva)(rd_kafka_t *, const vu_t *, size_t);
-        int (*error_code)(const rd_kafka_error_t *);
-        void (*error_destroy)(rd_kafka_error_t *);
-        rd_kafka_headers_t *(*headers_new)(size_t);
-        int (*header_add)(rd_kafka_headers_t *, const char *name, ssize_t name_bytes, const void *value,
-                          ssize_t value_bytes);
-        void (*headers_destroy)(rd_kafka_headers_t *);
-        int (*add_on_new)(rd_kafka_conf_t *, const char *name, on_new_t *, void *opaque);
-        int (*add_on_acknowledgement)(rd_kafka_t *, const char *name, on_acknowledgement_t *, void *opaque);
 } kafka;
 
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
@@ -374,73 +328,13 @@ EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int6
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* The same layout as kafka.librdkafka.HEADER. */
+/* The same layout as kafka.wire.rows._HEADER. */
 typedef struct {
         const char *name;
         int64_t name_bytes;
         const void *value; /* NULL = null */
         int64_t value_bytes;
 } header_t;
-
-/*
- * Enqueues copies of `messages` in order, like rd_kafka_produce_batch, but with timestamps and headers. Returns
- * how many were accepted. The first message that was not has its error code in `err`; later ones were not tried.
- *
- * `timestamps_ms` may be NULL, and a 0 in it means the time of sending. `header_starts` may be NULL; otherwise
- * the headers of message i are the `header_counts[i]` entries from `headers[header_starts[i]]` on.
- */
-EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, message_t *messages, int64_t count,
-                                 const int64_t *timestamps_ms, const int64_t *header_starts,
-                                 const int64_t *header_counts, const header_t *headers) {
-        int64_t i, j;
-
-        for (i = 0; i < count; i++) {
-                message_t *message       = &messages[i];
-                rd_kafka_headers_t *list = NULL;
-                rd_kafka_error_t *error;
-                vu_t parts[7];
-                size_t used = 0;
-
-                parts[used].type       = VTYPE_RKT;
-                parts[used++].as.topic = topic;
-                parts[used].type       = VTYPE_MSGFLAGS;
-                parts[used++].as.flags = MSG_F_COPY;
-                parts[used].type           = VTYPE_PARTITION;
-                parts[used++].as.partition = message->partition;
-                parts[used].type            = VTYPE_VALUE;
-                parts[used].as.memory.at    = message->payload;
-                parts[used++].as.memory.bytes = message->payload_bytes;
-                parts[used].type            = VTYPE_KEY;
-                parts[used].as.memory.at    = message->key;
-                parts[used++].as.memory.bytes = message->key_bytes;
-                if (timestamps_ms) {
-                        parts[used].type              = VTYPE_TIMESTAMP;
-                        parts[used++].as.timestamp_ms = timestamps_ms[i];
-                }
-                if (header_starts && header_counts[i] > 0) {
-                        const header_t *first = headers + header_starts[i];
-                        list                  = kafka.headers_new((size_t)header_counts[i]);
-                        for (j = 0; j < header_counts[i]; j++) {
-                                /* a name ends at its first NUL, as in confluent-kafka */
-                                const void *nul = memchr(first[j].name, 0, (size_t)first[j].name_bytes);
-                                kafka.header_add(list, first[j].name,
-                                                 nul ? (const char *)nul - first[j].name : first[j].name_bytes,
-                                                 first[j].value, first[j].value_bytes);
-                        }
-                        parts[used].type         = VTYPE_HEADERS;
-                        parts[used++].as.headers = list;
-                }
-                error = kafka.produceva(client, parts, used);
-                if (error) {
-                        message->err = kafka.error_code(error);
-                        kafka.error_destroy(error);
-                        if (list)
-                                kafka.headers_destroy(list); /* after an error, the caller owns the headers */
-                        return i;
-                }
-        }
-        return count;
-}
 
 /* Java's Utils.murmur2, the hash with which Kafka's own producers choose the partition of a key. */
 static uint32_t murmur2(const uint8_t *at, size_t bytes) {
@@ -462,16 +356,6 @@ static uint32_t murmur2(const uint8_t *at, size_t bytes) {
         hash ^= hash >> 13;
         hash *= m;
         return hash ^ hash >> 15;
-}
-
-/* Sets the partition of each message that has a key and no partition yet. */
-EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitions) {
-        int64_t i;
-
-        for (i = 0; i < count; i++)
-                if (messages[i].key && messages[i].partition < 0)
-                        messages[i].partition =
-                            (int32_t)((murmur2(messages[i].key, messages[i].key_bytes) & 0x7fffffff) % partitions);
 }
 
 /* ---- record batches ------------------------------------------------------------------------------------ */
@@ -1036,73 +920,4 @@ EXPORT block_t *kafka_eos_decode(const records_t *batches, int64_t count, int32_
                         block->damaged = index;
         }
         return block;
-}
-
-/* ---- deliveries ------------------------------------------------------------------------------------------ */
-
-/*
- * Counts the failed deliveries of a producer without transactions. confluent-kafka's delivery callback runs only
- * for records of its own produce(). So this library is also a plugin of librdkafka (plugin.library.paths). Its
- * interceptor runs in librdkafka's threads for every record that was acknowledged or given up, before flush counts
- * that record as done.
- */
-typedef struct deliveries_s {
-        rd_kafka_t *client;
-        _Atomic int64_t failed;
-        _Atomic int32_t first_error;
-        struct deliveries_s *older;
-} deliveries_t;
-
-static _Atomic(deliveries_t *) newest;
-
-static int on_acknowledgement(rd_kafka_t *client, message_t *message, void *opaque) {
-        deliveries_t *deliveries = opaque;
-        int32_t none             = 0;
-
-        (void)client;
-        if (message->err) {
-                atomic_compare_exchange_strong(&deliveries->first_error, &none, message->err);
-                atomic_fetch_add(&deliveries->failed, 1);
-        }
-        return 0;
-}
-
-/* Creates the counter of a new client. It is never freed, because answers may arrive while the client ends. */
-static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t text_bytes) {
-        deliveries_t *deliveries = calloc(1, sizeof(*deliveries));
-
-        (void)conf, (void)opaque, (void)text, (void)text_bytes;
-        if (!deliveries)
-                return -1;
-        deliveries->client = client;
-        deliveries->older  = atomic_load(&newest);
-        while (!atomic_compare_exchange_weak(&newest, &deliveries->older, deliveries))
-                ;
-        return kafka.add_on_acknowledgement(client, "kafka-eos", on_acknowledgement, deliveries);
-}
-
-/* The entry point of a librdkafka plugin. */
-EXPORT int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t text_bytes) {
-        (void)opaque, (void)text, (void)text_bytes;
-        return kafka.add_on_new ? kafka.add_on_new(conf, "kafka-eos", on_new, NULL) : -1;
-}
-
-/* Returns the counter of a client; NULL if the client was created without this plugin. */
-EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
-        deliveries_t *each = atomic_load(&newest);
-        while (each && each->client != client)
-                each = each->older;
-        return each;
-}
-
-/* Returns the number of failed deliveries since the reset, and the error code of the first one. */
-EXPORT int64_t kafka_eos_failed(deliveries_t *deliveries, int32_t *first_error) {
-        *first_error = atomic_load(&deliveries->first_error);
-        return atomic_load(&deliveries->failed);
-}
-
-/* Sets the counter to 0. */
-EXPORT void kafka_eos_reset(deliveries_t *deliveries) {
-        atomic_store(&deliveries->failed, 0);
-        atomic_store(&deliveries->first_error, 0);
 }
