@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from confluent_kafka import cimpl
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
@@ -16,7 +18,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, next_sequence
 from kafka_eos_source.kafka.wire.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
 from kafka_eos_source.kafka.wire.messages import produce_body
-from kafka_eos_source.kafka.wire.rows import Rows
+from kafka_eos_source.kafka.wire.rows import PARTITIONERS, Rows
 from kafka_eos_source.spark.schema import HEADERS_ARROW
 
 KERNEL = kernel.kernel()
@@ -154,6 +156,48 @@ def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | N
     assert some.partitions.tolist() == [each for each in groups.partitions if each % 2 == 1]
     assert some.order.tolist() == [row for row in expected if placed.partitions[row] % 2 == 1]
     assert some.ends.tolist() == np.cumsum(some.sums(np.ones(len(rows), np.int64))).tolist()
+
+
+@given(
+    keys=st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=30),
+    partitions=st.integers(1, 2**31 - 1),
+)
+@example(keys=[b"\xca\x0e\x6d\xc9", b"", None], partitions=7)
+@pytest.mark.parametrize("name", sorted(PARTITIONERS))
+def test_keys_go_where_librdkafka_sends_them(name: str, keys: list[bytes | None], partitions: int) -> None:
+    """Rows that librdkafka sends to random partitions are left to `Rows.place`."""
+    column = pa.array(keys, pa.binary())
+    rows = Rows({"key": column, "value": column})
+    number = PARTITIONERS[name]
+    KERNEL.place_rows(rows.address, rows.count, rows.partitions.ctypes.data, partitions, number)
+    for key, found in zip(keys, rows.partitions.tolist(), strict=True):
+        is_random = name == "random" or (
+            name.endswith("_random") and (not key if name == "consistent_random" else key is None)
+        )
+        assert found == (-1 if is_random else of_librdkafka(name, key, partitions))
+
+
+def of_librdkafka(name: str, key: bytes | None, partitions: int) -> int:
+    """Returns what librdkafka's own function returns; it reads no argument but these."""
+    library = ctypes.CDLL(cimpl.__file__)
+    choose = library[f"rd_kafka_msg_partitioner_{name}"]
+    choose.restype = ctypes.c_int32
+    choose.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
+        *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p),
+    ]
+    return int(choose(None, key, len(key or b""), partitions, None, None))
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONERS))
+def test_rows_whose_key_does_not_decide_go_to_all_partitions_in_turn(name: str) -> None:
+    keys = pa.array([None] * 30, pa.binary())
+    rows = Rows({"key": keys, "value": keys})
+    rows.place(KERNEL, 3, first_without_key=1, stripe=5, partitioner=name)
+    if name == "random" or name.endswith("_random"):
+        assert rows.partitions.tolist() == [1] * 10 + [2] * 10 + [0] * 10
+    else:
+        assert len(set(rows.partitions.tolist())) == 1
 
 
 @pytest.mark.parametrize(("transactional_id", "acks"), [("t" * 130, -1), (None, 1)])

@@ -89,7 +89,7 @@ _BOUND_FUNCTIONS = (
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
-    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
+    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32, c_int32)),
     "seal": (
         c_int64,
         (

@@ -369,6 +369,8 @@ static uint32_t murmur2(const uint8_t *at, size_t bytes) {
  */
 enum { CRC_BLOCK = 2048 };
 static uint32_t crc_tables[8][256], crc_shifts[4][256];
+/* of CRC-32, with which librdkafka's "consistent" partitioners hash keys */
+static uint32_t crc32_table[256];
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes);
 
@@ -381,6 +383,9 @@ static void make_crc_tables(void) {
                 for (j = 0; j < 8; j++)
                         crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
                 crc_tables[0][i] = crc;
+                for (crc = i, j = 0; j < 8; j++)
+                        crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+                crc32_table[i] = crc;
         }
         for (i = 0; i < 256; i++)
                 for (j = 1; j < 8; j++)
@@ -560,14 +565,63 @@ static const uint8_t *value_at(const values_t *values, int64_t row, int64_t *byt
         return *bytes ? values->data + values->offsets[row] : &empty;
 }
 
-/* Sets the partition of each row that has a key and no partition yet. */
-EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count) {
+/* librdkafka's partitioners (rdkafka_msg.c), in the order of kafka.wire.rows.PARTITIONERS. */
+enum {
+        PLACE_RANDOM,
+        PLACE_CONSISTENT,
+        PLACE_CONSISTENT_RANDOM,
+        PLACE_MURMUR2,
+        PLACE_MURMUR2_RANDOM,
+        PLACE_FNV1A,
+        PLACE_FNV1A_RANDOM
+};
+
+/* zlib's CRC-32. */
+static uint32_t crc32(const uint8_t *at, int64_t bytes) {
+        uint32_t crc = 0xFFFFFFFF;
+
+        for (; bytes > 0; at++, bytes--)
+                crc = crc >> 8 ^ crc32_table[(crc ^ *at) & 0xFF];
+        return ~crc;
+}
+
+/* FNV-1a with 32 bits, made positive as in Sarama, Go's client. */
+static uint32_t fnv1a(const uint8_t *at, int64_t bytes) {
+        uint32_t hash = 0x811C9DC5;
+
+        for (; bytes > 0; at++, bytes--)
+                hash = (hash ^ *at) * 0x01000193;
+        return hash & 0x80000000 ? 0 - hash : hash;
+}
+
+/*
+ * Sets the partition of each row that has none and whose key decides it; the caller distributes the others. Without a
+ * key, only "consistent", "murmur2" and "fnv1a" decide: they take a null for an empty key.
+ */
+EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count,
+                                 int32_t partitioner) {
         int64_t row, bytes;
 
-        for (row = 0; row < count; row++) {
-                const uint8_t *key = partitions[row] < 0 ? value_at(&rows->keys, row, &bytes) : NULL;
-                if (key)
-                        partitions[row] = (int32_t)((murmur2(key, (size_t)bytes) & 0x7fffffff) % partition_count);
+        for (row = 0; row < count && partitioner != PLACE_RANDOM; row++) {
+                const uint8_t *key;
+                uint32_t hash;
+                if (partitions[row] >= 0)
+                        continue;
+                key = value_at(&rows->keys, row, &bytes);
+                if (partitioner == PLACE_MURMUR2_RANDOM || partitioner == PLACE_MURMUR2) {
+                        if (!key && partitioner == PLACE_MURMUR2_RANDOM)
+                                continue;
+                        hash = murmur2(key, (size_t)bytes) & 0x7fffffff;
+                } else if (partitioner == PLACE_FNV1A_RANDOM || partitioner == PLACE_FNV1A) {
+                        if (!key && partitioner == PLACE_FNV1A_RANDOM)
+                                continue;
+                        hash = fnv1a(key, bytes);
+                } else {
+                        if (bytes == 0 && partitioner == PLACE_CONSISTENT_RANDOM)
+                                continue;
+                        hash = crc32(key, bytes);
+                }
+                partitions[row] = (int32_t)(hash % (uint32_t)partition_count);
         }
 }
 

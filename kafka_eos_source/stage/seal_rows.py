@@ -39,7 +39,7 @@ def seal_rows(
         return None
     (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     rows = Rows({name: batch.column(name) for name in schema.names if name not in (SEALED, CHANGES)})
-    groups = rows.grouped(kernel(), plan.topic, plan.partitions, plan.record_bytes)
+    groups = rows.grouped(kernel(), plan.topic, plan.partitions, plan.record_bytes, plan.partitioner)
     is_enough = groups.sums(rows.sizes) >= plan.least_bytes
     sealed = _fitting(Encoder(kernel(), plan.compression, plan.level), rows, groups.select(is_enough), plan)
     if sealed.data.nbytes > _COLUMN_BYTES:

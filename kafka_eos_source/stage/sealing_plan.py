@@ -66,4 +66,5 @@ def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
         int(config.get("message.max.bytes", 1_000_000)),
         compression,
         None if level in (None, "-1", -1) else int(str(level)),
+        str(config["partitioner"]),
     )

@@ -39,6 +39,7 @@ from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
 from kafka_eos_source.kafka.wire.queue import Owner, RecordQueue
+from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
 from kafka_eos_source.kafka.wire.transaction import ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -110,7 +111,11 @@ class _Sender:
         self._new_queue = partial(RecordQueue, cluster, self._kernel, owner, self._counts, acks, acks_ms)
         self._queue = self._new_queue()
         self._new_collection = partial(
-            CollectedRows, self._kernel, encoder, int(config.get("message.max.bytes", 1_000_000))
+            CollectedRows,
+            self._kernel,
+            encoder,
+            int(config.get("message.max.bytes", 1_000_000)),
+            str(config.get("partitioner", DEFAULT_PARTITIONER)),
         )
         self._collected = self._new_collection()
         self._partitions_of: dict[str, int] = {}

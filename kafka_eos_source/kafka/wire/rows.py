@@ -17,6 +17,15 @@ import pyarrow as pa
 from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.kafka.kernel import Kernel
 
+#: librdkafka's partitioners, by their numbers in kernel.c. The default places keys as Java's producers do.
+PARTITIONERS = {
+    name: number
+    for number, name in enumerate(
+        ("random", "consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")
+    )
+}
+DEFAULT_PARTITIONER = "murmur2_random"
+
 #: Rows without a key go to the same partition in stripes of at least this length.
 _STRIPE_ROWS = 500
 _UNASSIGNED = -1
@@ -109,7 +118,9 @@ class Rows:
         np.cumsum(headers["name_bytes"] + headers["value_bytes"] + more, out=ends[1:])
         return np.asarray(ends[starts + counts] - ends[starts], np.int64)
 
-    def grouped(self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int) -> Groups:
+    def grouped(
+        self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int, partitioner: str
+    ) -> Groups:
         """Chooses the partition of every row that has none, and returns all rows by partition.
 
         Args:
@@ -117,6 +128,7 @@ class Rows:
             topic: the topic, for the error.
             partition_count: of the topic.
             largest_bytes: largest record, without compression.
+            partitioner: one of `PARTITIONERS`.
 
         Raises:
             InvalidRecordError: if a record is larger.
@@ -124,22 +136,32 @@ class Rows:
         largest = int(self.sizes.max(initial=0))
         if largest > largest_bytes:
             raise record_too_large(largest, topic)
-        self.place(kernel, partition_count, random.randrange(partition_count), _STRIPE_ROWS)
+        first = random.randrange(partition_count)
+        self.place(kernel, partition_count, first, _STRIPE_ROWS, partitioner)
         return self.by_partition()
 
-    def place(self, kernel: Kernel, partition_count: int, first_without_key: int, stripe: int) -> None:
+    def place(
+        self,
+        kernel: Kernel,
+        partition_count: int,
+        first_without_key: int,
+        stripe: int,
+        partitioner: str = DEFAULT_PARTITIONER,
+    ) -> None:
         """Chooses the partition of every row that has none.
 
-        Rows with a key go where Java's producers send them (murmur2). Rows without a key go to all partitions
-        in turn, ``stripe`` of them at a time, so that each partition gets large batches.
+        Rows whose key decides go where librdkafka's partitioner of that name sends them. The others go to all
+        partitions in turn, ``stripe`` of them at a time, so that each partition gets large batches.
 
         Args:
             kernel: the C kernel.
             partition_count: of the topic.
             first_without_key: partition of the first row without a key.
             stripe: number of rows.
+            partitioner: one of `PARTITIONERS`.
         """
-        kernel.place_rows(self.address, self.count, self.partitions.ctypes.data, partition_count)
+        number = PARTITIONERS[partitioner]
+        kernel.place_rows(self.address, self.count, self.partitions.ctypes.data, partition_count, number)
         rest = np.flatnonzero(self.partitions < 0)
         if len(rest):
             turns = np.arange(len(rest)) // max(stripe, -(-len(rest) // partition_count))
