@@ -143,7 +143,7 @@ def installed(
         def replace(owner: object, name: str, value: object) -> None:
             stack.enter_context(patch.object(owner, name, value))
 
-        replace(session, "KafkaClients", lambda _kafka, _client: clients())
+        replace(session, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)

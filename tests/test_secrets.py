@@ -27,7 +27,6 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
@@ -166,11 +165,9 @@ UNUSABLE = {
 @pytest.mark.parametrize(
     "makes",
     [
-        lambda: RecordProducer(UNUSABLE, "p"),
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
         lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).delete_group("g", Deadline.after_seconds(1)),
-        lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )
 def test_every_kind_of_client_hides_an_invalid_key_in_its_error(

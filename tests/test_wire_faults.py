@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -39,8 +40,7 @@ from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
-KERNEL = kernel.choice().kernel
-pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+KERNEL = kernel.kernel()
 
 TOPIC, PARTITIONS, ROWS = "t", 3, 60
 SOURCE = TopicPartition("source", 0)
@@ -62,7 +62,6 @@ TRANSIENT = [NOT_LEADER, 7, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS, 14, 15, 20, CO
 
 def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
     """Returns a client whose batches are tiny, so that each partition has many of them."""
-    assert KERNEL is not None
     config = {
         "bootstrap.servers": cluster.bootstrap,
         "socket.timeout.ms": "200",
@@ -70,7 +69,7 @@ def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
         "batch.size": "300",
         **properties,
     }
-    return WireProducer(producer_config(config, "app"), KERNEL)
+    return WireProducer(producer_config(config, "app"))
 
 
 def soon(seconds: float = SECONDS) -> Deadline:
@@ -366,7 +365,7 @@ def test_the_epoch_wraps_to_another_producer_id(cluster: SimulatedKafka) -> None
 def test_sequence_numbers_wrap(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that does not know the producer accepts any first sequence number, so the test can begin late."""
     made = queue._Partition
-    monkeypatch.setattr(queue, "_Partition", lambda: made(sequence=2**31 - 7))
+    monkeypatch.setattr(queue, "_Partition", partial(made, sequence=2**31 - 7))
     client = producer(cluster)
     client.init(soon())
     write(client, 0)

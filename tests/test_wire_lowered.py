@@ -14,11 +14,8 @@ from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, rows
 from test_wire_faults import write_until_committed as write_all
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.wire import lowered, transaction
 from kafka_eos_source.model import GroupOffset
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 
 @pytest.fixture

@@ -14,12 +14,9 @@ from test_wire_consumer import expected as expected_rows
 from test_wire_consumer import log_of, read
 from test_wire_faults import PARTITIONS, TOPIC, expected, producer, soon, write
 
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import cluster as cluster_module
 from kafka_eos_source.kafka.wire import network
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 #: No test waits until a request times out.
 PATIENT = {"socket.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "60000"}

@@ -26,7 +26,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.transaction_client import transactional_producer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
@@ -63,15 +63,12 @@ class KafkaClients:
 
     Attributes:
         kafka: librdkafka properties of the sink.
-        client: the option ``transaction.client``; "" = the default.
     """
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
-    client: str = ""
 
     def producer(self, transactional_id: str) -> Producer:
-        config = producer_config(self.kafka, transactional_id=transactional_id)
-        return transactional_producer(config, self.client)
+        return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -350,7 +347,7 @@ def _commit(
     identity_file: IdentityFile | None = None,
     trace: Trace | None = None,
 ) -> Result:
-    key = who.application_id, repr((options.transaction_client, sorted(options.kafka.items())))
+    key = who.application_id, repr(sorted(options.kafka.items()))
     session = _sessions.setdefault(key, ProducerSession())
     _sessions.move_to_end(key)
     while len(_sessions) > _MOST_SESSIONS:
@@ -360,7 +357,7 @@ def _commit(
     result = Commit(
         request,
         staged,
-        KafkaClients(options.kafka, options.transaction_client),
+        KafkaClients(options.kafka),
         session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,

@@ -1,7 +1,7 @@
-"""Loads the C kernel, binds librdkafka's functions to it, and declares its signatures.
+"""Loads the C kernel, and declares its signatures.
 
-The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, `librdkafka`
-and `deliveries`. Each has a twin in Python with the same results, for use where the kernel is not available.
+The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, and the other
+modules of `kafka.wire`.
 """
 
 from __future__ import annotations
@@ -70,23 +70,9 @@ class Block(Structure):
     )
 
 
-#: The functions of librdkafka that ``kafka_eos_bind`` expects, in that order.
-_BOUND_FUNCTIONS = (
-    "rd_kafka_produceva",
-    "rd_kafka_error_code",
-    "rd_kafka_error_destroy",
-    "rd_kafka_headers_new",
-    "rd_kafka_header_add",
-    "rd_kafka_headers_destroy",
-    "rd_kafka_conf_interceptor_add_on_new",
-    "rd_kafka_interceptor_add_on_acknowledgement",
-)
-
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (POINTER(Block),)),
-    "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
-    "place": (None, (c_void_p, c_int64, c_int32)),
-    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
+    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32, c_int32)),
     "seal": (
         c_int64,
         (
@@ -98,9 +84,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
-    "deliveries": (c_void_p, (c_void_p,)),
-    "failed": (c_int64, (c_void_p, POINTER(c_int32))),
-    "reset": (None, (c_void_p,)),
 }
 
 
@@ -108,24 +91,14 @@ class Kernel:
     """The functions of kernel.c without their prefix. Its comments describe them. None holds the GIL."""
 
     free: Any
-    produce: Any
-    place: Any
     place_rows: Any
     seal: Any
     stamp: Any
     list: Any
     decode: Any
     crc32c: Any
-    deliveries: Any
-    failed: Any
-    reset: Any
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointers = (c_void_p * len(_BOUND_FUNCTIONS))(
-            *(ctypes.cast(function(name, None), c_void_p) for name in _BOUND_FUNCTIONS)
-        )
-        if library.kafka_eos_bind(pointers, len(pointers)) != 0:
-            raise KernelUnavailableError("the kernel was built for another list of librdkafka functions")
         for name, (result, arguments) in _SIGNATURES.items():
             found = library[f"kafka_eos_{name}"]
             found.restype, found.argtypes = result, arguments

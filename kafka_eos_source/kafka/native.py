@@ -41,13 +41,3 @@ def client_pointer(client: Any) -> int:
     address = ctypes.c_void_p.from_address(id(client) + 2 * ctypes.sizeof(ctypes.c_void_p)).value
     assert address is not None
     return address
-
-
-def end_poll(client: Any) -> None:
-    """Ends the ``poll`` that a `Producer` runs in another thread, or else its next ``poll``.
-
-    confluent-kafka divides a long poll into parts of 0.2 s. A call ends one part.
-    """
-    queue = function("rd_kafka_queue_get_main", ctypes.c_void_p, ctypes.c_void_p)(client_pointer(client))
-    function("rd_kafka_queue_yield", None, ctypes.c_void_p)(queue)
-    function("rd_kafka_queue_destroy", None, ctypes.c_void_p)(queue)

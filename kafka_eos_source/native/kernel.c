@@ -1,16 +1,11 @@
 /*
- * Copies messages of librdkafka into Arrow buffers, and sends Arrow buffers through librdkafka, without a Python
- * object per record.
+ * Encodes and decodes Kafka's record batches, from and to Arrow buffers, without a Python object per record.
  *
- * This is a plain shared library. It includes neither Python.h nor rdkafka.h and links against nothing, so
- * building it needs only a C compiler. Python passes pointers to librdkafka's functions (kafka_eos_bind). The few
- * types of librdkafka's stable ABI that this file uses are declared below. Callers must release Python's GIL,
- * which ctypes does. The only state is those pointers and the counters of failed deliveries.
+ * This is a plain shared library. It does not include Python.h and links against nothing, so building it needs only
+ * a C compiler. Callers must release Python's GIL, which ctypes does. The only state is the tables of checksums.
  *
- * The functions that read, and kafka_eos_produce, have twins in Python (read/columns.py, kafka/consumer.py,
- * kafka/producer.py) with the same results; tests compare the two byte by byte. Record batches have none: without
- * the kernel, librdkafka encodes and decodes them. kafka/kernel.py declares the signatures. If you change one, change
- * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
+ * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
+ * native/loader.py.
  */
 #include <stdatomic.h>
 #include <stddef.h>
@@ -24,88 +19,11 @@
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
-typedef intptr_t ssize_t;
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* ---- the part of librdkafka's ABI that this file uses -------------------------------------------------- */
-
-typedef struct rd_kafka_s rd_kafka_t;
-typedef struct rd_kafka_topic_s rd_kafka_topic_t;
-typedef struct rd_kafka_headers_s rd_kafka_headers_t;
-typedef struct rd_kafka_error_s rd_kafka_error_t;
-typedef struct rd_kafka_conf_s rd_kafka_conf_t;
-
-/* rdkafka.h, rd_kafka_message_t: unchanged since 0.8 */
-typedef struct {
-        int err;
-        rd_kafka_topic_t *topic;
-        int32_t partition;
-        void *payload;
-        size_t payload_bytes;
-        void *key;
-        size_t key_bytes;
-        int64_t offset;
-        void *opaque;
-} message_t;
-
-/* rdkafka.h, rd_kafka_vtype_t and rd_kafka_vu_t */
-enum {
-        VTYPE_RKT       = 2,
-        VTYPE_PARTITION = 3,
-        VTYPE_VALUE     = 4,
-        VTYPE_KEY       = 5,
-        VTYPE_MSGFLAGS  = 7,
-        VTYPE_TIMESTAMP = 8,
-        VTYPE_HEADERS   = 10
-};
-
-typedef struct {
-        int type;
-        union {
-                rd_kafka_topic_t *topic;
-                int flags;
-                int32_t partition;
-                int64_t timestamp_ms;
-                struct {
-                        void *at;
-                        size_t bytes;
-                } memory;
-                rd_kafka_headers_t *headers;
-                char padding[64];
-        } as;
-} vu_t;
-
-enum { MSG_F_COPY = 2 };
-
-typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *opaque, char *text, size_t text_bytes);
-typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *opaque);
-
-static struct {
-        rd_kafka_error_t *(*produceva)(rd_kafka_t *, const vu_t *, size_t);
-        int (*error_code)(const rd_kafka_error_t *);
-        void (*error_destroy)(rd_kafka_error_t *);
-        rd_kafka_headers_t *(*headers_new)(size_t);
-        int (*header_add)(rd_kafka_headers_t *, const char *name, ssize_t name_bytes, const void *value,
-                          ssize_t value_bytes);
-        void (*headers_destroy)(rd_kafka_headers_t *);
-        int (*add_on_new)(rd_kafka_conf_t *, const char *name, on_new_t *, void *opaque);
-        int (*add_on_acknowledgement)(rd_kafka_t *, const char *name, on_acknowledgement_t *, void *opaque);
-} kafka;
-
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
-
-static void make_crc_tables(void);
-
-/* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
-EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
-        if ((size_t)count * sizeof(*functions) != sizeof(kafka))
-                return -1;
-        memcpy(&kafka, functions, sizeof(kafka));
-        make_crc_tables();
-        return 0;
-}
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
@@ -245,73 +163,13 @@ EXPORT void kafka_eos_free(block_t *block) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* The same layout as kafka.librdkafka.HEADER. */
+/* The same layout as kafka.wire.rows._HEADER. */
 typedef struct {
         const char *name;
         int64_t name_bytes;
         const void *value; /* NULL = null */
         int64_t value_bytes;
 } header_t;
-
-/*
- * Enqueues copies of `messages` in order, like rd_kafka_produce_batch, but with timestamps and headers. Returns
- * how many were accepted. The first message that was not has its error code in `err`; later ones were not tried.
- *
- * `timestamps_ms` may be NULL, and a 0 in it means the time of sending. `header_starts` may be NULL; otherwise
- * the headers of message i are the `header_counts[i]` entries from `headers[header_starts[i]]` on.
- */
-EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, message_t *messages, int64_t count,
-                                 const int64_t *timestamps_ms, const int64_t *header_starts,
-                                 const int64_t *header_counts, const header_t *headers) {
-        int64_t i, j;
-
-        for (i = 0; i < count; i++) {
-                message_t *message       = &messages[i];
-                rd_kafka_headers_t *list = NULL;
-                rd_kafka_error_t *error;
-                vu_t parts[7];
-                size_t used = 0;
-
-                parts[used].type       = VTYPE_RKT;
-                parts[used++].as.topic = topic;
-                parts[used].type       = VTYPE_MSGFLAGS;
-                parts[used++].as.flags = MSG_F_COPY;
-                parts[used].type           = VTYPE_PARTITION;
-                parts[used++].as.partition = message->partition;
-                parts[used].type            = VTYPE_VALUE;
-                parts[used].as.memory.at    = message->payload;
-                parts[used++].as.memory.bytes = message->payload_bytes;
-                parts[used].type            = VTYPE_KEY;
-                parts[used].as.memory.at    = message->key;
-                parts[used++].as.memory.bytes = message->key_bytes;
-                if (timestamps_ms) {
-                        parts[used].type              = VTYPE_TIMESTAMP;
-                        parts[used++].as.timestamp_ms = timestamps_ms[i];
-                }
-                if (header_starts && header_counts[i] > 0) {
-                        const header_t *first = headers + header_starts[i];
-                        list                  = kafka.headers_new((size_t)header_counts[i]);
-                        for (j = 0; j < header_counts[i]; j++) {
-                                /* a name ends at its first NUL, as in confluent-kafka */
-                                const void *nul = memchr(first[j].name, 0, (size_t)first[j].name_bytes);
-                                kafka.header_add(list, first[j].name,
-                                                 nul ? (const char *)nul - first[j].name : first[j].name_bytes,
-                                                 first[j].value, first[j].value_bytes);
-                        }
-                        parts[used].type         = VTYPE_HEADERS;
-                        parts[used++].as.headers = list;
-                }
-                error = kafka.produceva(client, parts, used);
-                if (error) {
-                        message->err = kafka.error_code(error);
-                        kafka.error_destroy(error);
-                        if (list)
-                                kafka.headers_destroy(list); /* after an error, the caller owns the headers */
-                        return i;
-                }
-        }
-        return count;
-}
 
 /* Java's Utils.murmur2, the hash with which Kafka's own producers choose the partition of a key. */
 static uint32_t murmur2(const uint8_t *at, size_t bytes) {
@@ -335,16 +193,6 @@ static uint32_t murmur2(const uint8_t *at, size_t bytes) {
         return hash ^ hash >> 15;
 }
 
-/* Sets the partition of each message that has a key and no partition yet. */
-EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitions) {
-        int64_t i;
-
-        for (i = 0; i < count; i++)
-                if (messages[i].key && messages[i].partition < 0)
-                        messages[i].partition =
-                            (int32_t)((murmur2(messages[i].key, messages[i].key_bytes) & 0x7fffffff) % partitions);
-}
-
 /* ---- record batches ------------------------------------------------------------------------------------ */
 
 /*
@@ -356,6 +204,8 @@ EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitio
  */
 enum { CRC_BLOCK = 2048 };
 static uint32_t crc_tables[8][256], crc_shifts[4][256];
+/* of CRC-32, with which librdkafka's "consistent" partitioners hash keys */
+static uint32_t crc32_table[256];
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes);
 
@@ -368,6 +218,9 @@ static void make_crc_tables(void) {
                 for (j = 0; j < 8; j++)
                         crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
                 crc_tables[0][i] = crc;
+                for (crc = i, j = 0; j < 8; j++)
+                        crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+                crc32_table[i] = crc;
         }
         for (i = 0; i < 256; i++)
                 for (j = 1; j < 8; j++)
@@ -547,14 +400,63 @@ static const uint8_t *value_at(const values_t *values, int64_t row, int64_t *byt
         return *bytes ? values->data + values->offsets[row] : &empty;
 }
 
-/* Sets the partition of each row that has a key and no partition yet. */
-EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count) {
+/* librdkafka's partitioners (rdkafka_msg.c), in the order of kafka.wire.rows.PARTITIONERS. */
+enum {
+        PLACE_RANDOM,
+        PLACE_CONSISTENT,
+        PLACE_CONSISTENT_RANDOM,
+        PLACE_MURMUR2,
+        PLACE_MURMUR2_RANDOM,
+        PLACE_FNV1A,
+        PLACE_FNV1A_RANDOM
+};
+
+/* zlib's CRC-32. */
+static uint32_t crc32(const uint8_t *at, int64_t bytes) {
+        uint32_t crc = 0xFFFFFFFF;
+
+        for (; bytes > 0; at++, bytes--)
+                crc = crc >> 8 ^ crc32_table[(crc ^ *at) & 0xFF];
+        return ~crc;
+}
+
+/* FNV-1a with 32 bits, made positive as in Sarama, Go's client. */
+static uint32_t fnv1a(const uint8_t *at, int64_t bytes) {
+        uint32_t hash = 0x811C9DC5;
+
+        for (; bytes > 0; at++, bytes--)
+                hash = (hash ^ *at) * 0x01000193;
+        return hash & 0x80000000 ? 0 - hash : hash;
+}
+
+/*
+ * Sets the partition of each row that has none and whose key decides it; the caller distributes the others. Without a
+ * key, only "consistent", "murmur2" and "fnv1a" decide: they take a null for an empty key.
+ */
+EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count,
+                                 int32_t partitioner) {
         int64_t row, bytes;
 
-        for (row = 0; row < count; row++) {
-                const uint8_t *key = partitions[row] < 0 ? value_at(&rows->keys, row, &bytes) : NULL;
-                if (key)
-                        partitions[row] = (int32_t)((murmur2(key, (size_t)bytes) & 0x7fffffff) % partition_count);
+        for (row = 0; row < count && partitioner != PLACE_RANDOM; row++) {
+                const uint8_t *key;
+                uint32_t hash;
+                if (partitions[row] >= 0)
+                        continue;
+                key = value_at(&rows->keys, row, &bytes);
+                if (partitioner == PLACE_MURMUR2_RANDOM || partitioner == PLACE_MURMUR2) {
+                        if (!key && partitioner == PLACE_MURMUR2_RANDOM)
+                                continue;
+                        hash = murmur2(key, (size_t)bytes) & 0x7fffffff;
+                } else if (partitioner == PLACE_FNV1A_RANDOM || partitioner == PLACE_FNV1A) {
+                        if (!key && partitioner == PLACE_FNV1A_RANDOM)
+                                continue;
+                        hash = fnv1a(key, bytes);
+                } else {
+                        if (bytes == 0 && partitioner == PLACE_CONSISTENT_RANDOM)
+                                continue;
+                        hash = crc32(key, bytes);
+                }
+                partitions[row] = (int32_t)(hash % (uint32_t)partition_count);
         }
 }
 
@@ -911,73 +813,4 @@ EXPORT block_t *kafka_eos_decode(const records_t *batches, int64_t count, int32_
                         block->damaged = index;
         }
         return block;
-}
-
-/* ---- deliveries ------------------------------------------------------------------------------------------ */
-
-/*
- * Counts the failed deliveries of a producer without transactions. confluent-kafka's delivery callback runs only
- * for records of its own produce(). So this library is also a plugin of librdkafka (plugin.library.paths). Its
- * interceptor runs in librdkafka's threads for every record that was acknowledged or given up, before flush counts
- * that record as done.
- */
-typedef struct deliveries_s {
-        rd_kafka_t *client;
-        _Atomic int64_t failed;
-        _Atomic int32_t first_error;
-        struct deliveries_s *older;
-} deliveries_t;
-
-static _Atomic(deliveries_t *) newest;
-
-static int on_acknowledgement(rd_kafka_t *client, message_t *message, void *opaque) {
-        deliveries_t *deliveries = opaque;
-        int32_t none             = 0;
-
-        (void)client;
-        if (message->err) {
-                atomic_compare_exchange_strong(&deliveries->first_error, &none, message->err);
-                atomic_fetch_add(&deliveries->failed, 1);
-        }
-        return 0;
-}
-
-/* Creates the counter of a new client. It is never freed, because answers may arrive while the client ends. */
-static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t text_bytes) {
-        deliveries_t *deliveries = calloc(1, sizeof(*deliveries));
-
-        (void)conf, (void)opaque, (void)text, (void)text_bytes;
-        if (!deliveries)
-                return -1;
-        deliveries->client = client;
-        deliveries->older  = atomic_load(&newest);
-        while (!atomic_compare_exchange_weak(&newest, &deliveries->older, deliveries))
-                ;
-        return kafka.add_on_acknowledgement(client, "kafka-eos", on_acknowledgement, deliveries);
-}
-
-/* The entry point of a librdkafka plugin. */
-EXPORT int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t text_bytes) {
-        (void)opaque, (void)text, (void)text_bytes;
-        return kafka.add_on_new ? kafka.add_on_new(conf, "kafka-eos", on_new, NULL) : -1;
-}
-
-/* Returns the counter of a client; NULL if the client was created without this plugin. */
-EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
-        deliveries_t *each = atomic_load(&newest);
-        while (each && each->client != client)
-                each = each->older;
-        return each;
-}
-
-/* Returns the number of failed deliveries since the reset, and the error code of the first one. */
-EXPORT int64_t kafka_eos_failed(deliveries_t *deliveries, int32_t *first_error) {
-        *first_error = atomic_load(&deliveries->first_error);
-        return atomic_load(&deliveries->failed);
-}
-
-/* Sets the counter to 0. */
-EXPORT void kafka_eos_reset(deliveries_t *deliveries) {
-        atomic_store(&deliveries->failed, 0);
-        atomic_store(&deliveries->first_error, 0);
 }

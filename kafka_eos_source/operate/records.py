@@ -15,8 +15,8 @@ from kafka_eos_source.errors import DataLossError, InvalidRecordError, Unavailab
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.read.columns import Contents, Run
@@ -265,7 +265,7 @@ def produce(
         if admin.shape(name, deadline) is None:
             raise no_topic(kafka, name, deadline)
     sent = 0
-    producer = RecordProducer(producer_config({"log_level": "0", **kafka}), "kafka-eos produce")
+    producer = RecordProducer(producer_config(kafka), "kafka-eos produce")
     try:
         for batch in batches:
             patience = Deadline.after_seconds(deadline.budget_seconds)

@@ -87,7 +87,6 @@ class WriteOptions:
     kafka: Mapping[str, str] = field(repr=False)
     query_name: str | None = None
     token_topic: str | None = None
-    transaction_client: str = ""
     on_invalid_record: str = "fail"
     dead_letter_topic: str | None = None
     sinks: tuple[SinkSpec, ...] = ()

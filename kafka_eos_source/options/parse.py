@@ -143,7 +143,6 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         kafka=config.check_producer(kafka, exactly_once=exactly_once),
         query_name=found["queryName"],
         token_topic=_token_topic(found, streaming=streaming),
-        transaction_client=_transaction_client(found, kafka),
         on_invalid_record=found["onInvalidRecord"],
         dead_letter_topic=_dead_letter_topic(found),
         sinks=registry.parse(found["sinks"], _of_sinks(options)),
@@ -166,23 +165,6 @@ def _skip_damaged(
             fix="correct the topic or the partition, or remove the option.",
         )
     return named
-
-
-def _transaction_client(found: Mapping[str, Any], kafka: Mapping[str, str]) -> str:
-    """Returns the option ``transaction.client`` after checking that it can be used; "" if it is not set.
-
-    Raises:
-        InvalidOptionError: if the native client cannot write with the other options.
-    """
-    client: str = found["transaction.client"] or ""
-    if client and found["processing.guarantee"] != "exactly_once":
-        raise _needs_exactly_once("transaction.client")
-    if client:
-        # imported here, because most processes of a query parse options and create no producer
-        from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
-
-        TRANSACTION_CLIENT.choose(config.check_producer(kafka, exactly_once=True), client)
-    return client
 
 
 def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:

@@ -404,18 +404,6 @@ OPTIONS: tuple[Option, ...] = (
         "`at_least_once`: tasks write to Kafka directly, so a retry may write a record twice.",
     ),
     Option(
-        "transaction.client",
-        WRITE,
-        values.choice("auto", "native", "librdkafka"),
-        None,
-        "`auto`, `native`, `librdkafka`",
-        "The client that writes the transactions. The [native client](performance.md#the-native-client) speaks "
-        "Kafka's protocol itself, which takes a quarter to a third of the CPU time. `auto` chooses it if it "
-        "supports the other options of the sink, and librdkafka if not. A query may change the client at any "
-        "restart.",
-        "`auto`",
-    ),
-    Option(
         "checkpointLocation",
         WRITE,
         values.text,

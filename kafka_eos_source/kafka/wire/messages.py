@@ -161,19 +161,22 @@ def produce_head(version: int, correlation_id: int, client_id: str, body_bytes: 
 
 
 def produce_body(
-    transactional_id: str,
+    transactional_id: str | None,
+    acks: int,
     timeout_ms: int,
     topics: Mapping[str, Iterable[tuple[int, EncodedBatch]]],
 ) -> list[bytes | memoryview]:
     """Returns the body of a Produce request, version 9 to 12, without copying the batches.
 
     Args:
-        transactional_id: of the producer.
+        transactional_id: of the producer; None = it has no transactions.
+        acks: -1 = the leader waits for the in-sync replicas; 1 = it does not.
         timeout_ms: how long the leader waits for the in-sync replicas.
         topics: partitions and their batches by topic, at most one batch for each partition.
     """
     out: list[bytes | memoryview] = []
-    head = _compact(transactional_id.encode()) + struct.pack(">hi", -1, timeout_ms)
+    head = b"\0" if transactional_id is None else _compact(transactional_id.encode())
+    head += struct.pack(">hi", acks, timeout_ms)
     head += _varint(len(topics) + 1)
     for topic, partitions in topics.items():
         parts = list(partitions)

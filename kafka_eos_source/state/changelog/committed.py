@@ -31,8 +31,8 @@ from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.group_offsets import stable_offsets
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
@@ -80,7 +80,7 @@ def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadli
         AuthorizationError: if the ACL on the transactional id is missing.
     """
     timeout = {key: value for key, value in kafka.items() if key == "transaction.timeout.ms"}
-    producer = TransactionalProducer(producer_config({**admin_config(kafka), **timeout}, transactional_id))
+    producer = WireProducer(producer_config({**admin_config(kafka), **timeout}, transactional_id))
     try:
         producer.init(deadline)
     finally:

@@ -1,9 +1,4 @@
-"""Commits one batch with the real commit code and real clients on a mock cluster, and checks the result.
-
-No part of the product is replaced. This module watches the producer and adds what the mock cluster lacks: it
-writes the offsets of a transaction to the group once the transaction's commit control record is in the log,
-so that the product finds its token where a real broker would keep it.
-"""
+"""Commits one batch with the real commit code and the real producer on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from mock_cluster import MockCluster
-from mock_log import Entry, commits, committed, read
+from wire_cluster import Fault, WireCluster
 
 from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -24,8 +16,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.kafka.native_support import LIBRDKAFKA
-from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
@@ -40,115 +31,81 @@ OUTPUT_PARTITIONS = 2
 ROWS = 10
 
 
-class MockKafka:
-    """`KafkaClients` on a mock cluster that record every transactional call.
+def cluster(brokers: int = 1, version: int = 2) -> WireCluster:
+    """Returns a cluster with the topics of the batch."""
+    return WireCluster({OUTPUT: OUTPUT_PARTITIONS, SOURCE.topic: 1}, brokers=brokers, version=version)
+
+
+class SimulatedKafka:
+    """`KafkaClients` of a simulated cluster that record every transactional call.
 
     Attributes:
         calls: the product's transactional calls, in order.
         before: functions to run once, before the next call of a name.
+        faults: what happens to the next requests of a kind, in order.
     """
 
-    def __init__(self, mock: MockCluster, **kafka: str) -> None:
+    def __init__(self, simulated: WireCluster, **kafka: str) -> None:
         """Creates the clients; ``kafka`` holds more client properties, with ``_`` for ``.``."""
-        self.mock = mock
+        self.cluster = simulated
         self.calls: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
-        self.kafka = {
-            "bootstrap.servers": mock.bootstrap_servers,
-            "log_level": "0",
-            **{name.replace("_", "."): value for name, value in kafka.items()},
-        }
-        self._clients = KafkaClients(self.kafka, LIBRDKAFKA)  # the mock is librdkafka's; see wire_cluster
-        self._sent: list[GroupOffset] | None = None
-        self._commits_seen = 0
-        mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)
-        mock.create_topic(SOURCE.topic, 1)
+        self.faults: dict[str, list[Fault]] = {}
+        properties = {name.replace("_", "."): value for name, value in kafka.items()}
+        self._clients = KafkaClients({"bootstrap.servers": simulated.bootstrap, **properties})
+        simulated.fault = self._fault
         genesis = Token(APPLICATION_ID, "query", "run", 0, -1, "", "d0", 0).encode()
-        self.commit_offsets(
-            [GroupOffset(SOURCE, 0, genesis), GroupOffset(TopicPartition(OUTPUT, 0), 0, genesis)]
-        )
+        simulated.offsets = {SOURCE: (0, genesis), (OUTPUT, 0): (0, genesis)}
+
+    def _fault(self, kind: str) -> Fault | None:
+        waiting = self.faults.get(kind)
+        return waiting.pop(0) if waiting else None
 
     # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
-        return WatchedProducer(self._clients.producer(transactional_id), self)
+        producer = self._clients.producer(transactional_id)
+        assert isinstance(producer, WireProducer)
+        return WatchedProducer(producer, self)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         return self._clients.token_records(name, deadline)
 
     def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
-        return ()  # the mock does not know the request
+        return ()
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        return self._clients.committed_now(group_id, certainly, deadline)
+        return self._offsets()
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        self.record_committed_offsets()
         self.record_call("token")
-        return self._clients.group_offsets(group_id, certainly, deadline)
+        return self._offsets()
+
+    def _offsets(self) -> Mapping[TopicPartition, GroupOffset]:
+        found = {TopicPartition(*tp): each for tp, each in self.cluster.offsets.items()}
+        return {tp: GroupOffset(tp, offset, metadata) for tp, (offset, metadata) in found.items()}
 
     def record_call(self, call: str) -> None:
         self.calls.append(call)
         self.before.pop(call, lambda: None)()
 
-    def record_offsets(self, offsets: Collection[GroupOffset] | None) -> None:
-        """Records the offsets that the open transaction carries; None = none yet."""
-        self._sent = None if offsets is None else list(offsets)
-
-    def record_committed_offsets(self) -> None:
-        """Writes a transaction's offsets to the group if it was committed since the last call."""
-        ends = [commits(self._log(partition)) for partition in range(OUTPUT_PARTITIONS)]
-        assert len(set(ends)) == 1, f"a transaction ended in one partition and not in another: {ends}"
-        if ends[0] == self._commits_seen:
-            return
-        assert ends[0] == self._commits_seen + 1, (
-            "two transactions were committed between two calls of this method"
-        )
-        assert self._sent is not None, "records were committed without a token"
-        self._commits_seen = ends[0]
-        self.commit_offsets(self._sent)
-        self._sent = None
-
-    def commit_offsets(self, offsets: Collection[GroupOffset]) -> None:
-        """Commits ``offsets`` for the group."""
-        consumer = Consumer({**self.kafka, "group.id": APPLICATION_ID})
-        try:
-            consumer.commit(
-                offsets=[
-                    ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
-                    for each in offsets
-                ],
-                asynchronous=False,
-            )
-        finally:
-            consumer.close()
-
     def token(self) -> Token | None:
         """Returns the newest token in the group; None if it is only the genesis token."""
-        wanted = {SOURCE, TopicPartition(OUTPUT, 0)}
-        found = self._clients.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
-        found_token = newest(found.values())
-        return None if found_token is not None and found_token.sequence == 0 else found_token
+        found = newest(self._offsets().values())
+        return None if found is not None and found.sequence == 0 else found
 
     def visible(self) -> list[str]:
         """Returns the values of all committed records."""
-        return [
-            (value or b"").decode()
-            for partition in range(OUTPUT_PARTITIONS)
-            for value in committed(self._log(partition))
-        ]
-
-    def _log(self, partition: int) -> list[Entry]:
-        return read(self.mock.bootstrap_servers, OUTPUT, partition)
+        return [value.decode() for part in self.cluster.committed(OUTPUT).values() for value in part]
 
 
 class WatchedProducer:
-    """A `TransactionalProducer` that records the calls made to it."""
+    """A `WireProducer` that records the calls made to it."""
 
-    def __init__(self, producer: TransactionalProducer, kafka: MockKafka) -> None:
+    def __init__(self, producer: WireProducer, kafka: SimulatedKafka) -> None:
         self._producer = producer
         self._kafka = kafka
 
@@ -160,13 +117,11 @@ class WatchedProducer:
         self._producer.init(deadline)
 
     def begin(self) -> None:
-        self._kafka.record_committed_offsets()
         self._kafka.record_call("begin")
-        self._kafka.record_offsets(None)
         self._producer.begin()
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Returns no ids, because the mock cluster has none."""
+        """Returns no ids, because the simulated cluster has none."""
         return {}
 
     def flush(self, deadline: Deadline) -> None:
@@ -176,7 +131,6 @@ class WatchedProducer:
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         self._kafka.record_call("offsets")
         self._producer.send_offsets(offsets, group_id, deadline)
-        self._kafka.record_offsets(offsets)
 
     def commit(self, deadline: Deadline) -> None:
         self._kafka.record_call("commit")
@@ -211,24 +165,19 @@ def values(batch_id: int = 0, rows: int = ROWS) -> list[str]:
     return [f"{batch_id}:{row}" for row in range(rows)]
 
 
-def staged(values: Sequence[str], *, timestamps: bool = False) -> StagedRows:
-    """Returns staged rows, spread over the output partitions.
-
-    With ``timestamps``, each row has one, so that the producer sends rows one by one and not in batches.
-    """
+def staged(values: Sequence[str]) -> StagedRows:
+    """Returns staged rows, spread over the output partitions."""
     columns = {
         "value": pa.array([value.encode() for value in values]),
         "partition": pa.array([row % OUTPUT_PARTITIONS for row in range(len(values))], pa.int32()),
     }
-    if timestamps:
-        columns["timestamp"] = pa.array([1_700_000_000_000] * len(values))
     batch = pa.record_batch(columns)
     part = stage([batch], batch.schema, folder=None, batch="0", inline_bytes=1 << 20, topic=OUTPUT)
     return StagedRows(StagingFolder("no file is written"), "0", [part])
 
 
 def commit(
-    kafka: MockKafka,
+    kafka: SimulatedKafka,
     session: ProducerSession,
     batch_id: int = 0,
     rows: StagedRows | None = None,
@@ -254,9 +203,8 @@ def shorten(deadline: Deadline, seconds: float) -> None:
     object.__setattr__(deadline, "at", time.monotonic() + seconds)
 
 
-def visible_values_and_token(kafka: MockKafka) -> tuple[list[str], Token | None]:
+def visible_values_and_token(kafka: SimulatedKafka) -> tuple[list[str], Token | None]:
     """Returns the visible values, sorted, and the group's token; fails if only one of them exists."""
-    kafka.record_committed_offsets()
     visible, token = kafka.visible(), kafka.token()
     assert bool(visible) == (token is not None), f"{len(visible)} records are visible, the token is {token}"
     return sorted(visible), token
