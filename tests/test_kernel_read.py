@@ -32,7 +32,6 @@ from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.native import loader
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.columns import record_batch, record_batches
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
@@ -545,52 +544,3 @@ def test_a_consumer_that_is_not_closed_is_garbage_collected(mock: MockCluster, w
     consumer.take(1, 5)
     del consumer
     gc.collect()  # an earlier version hung here
-
-
-# -- the choice between kernel and twin
-
-
-@pytest.fixture
-def kernel_choice_reset() -> Iterator[None]:
-    kernel.choice.cache_clear()
-    yield
-    kernel.choice.cache_clear()
-
-
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv(loader.VARIABLE, "0")
-    with caplog.at_level("DEBUG", "kafka_eos_source.kafka.kernel"):
-        assert kernel.choice() == (None, "KAFKA_EOS_NATIVE=0 turns it off")
-        kernel.choice()
-    assert [record.message for record in caplog.records] == [
-        "using the Python twin of the C kernel, because the kernel is not available: "
-        "KAFKA_EOS_NATIVE=0 turns it off"
-    ]
-
-
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_a_library_that_cannot_be_loaded_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
-) -> None:
-    missing = tmp_path / "kernel.so"  # type: ignore[operator]
-    monkeypatch.setattr(loader, "library_path", lambda _name="kernel": missing)
-    assert "was not built" in kernel.choice().why_not
-    kernel.choice.cache_clear()
-    missing.write_bytes(b"no library")
-    assert "cannot be loaded" in kernel.choice().why_not
-
-
-@needs_kernel
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)
-    assert (
-        f"has version {loader.VERSION - 1}, but this package needs version {loader.VERSION}"
-        in kernel.choice().why_not
-    )
-
-
-@pytest.mark.skipif(not os.environ.get("KAFKA_EOS_TEST_KERNEL"), reason="./dev test says whether it must be")
-def test_the_kernel_was_built_where_there_is_a_compiler() -> None:
-    assert kernel.choice().kernel is not None, kernel.choice().why_not

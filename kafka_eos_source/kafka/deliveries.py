@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError
 from kafka_eos_source.kafka.kernel import Kernel, choice
 from kafka_eos_source.kafka.native import client_pointer
 from kafka_eos_source.kafka.properties import Properties
-from kafka_eos_source.native.loader import library_path
+from kafka_eos_source.native.loader import load
 
 _PLUGINS = "plugin.library.paths"
 
@@ -43,7 +43,7 @@ class Deliveries:
 
 def with_counter(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the properties with the counting plugin added, where the plugin can be used."""
-    path = str(library_path())
+    path = load("kernel")._name
     if choice().kernel is None or not _has_plugins() or ";" in path:
         return dict(config)
     others = config.get(_PLUGINS)

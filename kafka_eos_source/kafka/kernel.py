@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kafka_eos_source.errors import KernelUnavailableError
 from kafka_eos_source.kafka.native import function, has_pointers
-from kafka_eos_source.native.loader import KernelUnavailableError, load
+from kafka_eos_source.native.loader import load
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def choice() -> Choice:
     """Returns whether this process uses the kernel. The first call decides, and logs at debug level."""
     if has_pointers():
         try:
-            return Choice(Kernel(load()), "")
+            return Choice(Kernel(load("kernel")), "")
         except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
             why_not = str(failure)
     else:
