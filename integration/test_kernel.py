@@ -7,15 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from integration.support.driver import ROOT
 from integration.support.kafka import produce, read_back, values
 from integration.test_sink_stream import rows, spec
-from kafka_eos_source.kafka import kernel
 
 
-@pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 def test_a_query_says_that_its_processes_import_a_copy_of_the_package_without_kernel(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:

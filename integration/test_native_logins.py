@@ -20,7 +20,6 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import access, connection
 from kafka_eos_source.kafka.wire import producer as module
@@ -28,8 +27,6 @@ from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 #: The broker ends sessions after this time on all listeners but ``ENDED``. A machine may stand still for some
 #: seconds, in which no client renews anything.

@@ -22,8 +22,6 @@ from kafka_eos_source.runtime.deadline import Deadline
 from tests.test_kafka_tls import PASSWORD, WAYS, identities
 from tests.tls_server import Authority, Pair
 
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
-
 
 class Secured:
     """A broker with a listener for everybody, and one that requires a certificate of the authority."""
@@ -71,7 +69,7 @@ def written(options: Mapping[str, str], topic: str) -> None:
     checked = check_producer(options, exactly_once=True)
     with ClusterReader(admin_config(checked)) as reader:
         assert topic in reader.topics(deadline)[1]
-    found = kernel.choice().kernel
+    found = kernel.kernel()
     assert found is not None
     client = WireProducer(producer_config(checked, f"tls-{topic}"), found)
     try:
@@ -110,7 +108,7 @@ def test_each_way_to_give_a_key_works(secured: Secured, way: str) -> None:
 def test_a_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority("stranger").sign("me")
     checked = check_producer(secured.options("text", stranger), exactly_once=True)
-    found = kernel.choice().kernel
+    found = kernel.kernel()
     assert found is not None
     client = WireProducer(producer_config(checked, "stranger"), found)
     try:

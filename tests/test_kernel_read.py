@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mock_cluster import Api, MockCluster
+from mock_cluster import Api, MockCluster, client_pointer, function
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -24,12 +24,9 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     UnavailableError,
 )
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.native import loader
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.columns import Run, record_batch, record_batches
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
@@ -377,51 +374,3 @@ def test_reads_do_not_leak_memory(mock: MockCluster, writer: Writer) -> None:
     before = reads(60)
     after = reads(120)
     assert after - before < 60 * count * 4000 // 4  # a quarter of what half of these reads read
-
-
-# -- the choice between kernel and twin
-
-
-@pytest.fixture
-def kernel_choice_reset() -> Iterator[None]:
-    kernel.choice.cache_clear()
-    yield
-    kernel.choice.cache_clear()
-
-
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv(loader.VARIABLE, "0")
-    with caplog.at_level("DEBUG", "kafka_eos_source.kafka.kernel"):
-        assert kernel.choice() == (None, "KAFKA_EOS_NATIVE=0 turns it off")
-        kernel.choice()
-    assert [record.message for record in caplog.records] == [
-        "using the Python twin of the C kernel, because the kernel is not available: "
-        "KAFKA_EOS_NATIVE=0 turns it off"
-    ]
-
-
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_a_library_that_cannot_be_loaded_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
-) -> None:
-    missing = tmp_path / "kernel.so"  # type: ignore[operator]
-    monkeypatch.setattr(loader, "library_path", lambda _name="kernel": missing)
-    assert "was not built" in kernel.choice().why_not
-    kernel.choice.cache_clear()
-    missing.write_bytes(b"no library")
-    assert "cannot be loaded" in kernel.choice().why_not
-
-
-@pytest.mark.usefixtures("kernel_choice_reset")
-def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)
-    assert (
-        f"has version {loader.VERSION - 1}, but this package needs version {loader.VERSION}"
-        in kernel.choice().why_not
-    )
-
-
-@pytest.mark.skipif(not os.environ.get("KAFKA_EOS_TEST_KERNEL"), reason="./dev test says whether it must be")
-def test_the_kernel_was_built_where_there_is_a_compiler() -> None:
-    assert kernel.choice().kernel is not None, kernel.choice().why_not

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.errors import InvalidRecordError, RestartQueryError, StagedPartError
+from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicShape
@@ -26,7 +26,6 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
 from kafka_eos_source.stage import sealing, sealing_plan
-from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.sealed_column import SealingPlan, sealed_batches
@@ -183,7 +182,6 @@ def test_few_rows_travel_as_rows() -> None:
     part = staged(numbered([[[(b"a", None, 3)] * 10]])[0])
     table = pa.ipc.open_stream(part.inline).read_all()
     assert (table.num_rows, table[SEALED].null_count) == (10, 10)
-    assert part.checksum_kind == CRC32
 
 
 def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +217,9 @@ def restamped(sealed: bytes) -> bytes:
     return batch.header + bytes(batch.body)
 
 
-def test_a_file_has_the_kernels_checksum_and_damage_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_of_a_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = StagingFolder(str(tmp_path / "staging"))
     part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
-    assert part.checksum_kind == CRC32C
     assert sum(map(len, sent([part], folder).logs.values())) == 30
     (file,) = (tmp_path / "staging" / "3").iterdir()
     content = bytearray(file.read_bytes())
@@ -286,17 +281,6 @@ def test_the_number_of_batches_is_never_underestimated() -> None:
         rows.partitions[:] = 0
         sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
         assert sum(int.from_bytes(each[57:61], "big") for _, each in sealed) == 2000
-
-
-def test_a_part_with_a_checksum_that_the_driver_cannot_compute_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = StagingFolder(str(tmp_path / "staging"))
-    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it is turned off"))
-    with pytest.raises(RestartQueryError, match="it is turned off") as raised:
-        StagedRows(folder, "3", [part])
-    assert "install the same build" in str(raised.value.fix)
 
 
 class Admin:

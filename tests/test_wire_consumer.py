@@ -30,8 +30,6 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
-
 #: All columns of a read.
 ALL = tuple(kernel.WANTS)
 #: More than any step takes that does not hang.
@@ -683,7 +681,7 @@ def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: 
 
 def test_two_answers_of_a_partition_are_decoded_one_by_one() -> None:
     """They may overlap. Their reader leaves out what it has only if it gets one after the other."""
-    library: Any = kernel.choice().kernel
+    library: Any = kernel.kernel()
     log, tp = log_of(6, abort_every=100), TopicPartition("t", 0)
     data, _ = log.fetched(0, 1 << 20, committed=True)
     arrived = Arrived(library, committed=True)

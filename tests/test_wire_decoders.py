@@ -28,12 +28,12 @@ from fetched_log import Record
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
+from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from simulated.kafka import SimulatedKafka, name_of
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import consumer_config, producer_config
-from kafka_eos_source.kafka.kernel import WANTS, choice
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
+from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.wire import connection, decompress
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.decompress import decompressed
@@ -45,13 +45,11 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 TP = TopicPartition("t", 0)
-KERNEL: Any = choice().kernel
+KERNEL: Any = kernel()
 ALL = sum(set(WANTS.values()))
 CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 #: Far more than any of these inputs may cost.
 SECONDS = 5.0
-
-pytestmark = pytest.mark.skipif(KERNEL is None, reason=choice().why_not)
 
 
 @st.composite

@@ -15,15 +15,12 @@ from simulated.kafka import Fault, Partition, SimulatedKafka
 from test_wire_consumer import conf, read, spoiled
 
 from kafka_eos_source.errors import DataLossError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.runtime.deadline import Deadline
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 TP = TopicPartition("t", 0)
 

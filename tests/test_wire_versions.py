@@ -13,13 +13,10 @@ from simulated.kafka import SimulatedKafka
 from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, soon, write, write_until_committed
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import TopicPartition
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 #: What releases of Apache Kafka announce, of what the clients use.
 RELEASES = {

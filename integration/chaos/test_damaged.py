@@ -34,14 +34,11 @@ from integration.support.tools import run as run_tool
 from kafka_eos_source import map_in_read
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import RecordsDamagedError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.wire import consumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.option_values import offset_lists
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 BATCHES, PER_BATCH = 12, 4
 RECORDS_SENT = BATCHES * PER_BATCH

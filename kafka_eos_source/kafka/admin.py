@@ -24,7 +24,6 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableErr
 from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.native_support import missing
 from kafka_eos_source.kafka.request import (
     REQUEST_SECONDS,
     START_SECONDS,
@@ -254,16 +253,12 @@ class SourceAdmin:
 
         Returns:
             The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
-            whether there was such an epoch. Empty if the native client does not support the connection.
+            whether there was such an epoch.
 
         Raises:
             UnavailableError: if no broker answers.
             AuthorizationError: if the principal may not describe a topic.
         """
-        lacking = missing(self._config)
-        if lacking:
-            _log.warning("the source cannot find out whether a new leader has lost records: %s", lacking)
-            return {}
         # the import takes 0.1 s, and leaders change rarely
         from kafka_eos_source.kafka.wire.cluster import Cluster
 

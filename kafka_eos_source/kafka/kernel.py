@@ -1,23 +1,19 @@
 """Loads the C kernel, and declares its signatures.
 
-The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, and the other
-modules of `kafka.wire`.
+The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, and others
+in `kafka.wire`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Collection
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint32, c_void_p
 from functools import lru_cache, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any
 
-from kafka_eos_source.kafka.native import function, has_pointers
-from kafka_eos_source.native.loader import KernelUnavailableError, load
-
-_log = logging.getLogger(__name__)
+from kafka_eos_source.native.loader import load
 
 #: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
@@ -105,39 +101,11 @@ class Kernel:
             setattr(self, name, found)
 
 
-class Choice(NamedTuple):
-    """Whether this process uses the kernel.
-
-    Attributes:
-        kernel: None = this process uses the Python twin.
-        why_not: why the kernel is not available, as a clause; empty if it is.
-    """
-
-    kernel: Kernel | None
-    why_not: str
-
-
 @lru_cache(maxsize=1)
-def choice() -> Choice:
-    """Returns whether this process uses the kernel. The first call decides, and logs at debug level."""
-    if has_pointers():
-        try:
-            return Choice(Kernel(load()), "")
-        except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
-            why_not = str(failure)
-    else:
-        why_not = "the kernel needs a 64-bit CPython with the GIL, whose layout of client objects is known"
-    _log.debug("using the Python twin of the C kernel, because the kernel is not available: %s", why_not)
-    return Choice(None, why_not)
-
-
 def kernel() -> Kernel:
-    """Returns the C kernel of this process.
+    """Returns the C kernel.
 
     Raises:
-        KernelUnavailableError: if the kernel cannot be used; the text gives the reason.
+        KernelUnavailableError: if the library is missing or cannot be used.
     """
-    found = choice()
-    if found.kernel is None:
-        raise KernelUnavailableError(found.why_not)
-    return found.kernel
+    return Kernel(load("kernel"))

@@ -38,9 +38,7 @@ class Rights:
     def __init__(self, kafka: Mapping[str, str], deadline: Deadline) -> None:
         self._kafka, self._deadline = dict(kafka), deadline
         self._complaints = Complaints(self._kafka)
-        self._client = admin_client(
-            {**admin_config(self._kafka), "error_cb": self._complaints.on_error}
-        )
+        self._client = admin_client({**admin_config(self._kafka), "error_cb": self._complaints.on_error})
 
     def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
         """Returns the operations on each topic, such as ``READ``; None = there is no such topic.

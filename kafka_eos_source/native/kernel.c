@@ -7,6 +7,9 @@
  * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
  * native/loader.py.
  */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -15,7 +18,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 7
+#define KAFKA_EOS_KERNEL_VERSION 8
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -206,10 +209,12 @@ enum { CRC_BLOCK = 2048 };
 static uint32_t crc_tables[8][256], crc_shifts[4][256];
 /* of CRC-32, with which librdkafka's "consistent" partitioners hash keys */
 static uint32_t crc32_table[256];
+static int has_crc_instruction;
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes);
 
-static void make_crc_tables(void) {
+/* Runs when the library is loaded. */
+__attribute__((constructor)) static void prepare_crc(void) {
         static const uint8_t zeros[CRC_BLOCK];
         uint32_t i, j;
 
@@ -228,6 +233,12 @@ static void make_crc_tables(void) {
         for (i = 0; i < 256; i++)
                 for (j = 0; j < 4; j++)
                         crc_shifts[j][i] = crc32c_tables(i << 8 * j, zeros, CRC_BLOCK);
+#if defined(__x86_64__)
+        {
+                unsigned int eax, ebx, ecx = 0, edx;
+                has_crc_instruction = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_SSE4_2);
+        }
+#endif
 }
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
@@ -243,13 +254,20 @@ static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
         return crc;
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
 static uint32_t crc_shift(uint32_t crc) {
         return crc_shifts[0][crc & 0xFF] ^ crc_shifts[1][crc >> 8 & 0xFF] ^ crc_shifts[2][crc >> 16 & 0xFF] ^
                crc_shifts[3][crc >> 24];
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
+/* clang has counted the instruction for checksums separately since version 14 */
+#if defined(__clang__) && __clang_major__ >= 14
+#define SSE "sse4.2,crc32"
+#else
+#define SSE "sse4.2"
+#endif
+
+__attribute__((target(SSE))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
         uint64_t wide = crc, word;
 
         for (; bytes >= 3 * CRC_BLOCK; at += 3 * CRC_BLOCK, bytes -= 3 * CRC_BLOCK) {
@@ -278,8 +296,8 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const
 
 /* Returns the checksum of some bytes that follow others, whose checksum is `before`; 0 = none come before. */
 EXPORT uint32_t kafka_eos_crc32c(uint32_t before, const uint8_t *at, int64_t bytes) {
-#if defined(__x86_64__) && defined(__GNUC__)
-        if (__builtin_cpu_supports("sse4.2"))
+#if defined(__x86_64__)
+        if (has_crc_instruction)
                 return ~crc32c_sse(~before, at, (size_t)bytes);
 #endif
         return ~crc32c_tables(~before, at, (size_t)bytes);

@@ -341,7 +341,6 @@ class WireProducer(_Sender):
         timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
         self._transaction = TransactionRequests(cluster, self.transactional_id, timeout_ms)
         super().__init__(config, self.transactional_id, cluster, self._transaction)
-        self._connection = admin_config(config)
         self._state = State.NEW
         self._has_offsets = False
 

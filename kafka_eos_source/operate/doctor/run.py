@@ -16,7 +16,6 @@ import pyspark
 import kafka_eos_source
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import layout
@@ -108,7 +107,7 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
     if patient.registry is not None and _wanted(patient, "registry"):
         yield registry(patient.registry, deadline)
     if patient.spark is not None and _wanted(patient, "executors"):
-        yield from executors.check(patient.spark, location, kernel.choice().kernel is not None)
+        yield from executors.check(patient.spark, location)
 
 
 def registry(options: Mapping[str, str], deadline: Deadline) -> Finding:

@@ -1,4 +1,4 @@
-"""Decodes Protobuf messages with Google's library, message by message: the twin of native/protobuf.c."""
+"""What Google's library makes of Protobuf messages: the oracle of the decoder in C."""
 
 from __future__ import annotations
 
@@ -6,35 +6,23 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
 from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
-from kafka_eos_source.registry.slices import Collector
 
 
-class TwinDecoder:
-    """Decodes the messages of one type (see `codec.Decoder`).
-
-    Args:
-        root: the tree of the message.
-    """
+class Oracle:
+    """Decodes the messages of one type (see `codec.Decoder`)."""
 
     def __init__(self, root: Message) -> None:
-        from google.protobuf import message_factory
-
         self._root = root
         self._class = message_factory.GetMessageClass(root.descriptor)
-        self._type = root.arrow_type
 
-    @property
-    def arrow_type(self) -> pa.StructType:
-        """The struct with a column per field of the message."""
-        return self._type
-
-    def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
-        """Decodes messages (see `codec.Decoder`)."""
-        rows = Collector(self._type, most_bytes)
+    def decode(self, messages: pa.Array, start: int) -> Converted:
+        rows: list[Any] = []
         errors: dict[int, str] = {}
         for index, payload in enumerate(each.as_py() for each in messages):
             row = None
@@ -43,14 +31,10 @@ class TwinDecoder:
                     row = self._row(payload, start)
                 except UnfitError as failure:
                     errors[index] = f"message {self._root.descriptor.full_name}: {failure}"
-            rows.add(row)
-            if rows.is_full:
-                break
-        return rows.converted(errors)
+            rows.append(row)
+        return Converted(pa.array(rows, self._root.arrow_type), errors)
 
     def _row(self, payload: bytes, start: int) -> dict[str, Any]:
-        from google.protobuf.message import DecodeError
-
         if len(payload) < start:
             raise UnfitError(f"the value has {len(payload)} bytes, fewer than its frame")
         try:
