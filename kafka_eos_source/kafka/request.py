@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import (
+    START_SECONDS,
+    classify,
+    is_login,
+    is_transient,
+    kafka_error,
+    unreachable,
+)
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
@@ -31,8 +38,6 @@ SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
 _SILENT = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
 )
-#: Time in which a request that starts a query fails if brokers refuse connections.
-START_SECONDS = 7.0
 
 _log = logging.getLogger(__name__)
 
