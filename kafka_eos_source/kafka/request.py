@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.errors import KafkaEosError, UnavailableError
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import concealed
@@ -125,7 +125,6 @@ def request(
     poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
-    only_reads: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
 
@@ -138,7 +137,6 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
-        only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
 
     Raises:
         UnavailableError: if no broker answered before ``deadline``.
@@ -159,19 +157,13 @@ def request(
         refused = complaints.login_error(doing)
         if refused is not None:
             return refused
-        if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
-            return _unfinished_transaction(doing, deadline)
         reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
         return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
 
     def report(failure: KafkaException, seconds: float) -> None:
         _log.debug("%s: %s; retrying in %.2f s", doing, concealed(kafka_error(failure).str()), seconds)
 
-    limit = TryLimit()
-
     def send_once() -> T:
-        if only_reads:
-            return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
 
     answer = retry(
@@ -184,13 +176,3 @@ def request(
     )
     complaints.answered()
     return answer
-
-
-def _unfinished_transaction(doing: str, deadline: Deadline) -> UnavailableError:
-    return UnavailableError(
-        f"{doing}: a transaction that changes these offsets is not finished (UNSTABLE_OFFSET_COMMIT); waited "
-        f"{deadline.budget_seconds:.0f} s.",
-        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does "
-        "not help, the brokers have lost track of the transaction: see 'Hanging transactions' in "
-        "docs/runbooks.md.",
-    )
