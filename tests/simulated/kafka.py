@@ -341,7 +341,8 @@ class SimulatedKafka:
                 connection.sendall(b"\0")
                 time.sleep(0.02)
         elif fault.kind == "length":
-            payload = struct.pack(">i", len(payload) - 4 + fault.number) + payload[4:]
+            size = min(len(payload) - 4 + fault.number, 2**31 - 1)
+            payload = struct.pack(">i", size) + payload[4:]
         elif fault.kind == "correlation":
             (found,) = struct.unpack_from(">i", payload, 4)
             payload = payload[:4] + struct.pack(">i", (found + fault.number) & 0x7FFFFFFF) + payload[8:]
@@ -412,7 +413,9 @@ class SimulatedKafka:
     def _node_of(self, number: int, shift: int) -> int:
         count = len(self._listeners)
         nodes = [(number + shift + more) % count + 1 for more in range(count)]
-        return next(each for each in nodes if each not in self._fenced)
+        # those that are cut off believe in an older time, when they were not
+        absent = self._fenced | (self.cut_off.keys() if shift == self.shift else set())
+        return next(each for each in nodes if each not in absent)
 
     def _shift_of(self, node: int) -> int:
         """Returns how often leaders have moved, as far as a broker knows."""
@@ -481,7 +484,7 @@ class SimulatedKafka:
                 node_id=number, host="127.0.0.1", port=each.getsockname()[1], rack=None, version=version
             )
             for number, each in enumerate(self._listeners, 1)
-            if number not in self._fenced
+            if number not in self._fenced and (number not in self.cut_off or shift != self.shift)
         ]
         return {"brokers": brokers, "topics": topics, "cluster_id": "c", "controller_id": 1}
 

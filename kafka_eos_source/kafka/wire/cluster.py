@@ -31,6 +31,8 @@ GROUP, TRANSACTION = 0, 1
 
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS = 12, 4, 7, 4
 _DEFAULT_PORT = 9092
+#: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH.
+_NOT_THE_LEADER = frozenset({6, 74, 75})
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
@@ -314,7 +316,7 @@ class Cluster:
             request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
-                    _check_partition(each)
+                    self._check_partition(each)
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
         return _complete(found, wanted)
 
@@ -348,7 +350,7 @@ class Cluster:
             request = epoch_ends_request(version, asked)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
-                    _check_partition(each)
+                    self._check_partition(each)
                     found[TopicPartition(topic.topic, each.partition)] = each.end_offset
         return _complete(found, epochs)
 
@@ -476,6 +478,13 @@ class Cluster:
                 self._answer_seconds[address] = min(2 * seconds, self._access.connect_seconds)
             raise self._no_connection(address, started, failure) from failure
 
+    def _check_partition(self, answer: Any) -> None:
+        """Raises what a leader refuses; the broker that named the leader may be cut off from the others."""
+        if answer.error_code in _NOT_THE_LEADER:
+            self.ask_another()
+        if answer.error_code:
+            raise KafkaException(KafkaError(answer.error_code))
+
     def _patience(self, took_seconds: float) -> float:
         """Returns how long an answer may take, after the last one took so long."""
         return min(max(SILENT_SECONDS, _SLOWER * took_seconds), self._access.request_seconds)
@@ -489,11 +498,6 @@ class Cluster:
         now = time.monotonic()
         self._away[address] = now + min(now - started, SILENT_SECONDS)
         return TemporaryError(f"cannot connect to {address}: {failure}")
-
-
-def _check_partition(answer: Any) -> None:
-    if answer.error_code:
-        raise KafkaException(KafkaError(answer.error_code))
 
 
 def _complete(

@@ -84,9 +84,10 @@ class Connection:
         self._in_flight: deque[_InFlight] = deque()
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
-        #: A large answer that has arrived in part, and how much of it; see `read`.
+        #: A large answer that has arrived in part, how much of it, and what must arrive within the limit; see
+        #: `read`.
         self._large: memoryview | None = None
-        self._arrived = 0
+        self._arrived = self._enough = 0
         self.muted_until = 0.0
         connected = Deadline.after_seconds(deadline.remaining_seconds(access.connect_seconds))
         soon = Deadline.after_seconds(connected.remaining_seconds(answer_seconds))
@@ -238,7 +239,9 @@ class Connection:
                         self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
                         return
                     self._arrived += count
-                    if self._in_flight:  # megabytes may take longer than the limit, as long as bytes arrive
+                    if self._in_flight and self._arrived >= self._enough:
+                        # megabytes may take longer than the limit, but not one byte after the other
+                        self._enough = self._arrived + _READ_BYTES
                         head = self._in_flight[0]
                         head.due = max(head.due, time.monotonic() + head.seconds)
                     if self._arrived == len(self._large):
@@ -280,6 +283,7 @@ class Connection:
                 if size > _READ_BYTES:
                     self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
                     self._arrived = len(self._in) - 4
+                    self._enough = self._arrived + _READ_BYTES
                     self._large[: self._arrived] = self._in[4:]
                     self._in.clear()
                 return
