@@ -235,6 +235,11 @@ class SimulatedKafka:
         for log in self.logs.values():
             yield from log.batches
 
+    def lose(self, topic: str, number: int, batches: int) -> None:
+        """Truncates a log by the last batches that producers sent, as an unclean leader election does."""
+        with self._lock:
+            self.logs[topic, number].lose(batches)
+
     def leader(self, number: int) -> int:
         """Returns the node that leads the partitions of this number; coordinators are those of 0 and 1."""
         return self._node_of(number, self.shift)
@@ -647,6 +652,8 @@ class SimulatedKafka:
             return code or TOO_LARGE, -1
         batch = MemoryRecords(records).next_batch()
         assert batch is not None
+        if not batch.validate_crc():
+            return CORRUPT_MESSAGE, -1
         if not batch.is_transactional:
             assert batch.producer_id == -1 or batch.producer_id in self.producer_ids
         elif version >= 12 or self.version >= 2:  # brokers of version 2 verify every transaction

@@ -29,6 +29,8 @@ MOST_IN_FLIGHT = 5
 #: Buffers of one system call; no system accepts fewer than 16, and Linux accepts 1,024.
 _MOST_BUFFERS = 256 if sys.platform == "linux" else 16
 _READ_BYTES = 64 << 10
+#: The limit of a large answer begins again when so much more of it has arrived.
+_PROGRESS_BYTES = 4 << 10
 #: Buffers below this size are copied together before they are sent, up to a larger size.
 _SHORT_BYTES, _JOINED_BYTES = 16 << 10, 64 << 10
 #: Longest pause that a broker's quota may ask for. Brokers ask for no more than a quota's window (11 s by
@@ -241,7 +243,7 @@ class Connection:
                     self._arrived += count
                     if self._in_flight and self._arrived >= self._enough:
                         # megabytes may take longer than the limit, but not one byte after the other
-                        self._enough = self._arrived + _READ_BYTES
+                        self._enough = self._arrived + _PROGRESS_BYTES
                         head = self._in_flight[0]
                         head.due = max(head.due, time.monotonic() + head.seconds)
                     if self._arrived == len(self._large):
@@ -283,7 +285,7 @@ class Connection:
                 if size > _READ_BYTES:
                     self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
                     self._arrived = len(self._in) - 4
-                    self._enough = self._arrived + _READ_BYTES
+                    self._enough = self._arrived + _PROGRESS_BYTES
                     self._large[: self._arrived] = self._in[4:]
                     self._in.clear()
                 return
