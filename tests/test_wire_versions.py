@@ -114,16 +114,16 @@ def test_records_are_read_with_the_versions_that_brokers_announce(cluster: Simul
     conf = consumer_config({"bootstrap.servers": cluster.bootstrap}, "g", "read_committed")
     consumer = WireConsumer(conf)
     found: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
-    ends = {tp: consumer.log_bounds(tp, 10.0)[1] for tp in tps}
+    ends = {tp: consumer.log_bounds(tp, soon())[1] for tp in tps}
     assert ends == {tp: cluster.logs["r", tp.partition].stable() for tp in tps}
     wanted = {
         tp: [each.offset for each in cluster.logs["r", tp.partition].visible(0, end, committed=True)]
         for tp, end in ends.items()
     }
-    consumer.assign(dict.fromkeys(tps, 0), ends)
+    consumer.assign(dict.fromkeys(tps, 0), ["value"], ends)
     limit = soon(20)
     while found != wanted and not limit.expired:
-        messages = consumer.take(1, 0.2).messages
+        messages = consumer.take(0.2).messages
         for index in range(len(messages)):
             found[messages.partition_at(index)].append(int(messages.offsets[index]))
     consumer.close()
@@ -172,9 +172,9 @@ def test_a_service_without_a_request_for_reading_is_named(missing: str) -> None:
         tp = TopicPartition("r", 0)
 
         def run() -> None:
-            consumer.log_bounds(tp, 5.0)
-            consumer.assign({tp: 0}, {tp: 10})
-            consumer.take(1, 5.0)
+            consumer.log_bounds(tp, soon(5.0))
+            consumer.assign({tp: 0}, ["value"], {tp: 10})
+            consumer.take(5.0)
 
         with pytest.raises(OperatorError, match=f"{missing}Request"):
             run()

@@ -124,6 +124,7 @@ class SimulatedKafka:
         cut_off: brokers that no other broker hears: they believe that they still lead what they led at some
             time (a value of `shift`), and cannot write.
         unsupported: requests that the brokers do not know.
+        advertised: host and port that a broker advertises instead of its own, by node.
         announced: lowest and highest version by kind, where they differ from what the simulation knows.
         users: passwords by name; if there are any, clients log in with SASL/PLAIN first.
         mechanisms: the SASL mechanisms that brokers name. They verify only PLAIN.
@@ -157,6 +158,7 @@ class SimulatedKafka:
         self.hung: set[int] = set()
         self.cut_off: dict[int, int] = {}
         self.unsupported: set[str] = set()
+        self.advertised: dict[int, tuple[str, int]] = {}
         self.announced: dict[str, tuple[int, int]] = {}
         self.users: dict[str, str] = {}
         self.mechanisms, self.challenge = ["PLAIN"], b""
@@ -234,6 +236,11 @@ class SimulatedKafka:
     def _batches(self) -> Iterator[Batch]:
         for log in self.logs.values():
             yield from log.batches
+
+    def lose(self, topic: str, number: int, batches: int) -> None:
+        """Truncates a log by the last batches that producers sent, as an unclean leader election does."""
+        with self._lock:
+            self.logs[topic, number].lose(batches)
 
     def leader(self, number: int) -> int:
         """Returns the node that leads the partitions of this number; coordinators are those of 0 and 1."""
@@ -341,7 +348,8 @@ class SimulatedKafka:
                 connection.sendall(b"\0")
                 time.sleep(0.02)
         elif fault.kind == "length":
-            payload = struct.pack(">i", len(payload) - 4 + fault.number) + payload[4:]
+            size = min(len(payload) - 4 + fault.number, 2**31 - 1)
+            payload = struct.pack(">i", size) + payload[4:]
         elif fault.kind == "correlation":
             (found,) = struct.unpack_from(">i", payload, 4)
             payload = payload[:4] + struct.pack(">i", (found + fault.number) & 0x7FFFFFFF) + payload[8:]
@@ -412,7 +420,9 @@ class SimulatedKafka:
     def _node_of(self, number: int, shift: int) -> int:
         count = len(self._listeners)
         nodes = [(number + shift + more) % count + 1 for more in range(count)]
-        return next(each for each in nodes if each not in self._fenced)
+        # those that are cut off believe in an older time, when they were not
+        absent = self._fenced | (self.cut_off.keys() if shift == self.shift else set())
+        return next(each for each in nodes if each not in absent)
 
     def _shift_of(self, node: int) -> int:
         """Returns how often leaders have moved, as far as a broker knows."""
@@ -478,10 +488,14 @@ class SimulatedKafka:
             topics.append(kind(error_code=code, name=name, partitions=partitions, version=version, **told))
         brokers = [
             metadata.MetadataResponse.MetadataResponseBroker(
-                node_id=number, host="127.0.0.1", port=each.getsockname()[1], rack=None, version=version
+                node_id=number,
+                host=self.advertised.get(number, ("127.0.0.1", 0))[0],
+                port=self.advertised.get(number, each.getsockname())[1],
+                rack=None,
+                version=version,
             )
             for number, each in enumerate(self._listeners, 1)
-            if number not in self._fenced
+            if number not in self._fenced and (number not in self.cut_off or shift != self.shift)
         ]
         return {"brokers": brokers, "topics": topics, "cluster_id": "c", "controller_id": 1}
 
@@ -644,6 +658,8 @@ class SimulatedKafka:
             return code or TOO_LARGE, -1
         batch = MemoryRecords(records).next_batch()
         assert batch is not None
+        if not batch.validate_crc():
+            return CORRUPT_MESSAGE, -1
         if not batch.is_transactional:
             assert batch.producer_id == -1 or batch.producer_id in self.producer_ids
         elif version >= 12 or self.version >= 2:  # brokers of version 2 verify every transaction

@@ -35,6 +35,8 @@ GROUP, TRANSACTION = 0, 1
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS, _CONFIGS = 12, 4, 7, 4, 4
 #: Type of a topic among the resources of DescribeConfigs.
 _TOPIC = 2
+#: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH.
+_NOT_THE_LEADER = frozenset({6, 74, 75})
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
@@ -381,7 +383,7 @@ class Cluster:
             request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
-                    _check_partition(each)
+                    self._check_partition(each)
                     found[TopicPartition(topic.name, each.partition_index)] = each.offset
         return _complete(found, wanted)
 
@@ -415,7 +417,7 @@ class Cluster:
             request = epoch_ends_request(version, asked)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
-                    _check_partition(each)
+                    self._check_partition(each)
                     found[TopicPartition(topic.topic, each.partition)] = each.end_offset
         return _complete(found, epochs)
 
@@ -546,6 +548,13 @@ class Cluster:
                 self._answer_seconds[address] = min(2 * seconds, self._access.connect_seconds)
             raise self._no_connection(address, node, started, failure) from failure
 
+    def _check_partition(self, answer: Any) -> None:
+        """Raises what a leader refuses; the broker that named the leader may be cut off from the others."""
+        if answer.error_code in _NOT_THE_LEADER:
+            self.ask_another()
+        if answer.error_code:
+            raise KafkaException(KafkaError(answer.error_code))
+
     def _patience(self, took_seconds: float) -> float:
         """Returns how long an answer may take, after the last one took so long."""
         return min(max(SILENT_SECONDS, _SLOWER * took_seconds), self._access.request_seconds)
@@ -592,11 +601,6 @@ def _reason(failure: Exception) -> str:
     if getattr(failure, "reason", None) in _NO_TLS:
         return "it does not speak TLS, but kafka.security.protocol does"
     return str(failure)
-
-
-def _check_partition(answer: Any) -> None:
-    if answer.error_code:
-        raise KafkaException(KafkaError(answer.error_code))
 
 
 def _complete(

@@ -29,6 +29,8 @@ MOST_IN_FLIGHT = 5
 #: Buffers of one system call; no system accepts fewer than 16, and Linux accepts 1,024.
 _MOST_BUFFERS = 256 if sys.platform == "linux" else 16
 _READ_BYTES = 64 << 10
+#: The limit of a large answer begins again when so much more of it has arrived.
+_PROGRESS_BYTES = 4 << 10
 #: Buffers below this size are copied together before they are sent, up to a larger size.
 _SHORT_BYTES, _JOINED_BYTES = 16 << 10, 64 << 10
 #: Longest pause that a broker's quota may ask for. Brokers ask for no more than a quota's window (11 s by
@@ -84,9 +86,10 @@ class Connection:
         self._in_flight: deque[_InFlight] = deque()
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
-        #: A large answer that has arrived in part, and how much of it; see `read`.
+        #: A large answer that has arrived in part, how much of it, and what must arrive within the limit; see
+        #: `read`.
         self._large: memoryview | None = None
-        self._arrived = 0
+        self._arrived = self._enough = 0
         self.muted_until = 0.0
         connected = Deadline.after_seconds(deadline.remaining_seconds(access.connect_seconds))
         soon = Deadline.after_seconds(connected.remaining_seconds(answer_seconds))
@@ -242,7 +245,9 @@ class Connection:
                         self.fail(ConnectionResetError(f"broker {self.address} closed the connection"))
                         return
                     self._arrived += count
-                    if self._in_flight:  # megabytes may take longer than the limit, as long as bytes arrive
+                    if self._in_flight and self._arrived >= self._enough:
+                        # megabytes may take longer than the limit, but not one byte after the other
+                        self._enough = self._arrived + _PROGRESS_BYTES
                         head = self._in_flight[0]
                         head.due = max(head.due, time.monotonic() + head.seconds)
                     if self._arrived == len(self._large):
@@ -284,6 +289,7 @@ class Connection:
                 if size > _READ_BYTES:
                     self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
                     self._arrived = len(self._in) - 4
+                    self._enough = self._arrived + _PROGRESS_BYTES
                     self._large[: self._arrived] = self._in[4:]
                     self._in.clear()
                 return
