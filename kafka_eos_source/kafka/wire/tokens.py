@@ -101,8 +101,8 @@ class ClientCredentials(Tokens):
         except urllib.error.HTTPError as error:
             text = f"{self._url} answered {error.code} {self._secrets.hide(str(error.reason))}"
             if error.code >= 500 or error.code == 429:
-                raise ConnectionError(text) from error
-            raise LoginRefusedError(text) from error
+                raise ConnectionError(text) from None
+            raise LoginRefusedError(text) from None  # the service's own words may quote the secret
         if not isinstance(found, dict) or not isinstance(found.get("access_token"), str):
             raise LoginRefusedError(f"{self._url} answered without an access_token")
         token = found["access_token"]
