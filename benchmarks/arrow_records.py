@@ -1,4 +1,4 @@
-"""Makes many records as Arrow batches and sends them, with the native client where it is available."""
+"""Makes many records as Arrow batches and sends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.runtime.deadline import Deadline
 
 ROWS = 50_000

@@ -27,7 +27,6 @@ import pyspark
 from kafka_eos_source.embedded import jars
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
-from kafka_eos_source.registry.avro.kernel import choice
 from kafka_eos_source.registry.codec import Schema
 
 FRAME = 5
@@ -226,8 +225,6 @@ def _measured(work: Work, seconds: float) -> float:
 @click.option("--million", default=1.0, show_default=True, help="Million records of a job in Spark.")
 def main(repeat: int, seconds: float, spark: bool, million: float) -> None:
     """Compares the Avro codec with other libraries."""
-    if choice().kernel is None:
-        raise click.ClickException(f"there is no kernel to be measured: {choice().why_not}")
     values = column()
     messages = encoder(SCHEMA, values.type).encode(values, b"\0\0\0\0\1").values
     click.echo(f"{messages.nbytes / _ROWS:.0f} bytes per record, with its offset")

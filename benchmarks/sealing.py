@@ -17,13 +17,11 @@ import click
 import pyarrow as pa
 
 from benchmarks.kafka import Cluster
-from benchmarks.transaction_client import BATCH, SECONDS, SOURCE, WORK, rows
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.native_support import NATIVE
-from kafka_eos_source.kafka.transaction_client import transactional_producer
-from kafka_eos_source.model import GroupOffset, StagedPart
+from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED
 from kafka_eos_source.stage.files import StagingFolder
@@ -34,11 +32,30 @@ from kafka_eos_source.stage.writer import stage
 
 T = TypeVar("T")
 _TASKS = 4
+_BATCH = 10_000
+_SECONDS = 600.0
+_SOURCE = TopicPartition("bench.source", 0)
+#: Name of the work → topic, partitions, bytes of a value, compression.
+_WORK = {
+    "110 bytes, 4 partitions": ("bench.four", 4, 100, "none"),
+    "110 bytes, 1,000 partitions": ("bench.thousand", 1000, 100, "none"),
+    "1 KiB lz4, 4 partitions": ("bench.lz4", 4, 1014, "lz4"),
+    "1 KiB zstd, 4 partitions": ("bench.zstd", 4, 1014, "zstd"),
+}
+
+
+def _rows(value_bytes: int) -> pa.RecordBatch:
+    """Returns a staged batch, whose values compress to about a half."""
+    half = bytes(range(256)) * 4
+    rest = b"v" * (value_bytes // 2)
+    values = [(b"%08d" % number + half)[: value_bytes // 2] + rest for number in range(_BATCH)]
+    keys = [b"%010d" % number for number in range(_BATCH)]
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
 def commit(producer: Producer, topic: str, folder: StagingFolder, parts: list[StagedPart]) -> None:
     """Verifies and writes what was staged in one transaction, as a commit does."""
-    deadline = Deadline.after_seconds(SECONDS)
+    deadline = Deadline.after_seconds(_SECONDS)
     staged = StagedRows(folder, "1", parts)
     producer.check_partitions(staged.topics, deadline)
     producer.begin()
@@ -48,7 +65,7 @@ def commit(producer: Producer, topic: str, folder: StagingFolder, parts: list[St
         else:
             producer.send(batch, topic, deadline)
     producer.flush(deadline)
-    producer.send_offsets([GroupOffset(SOURCE, 1, "token")], "bench", deadline)
+    producer.send_offsets([GroupOffset(_SOURCE, 1, "token")], "bench", deadline)
     producer.commit(deadline)
 
 
@@ -68,16 +85,16 @@ def main(records: int, repeat: int) -> None:
     click.echo("|---|--:|--:|--:|--:|")
     with EmbeddedKafka() as kafka:
         cluster = Cluster(kafka.bootstrap_servers)
-        cluster.create(SOURCE.topic, 1)
-        for name, (topic, partitions, value_bytes, compression) in WORK.items():
+        cluster.create(_SOURCE.topic, 1)
+        for name, (topic, partitions, value_bytes, compression) in _WORK.items():
             cluster.create(topic, partitions)
             config = {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": compression}
-            batches = [rows(value_bytes)] * (records // _TASKS // BATCH)
+            batches = [_rows(value_bytes)] * (records // _TASKS // _BATCH)
             schema = pa.schema([batches[0].schema.field(column) for column in ("key", "value")])
-            producer = transactional_producer(producer_config(config, f"bench-{topic}"), NATIVE)
-            producer.init(Deadline.after_seconds(SECONDS))
+            producer = WireProducer(producer_config(config, f"bench-{topic}"))
+            producer.init(Deadline.after_seconds(_SECONDS))
             medians = []
-            for plan in (None, sealing_plan(config, topic, NATIVE)):
+            for plan in (None, sealing_plan(config, topic)):
                 of_tasks: list[float] = []
                 of_commit: list[float] = []
                 for _ in range(1 + repeat):

@@ -20,17 +20,13 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.kafka.wire import access, connection
 from kafka_eos_source.kafka.wire import producer as module
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 #: The broker ends sessions after this time on all listeners but ``ENDED``. A machine may stand still for some
 #: seconds, in which no client renews anything.
@@ -238,10 +234,7 @@ def test_sessions_that_expire_under_load_are_renewed_without_an_error(
     addresses, admin = cluster
     topic = admin.create(f"renewed-{name}", 3)
     config = producer_config(login(name, addresses, service), f"renewed-{name}")
-    assert TRANSACTION_CLIENT.choose(config).client == "native"
-    found = kernel.choice().kernel
-    assert found is not None
-    client = WireProducer(config, found)
+    client = WireProducer(config)
     client.init(soon())
     before = write_until(lambda: True, client, topic)  # leaders and coordinators of new topics are known then
     logins, tokens = len(sessions), service.given
@@ -267,9 +260,7 @@ def test_a_session_that_the_broker_ends_costs_no_batch(
     monkeypatch.setattr(access, "_SESSION_SHARE", 100)
     addresses, admin = cluster
     topic = admin.create("ended", 3)
-    found = kernel.choice().kernel
-    assert found is not None
-    client = WireProducer(producer_config(login("ended", addresses, service), "ended"), found)
+    client = WireProducer(producer_config(login("ended", addresses, service), "ended"))
     client.init(soon())
     sent = write_until(lambda: bool(failed_requests), client, topic)  # until the broker has ended a session
     client.close()
@@ -280,9 +271,7 @@ def test_a_token_service_that_refuses_the_client_is_named(
     cluster: tuple[Mapping[str, str], Admin], service: TokenService
 ) -> None:
     config = login("OIDC", cluster[0], service) | {"sasl.oauthbearer.client.secret": "wrong"}
-    found = kernel.choice().kernel
-    assert found is not None
-    client = WireProducer(producer_config(config, "refused"), found)
+    client = WireProducer(producer_config(config, "refused"))
     with pytest.raises(AuthorizationError, match=r"/token answered 401") as raised:
         client.init(soon())
     assert "wrong" not in str(raised.value)

@@ -27,9 +27,6 @@ from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.native_support import LIBRDKAFKA, NATIVE
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 
 TRANSACTION_VERSION = "transaction.version"
 
@@ -151,34 +148,12 @@ def lowered_within_transactions(
 
 @pytest.mark.long
 @pytest.mark.fault(
-    "T143", "transaction.version is lowered from 2 to 0; librdkafka", "in a transaction; a driver is killed"
-)
-def test_t143_the_transaction_version_is_lowered_within_open_transactions(
-    old_protocol: EmbeddedKafka,
-    tmp_path: Path,
-    driver: Callable[..., Driver],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
-    found = lowered_within_transactions(old_protocol, tmp_path, driver)
-    assert all(each.exactly_once for each in found.values()), found
-
-
-@pytest.mark.long
-@pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
-@pytest.mark.fault(
-    "T187",
-    "transaction.version is lowered from 2 to 0; native client",
-    "in a transaction; a driver is killed",
+    "T187", "transaction.version is lowered from 2 to 0", "in a transaction; a driver is killed"
 )
 def test_t187_the_transaction_version_is_lowered_within_open_transactions_of_version_2(
-    old_protocol: EmbeddedKafka,
-    tmp_path: Path,
-    driver: Callable[..., Driver],
-    monkeypatch: pytest.MonkeyPatch,
+    old_protocol: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]
 ) -> None:
     """At level 0, brokers cannot write what they know of these transactional ids."""
-    monkeypatch.setenv(TRANSACTION_CLIENT.variable, NATIVE)
     found = lowered_within_transactions(old_protocol, tmp_path, driver)
     assert all(each.exactly_once for each in found.values()), found
 
@@ -195,25 +170,23 @@ def test_t187_the_transaction_version_is_lowered_within_open_transactions_of_ver
             ),
         ),
         pytest.param(
-            ("epoch rule",),
+            ("own epoch",),
             NONE,
             marks=pytest.mark.fault(
                 "T54", "a rule is switched off; the others' tests must then fail", "its own"
             ),
         ),
     ],
-    ids=["T144", "T54-without-the-epoch-rule"],
+    ids=["T144", "T54-without-an-epoch-of-its-own"],
 )
 def test_t144_a_late_endtxn_from_before_the_change_is_refused(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     driver: Callable[..., Driver],
-    monkeypatch: pytest.MonkeyPatch,
     mutations: Sequence[str],
     expected: int,
 ) -> None:
-    """The brokers' new protocol does not protect librdkafka from such a request; the epoch rule does."""
-    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
+    """The transaction was begun below version 2; its own epoch protects it, not the brokers' new protocol."""
     with behind_a_proxy(features={TRANSACTION_VERSION: 0}) as proxied:
         scenario = Scenario(proxied.bootstrap, tmp_path, driver)
         answer, found = late_abort(

@@ -1,4 +1,4 @@
-"""The README's quick start works when it is pasted from top to bottom in an empty folder."""
+"""The README's quick start works when it is pasted from top to bottom in a clone of the repository."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from integration.support.installed import ROOT, SECONDS, Bare, clone, environment
 from kafka_eos_source.embedded.cluster import free_ports
 
-_README = Path(__file__).parents[1] / "README.md"
+_README = ROOT / "README.md"
 _SECONDS = 240
 
 
@@ -21,7 +23,11 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
+@pytest.mark.timeout(SECONDS + _SECONDS)
 def test_the_quick_start_works_when_pasted(tmp_path: Path) -> None:
+    """Spark's processes import the sources of the clone, beside which no kernel was compiled."""
+    tree, bare = clone(tmp_path / "clone"), Bare(tmp_path / "venv")
+    bare.install(str(tree))
     (shell,) = _blocks("bash")
     (program,) = _blocks("python")
     assert 'pip install ".[demo]"' in shell
@@ -32,17 +38,15 @@ def test_the_quick_start_works_when_pasted(tmp_path: Path) -> None:
     for command in ("kafka-eos flights", "kafka-eos topics create delays"):
         assert command in script
         script = script.replace(command, f"{command} --bootstrap-servers {server}")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(_README.parent),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    (tmp_path / "program.py").write_text(program.replace("127.0.0.1:9092", server))
+    (tree / "program.py").write_text(program.replace("127.0.0.1:9092", server))
     with subprocess.Popen(
         ["bash", "-e", "-c", f"{script}\npython program.py && python program.py\n"],
-        cwd=tmp_path,
-        env=environment,
+        cwd=tree,
+        env=environment(
+            PATH=f"{bare.bin}{os.pathsep}{os.environ['PATH']}",
+            PYSPARK_PYTHON=str(bare.bin / "python"),
+            PYSPARK_DRIVER_PYTHON=str(bare.bin / "python"),
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -21,7 +21,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AbortableError, OperatorError
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.offset_requests import OFFSETS_TOPIC, split
-from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -66,8 +66,8 @@ def deadline_soon() -> Deadline:
     return Deadline.after_seconds(60)
 
 
-def producer_in_transaction(bootstrap: str, application: str) -> TransactionalProducer:
-    producer = TransactionalProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
+def producer_in_transaction(bootstrap: str, application: str) -> WireProducer:
+    producer = WireProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
     producer.init(deadline_soon())
     producer.begin()
     return producer

@@ -34,7 +34,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import rescale, rescale_records
 from kafka_eos_source.operate.rescale import Rescale
@@ -126,7 +126,7 @@ class Shard:
     def restore(self, store: TransactionalStateStore, end: int | None, **more: Any) -> Restored | WipeNeeded:
         seconds = more.pop("seconds", SECONDS)
         kafka = more.pop("kafka", self.kafka)
-        with changelog_client(kafka, self.application_id) as client:
+        with changelog_client(kafka) as client:
             more = {"owner": self.owner, **more}
             reader = ChangelogReader(client, self.tp)
             return restore(store, self.tp, end, reader, deadline=in_seconds(seconds), **more)
@@ -301,13 +301,9 @@ def test_a_damaged_database_is_set_aside_and_restored(shard: Shard) -> None:
 # -- transactions
 
 
-def unfinished(
-    shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True
-) -> TransactionalProducer:
+def unfinished(shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True) -> WireProducer:
     """Sends a batch with its changelog offset and does not commit; `close` leaves the transaction open."""
-    producer = TransactionalProducer(
-        producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
-    )
+    producer = WireProducer(producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id))
     producer.init(in_seconds())
     producer.begin()
     keys, values = zip(*pairs, strict=True)
@@ -333,7 +329,7 @@ def test_the_restore_first_ends_the_transaction_of_a_killed_driver(shard: Shard,
     def end_of_transaction(deadline: Deadline) -> None:
         end_open_transaction(shard.kafka, shard.application_id, deadline)
 
-    with changelog_client(shard.kafka, shard.application_id) as client:
+    with changelog_client(shard.kafka) as client:
         committed = CommittedShard(
             client, shard.application_id, shard.tp, end_transaction=end_of_transaction, end_after_ms=200
         )
@@ -349,7 +345,7 @@ def test_an_open_transaction_of_another_program_is_an_error_and_never_an_incompl
     shard.write([(KEYS[0], b"1")])
     producer = unfinished(shard, "somebody-else", [(KEYS[0], b"2")])
     try:
-        with changelog_client(shard.kafka, shard.application_id) as client:
+        with changelog_client(shard.kafka) as client:
             committed = CommittedShard(
                 client,
                 shard.application_id,
@@ -519,7 +515,7 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
     end = compacted(shard, [0, 1, first])  # the deleted value, the overwritten value, and the tombstone
-    with changelog_client(shard.kafka, shard.application_id) as client:
+    with changelog_client(shard.kafka) as client:
         log_start, _ = ChangelogReader(client, shard.tp).readable(in_seconds())
     assert log_start == 0, "only the removal of records moves the beginning of a log, and not compaction"
 
@@ -745,9 +741,7 @@ def test_a_quiet_store_that_was_killed_continues_at_its_last_commit(
 
 def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
     """Writes records of 110 bytes with unique keys, one transaction per batch."""
-    producer = TransactionalProducer(
-        producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}")
-    )
+    producer = WireProducer(producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}"))
     producer.init(in_seconds())
     for low in range(0, records, a_batch):
         numbers = range(low, min(records, low + a_batch))

@@ -1,118 +1,98 @@
-"""The wheel brings the C kernel to machines without a compiler; the sdist installs with and without one."""
+"""The package has its C kernel, however it is installed: from a wheel, an sdist or a clone."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kafka_eos_source.operate.exit_codes import ExitCode
+from integration.support.installed import NO_COMPILER, SECONDS, Bare, clone, command
 
-ROOT = Path(__file__).parent.parent
-_SECONDS = 240
-#: The only folders with programs for an installation without a compiler.
-_NO_COMPILER = "/nonexistent"
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SECONDS)]
 
-
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program outside the source tree, without the variables that lead back into it."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CC")}
-    done = subprocess.run(
-        arguments,
-        env={**clean, **environment},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    assert done.returncode in (ExitCode.DONE, ExitCode.WARNING), done.stdout + done.stderr
-    return done
+#: Uses each library, and prints from where the package and its libraries were imported.
+_PROGRAM = """
+import json, kafka_eos_source
+from kafka_eos_source.native import loader
+from kafka_eos_source.registry.avro import encoder
+from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.stage.checksum import crc32c
+import pyarrow as pa
+loader.check()
+assert crc32c(b"123456789") == 0xE3069283
+encoded = encoder(Schema("AVRO", '"string"'), pa.string()).encode(pa.array(["x"]), b"")
+assert encoded.values.to_pylist() == [b"\\2x"]
+print(json.dumps([kafka_eos_source.__file__, *(loader.load(name)._name for name in loader.VERSIONS)]))
+"""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Builds an sdist, and a wheel from the sdist, as ``./dev wheel`` does."""
     folder = tmp_path_factory.mktemp("dist")
-    command(sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT))
+    tree = clone(tmp_path_factory.mktemp("tree") / "clone")
+    command(sys.executable, "-m", "build", "--outdir", str(folder), str(tree))
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return {"sdist": sdist, "wheel": wheel}
 
 
-class Bare:
-    """A new virtual environment that has the dependencies of the package, and not the package."""
-
-    def __init__(self, folder: Path) -> None:
-        venv.create(folder, with_pip=True)
-        self._bin = folder / "bin"
-        (site,) = folder.glob("lib/python*/site-packages")
-        # the editable install of the test's own environment is not found this way
-        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-    def install(self, file: Path, path: str) -> None:
-        command(
-            str(self._bin / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--no-deps",
-            "--no-cache-dir",
-            str(file),
-            PATH=path,
-        )
-
-    def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        return command(str(self._bin / "python"), "-c", code, PATH=_NO_COMPILER)
-
-    def kernel(self) -> dict[str, Any]:
-        """Returns what doctor finds about the kernel."""
-        done = command(
-            str(self._bin / "kafka-eos"), "doctor", "--check", "kernel", "--json", PATH=_NO_COMPILER
-        )
-        (finding,) = json.loads(done.stdout)["findings"]
-        assert isinstance(finding, dict)
-        return finding
+def imported(bare: Bare, cwd: Path | str = "/") -> tuple[Path, set[Path]]:
+    """Returns the folder of the package that a program imports there, and the folders of its libraries."""
+    done = command(str(bare.bin / "python"), "-c", _PROGRAM, cwd=cwd, PATH=NO_COMPILER)
+    assert done.stderr == ""
+    package, *libraries = map(Path, json.loads(done.stdout))
+    return package.parent, {each.parent for each in libraries}
 
 
-@pytest.mark.long
-def test_the_wheel_brings_the_kernel_to_a_machine_without_a_compiler(
+def assert_installed(bare: Bare) -> None:
+    package = bare.site / "kafka_eos_source"
+    assert imported(bare) == (package, {package / "native"})
+    program = str(bare.bin / "kafka-eos")
+    found = command(program, "doctor", "--check", "kernel", "--json", PATH=NO_COMPILER)
+    assert json.loads(found.stdout)["findings"][0]["severity"] == "ok"
+
+
+def test_the_wheel_is_for_all_versions_of_python_and_needs_no_compiler(
     built: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    assert "-cp310-abi3-" in built["wheel"].name, "one wheel is for all versions of Python"
+    assert "-py3-none-" in built["wheel"].name
     bare = Bare(tmp_path)
-    bare.install(built["wheel"], _NO_COMPILER)
-    found = bare.kernel()
-    assert (found["severity"], found["what"]) == ("ok", "in use")
-    imported = bare.python("import kafka_eos_source; print(kafka_eos_source.__file__)")
-    assert imported.stdout.startswith(str(tmp_path)), "the test found the source tree"
-    assert imported.stderr == ""
+    bare.install(str(built["wheel"]), PATH=NO_COMPILER)
+    assert_installed(bare)
 
 
-@pytest.mark.long
-def test_the_sdist_without_a_compiler_installs_the_python_twin_and_says_so(
+def test_the_sdist_is_compiled(built: Mapping[str, Path], tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    bare.install(str(built["sdist"]), PATH=os.environ["PATH"])
+    assert_installed(bare)
+
+
+def test_without_a_compiler_the_sdist_takes_one_from_the_index(
     built: Mapping[str, Path], tmp_path: Path
 ) -> None:
     bare = Bare(tmp_path)
-    bare.install(built["sdist"], _NO_COMPILER)
-    found = bare.kernel()
-    assert found["severity"] == "warning"
-    assert "it was not built" in found["what"]
-    imported = bare.python("import kafka_eos_source")
-    (line,) = imported.stderr.splitlines()
-    assert "runs without the C kernel" in line
-    assert "kafka-eos doctor --fix" in line
+    bare.install(str(built["sdist"]), PATH=NO_COMPILER)
+    assert_installed(bare)
 
 
-@pytest.mark.long
-def test_the_sdist_with_a_compiler_builds_the_kernel(built: Mapping[str, Path], tmp_path: Path) -> None:
-    bare = Bare(tmp_path)
-    bare.install(built["sdist"], os.environ["PATH"])
-    assert bare.kernel()["what"] == "in use"
+def test_without_any_compiler_the_build_says_what_to_install(tmp_path: Path) -> None:
+    bare = Bare(tmp_path / "venv")
+    said = bare.install(str(clone(tmp_path / "clone")), fails=True, PATH=NO_COMPILER, CC="/nonexistent/cc")
+    assert "needs a C compiler, and CC=/nonexistent/cc does not work: install gcc or clang" in said
+
+
+@pytest.mark.parametrize("is_editable", [False, True], ids=["normal", "editable"])
+def test_in_a_clone_the_kernel_is_used_from_both_places(tmp_path: Path, is_editable: bool) -> None:
+    """In the clone, Python imports the sources, beside which a normal installation compiles nothing."""
+    tree, bare = clone(tmp_path / "clone"), Bare(tmp_path / "venv")
+    editable = ("--config-settings", "editable_mode=compat", "--editable") if is_editable else ()
+    bare.install(*editable, str(tree), PATH=os.environ["PATH"])
+    sources, installed = tree / "kafka_eos_source", bare.site / "kafka_eos_source"
+    assert any((sources / "native").glob("*.so")) is is_editable
+    place = sources if is_editable else installed
+    assert imported(bare, tree) == (sources, {place / "native"})
+    assert imported(bare) == (place, {place / "native"})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kafka_eos_source.native.loader import report_if_not_built
 from kafka_eos_source.runtime.log_format import configure_if_wanted
 
 if TYPE_CHECKING:
@@ -43,13 +42,18 @@ __all__ = [
 
 
 configure_if_wanted()
-report_if_not_built()
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format with a session, like ``spark.dataSource.register(KafkaEosDataSource)``."""
-    from kafka_eos_source.datasource import KafkaEosDataSource
+    """Registers the format with a session, like ``spark.dataSource.register(KafkaEosDataSource)``.
 
+    Raises:
+        KernelUnavailableError: if this installation lacks the C kernel.
+    """
+    from kafka_eos_source.datasource import KafkaEosDataSource
+    from kafka_eos_source.native import loader
+
+    loader.check()
     spark.dataSource.register(KafkaEosDataSource)
 
 

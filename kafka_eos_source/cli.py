@@ -12,7 +12,8 @@ from types import FrameType, TracebackType
 
 import click
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
+from kafka_eos_source.native import loader
 from kafka_eos_source.operate import (
     commands,
     completion,
@@ -56,7 +57,19 @@ class _Lazy(click.Command):
 
 
 class _Group(click.Group):
-    """Prints errors of this package instead of a traceback."""
+    """Prints errors of this package instead of a traceback. Only doctor runs without the C kernel."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        found = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and found[0] != doctor_command.doctor.name:
+            try:
+                loader.check()
+            except KernelUnavailableError as error:
+                print_error(error, as_json="--json" in args)
+                ctx.exit(ExitCode.FAILED)
+        return found
 
     def invoke(self, ctx: click.Context) -> object:
         try:

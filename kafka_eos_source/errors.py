@@ -17,6 +17,7 @@
     │   ├── SinkUnfinishedError     Kafka committed a batch, and a sink did not; the next start finishes it
     │   └── StateCorruptedError     a local database is damaged; it is restored from the changelog
     └── OperatorError               a person must act; retries do not help
+        ├── KernelUnavailableError  the C libraries of this package are missing, or of another build
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not have the columns that the sink needs
         ├── InvalidRecordError      a row cannot become a Kafka record
@@ -122,6 +123,12 @@ class OperatorError(KafkaEosError):
     """A person must act, because retries do not help."""
 
     condition = "KAFKA_EOS.OPERATOR"
+
+
+class KernelUnavailableError(OperatorError):
+    """The C libraries of this package are missing from the installation, or belong to another build of it."""
+
+    condition = "KAFKA_EOS.KERNEL_UNAVAILABLE"
 
 
 class InvalidOptionError(OperatorError):

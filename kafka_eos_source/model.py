@@ -244,8 +244,7 @@ class StagedPart:
         name: file name in the staging folder of the batch; "" if ``inline`` holds the bytes.
         rows: number of records: rows, and records in sealed batches.
         size_bytes: length of the Arrow IPC stream.
-        checksum: of that stream.
-        checksum_kind: which checksum it is (`stage.checksum`).
+        checksum: CRC-32C of that stream.
         topics: each output topic with the highest partition that a row names (-1 if no row names one).
         inline: the bytes of the stream, if they are few.
         run_id: Spark's id of the streaming run; "" in batch writes.
@@ -268,6 +267,5 @@ class StagedPart:
     operators: tuple[str, ...] = ()
     dead_letters: int = 0
     dropped: int = 0
-    checksum_kind: str = "CRC-32"
     sealed_partitions: int = 0
     measured: TaskFigures = field(default=TaskFigures(), compare=False)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, first_batch, machine, session, sink_session, sinks
+from kafka_eos_source.commit import direct, identity_file, machine, session, sink_session, sinks
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
@@ -117,7 +117,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
         patch.object(session, "_sessions", kept["_sessions"]),
         patch.object(sink_session, "_opened", kept["_opened"]),
         patch.object(sink_session, "_checked", kept["_checked"]),
-        patch.object(first_batch, "_checked", kept["_identities"]),
+        patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
 
@@ -143,7 +143,7 @@ def installed(
         def replace(owner: object, name: str, value: object) -> None:
             stack.enter_context(patch.object(owner, name, value))
 
-        replace(session, "KafkaClients", lambda _kafka, _client: clients())
+        replace(session, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(sealing_plan, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)

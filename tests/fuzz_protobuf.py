@@ -5,21 +5,21 @@ Usage: python tests/fuzz_protobuf.py LIBRARY FIRST_SEED SEEDS
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 from protobuf_messages import Types
 
-from kafka_eos_source.registry.protobuf import native
-from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.encode import MessageEncoder
+from kafka_eos_source.registry.protobuf.kernel import ProtobufKernel
 from kafka_eos_source.registry.protobuf.tree import build_tree
 
 
 def main(path: str, first: str, seeds: str) -> None:
-    library = native.load(Path(path))
+    library = ProtobufKernel(ctypes.CDLL(path))
     errors = 0
     for seed in range(int(first), int(first) + int(seeds)):
         types = Types(seed, ("proto2", "proto3", "editions")[seed % 3])
@@ -27,7 +27,7 @@ def main(path: str, first: str, seeds: str) -> None:
         payloads = [None if rng.random() < 0.1 else types.payload() for _ in range(40)]
         payloads += [rng.randbytes(rng.randrange(60)) for _ in range(20)]
         column = pa.array(payloads, rng.choice([pa.binary(), pa.large_binary()])).slice(rng.randrange(3))
-        decoder = NativeDecoder(build_tree(types.descriptor), library)
+        decoder = MessageDecoder(build_tree(types.descriptor), library)
         start = rng.choice([0, 0, 0, 2])
         converted = decoder.decode(column[:20], start)  # the next call reuses its memory
         del converted

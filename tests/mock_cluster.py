@@ -15,16 +15,38 @@ import ctypes
 from collections import Counter
 from ctypes import POINTER, c_char_p, c_int, c_int16, c_int32, c_size_t, c_void_p
 from enum import IntEnum
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal
 
 import pytest
-from confluent_kafka import KafkaError, Producer, libversion
-
-from kafka_eos_source.kafka.native import client_pointer, function
+from confluent_kafka import KafkaError, Producer, cimpl, libversion
 
 if libversion()[1] < 0x020F0000:
     pytest.skip("librdkafka's mock writes no control records before 2.15", allow_module_level=True)
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(cimpl.__file__)
+
+
+@lru_cache(maxsize=64)
+def function(name: str, result: Any, *arguments: Any) -> Any:
+    """Returns a function of librdkafka with this C signature."""
+    found = _library()[name]  # indexing creates a new object, so other users' signatures do not change
+    found.restype, found.argtypes = result, list(arguments)
+    return found
+
+
+def client_pointer(client: Any) -> int:
+    """Returns the ``rd_kafka_t`` pointer of a `Producer` or `Consumer`; valid while the client is open.
+
+    PyObject_HEAD takes two words, and confluent-kafka's ``Handle`` starts with the pointer.
+    """
+    address = ctypes.c_void_p.from_address(id(client) + 2 * ctypes.sizeof(ctypes.c_void_p)).value
+    assert address is not None
+    return address
 
 
 class Api(IntEnum):

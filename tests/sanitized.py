@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,6 @@ def check(
             **(environment or {}),
             _NAME: name,
             _LIBRARY: str(library),
-            "KAFKA_EOS_TEST_KERNEL": "1",
             "LD_PRELOAD": " ".join(runtimes),
             "ASAN_OPTIONS": "detect_leaks=0",
             "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
@@ -71,9 +70,9 @@ if _LIBRARY in os.environ:
     # The same example fails again where a debugger is at hand; here, shrinking it would only take time.
     settings.register_profile("sanitized", phases=[Phase.generate], database=None, max_examples=15)
     settings.load_profile("sanitized")
-    _original = loader.library_path
+    _original = loader.candidates
 
-    def _library_path(name: str = "kernel") -> Path:
-        return Path(os.environ[_LIBRARY]) if name == os.environ[_NAME] else _original(name)
+    def _candidates(name: str) -> Iterator[Path]:
+        return iter([Path(os.environ[_LIBRARY])]) if name == os.environ[_NAME] else _original(name)
 
-    loader.library_path = _library_path
+    loader.candidates = _candidates

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
-import socket
-import struct
 import sys
-import threading
 from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +19,12 @@ from pyspark.errors import PySparkException
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import java
-from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import api_versions, kernel
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    KernelUnavailableError,
+    OperatorError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate import json_shape, json_shapes
@@ -71,7 +71,6 @@ def complete(*found: Finding) -> None:
 
 def test_a_ready_machine_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "found", lambda: ("/opt/java", 21))
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(kernel.Kernel.__new__(kernel.Kernel), ""))
     monkeypatch.setattr(machine, "free_temporary_bytes", lambda: 100 * GIB)
     monkeypatch.setattr(machine, "private_folders", lambda root, uid: iter(()))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65_536, 65_536))
@@ -83,7 +82,7 @@ def test_a_ready_machine_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> 
     by_name = {each["check"]: each for each in found["findings"]}
     assert code == ExitCode.DONE, found
     assert by_name["java"]["what"] == "/opt/java, version 21"
-    assert by_name["kernel"]["what"] == "in use"
+    assert by_name["kernel"]["what"] == "3 libraries can be loaded"
     assert by_name["discovery"]["what"] == "Spark finds 'kafka-eos', 'kafka-eos-state'"
     assert by_name["python"]["what"] == f"PYSPARK_PYTHON={sys.executable}"
     assert by_name["brokers"]["what"].startswith("1 of 1 brokers of cluster mockCluster")
@@ -199,11 +198,6 @@ def test_version_combinations_that_do_not_work_are_reported(
     assert any(said in each.what for each in found)
 
 
-def test_python_without_the_gil_is_reported() -> None:
-    found = list(versions.check(versions.Versions(FINE, "3.13.0", 17, free_threaded=True)))
-    assert [each.severity for each in found] == [OK, NOTE]
-
-
 # -- this machine
 
 
@@ -232,79 +226,16 @@ def test_another_python_for_workers_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in machine.workers_python({"PATH": ""}, ours).what
 
 
-def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
-    found = machine.check_kernel()
-    complete(found)
-    assert found.severity is WARNING
-    assert "it was not built" in found.what
-    monkeypatch.setenv(loader.VARIABLE, "0")
-    assert machine.check_kernel().severity is NOTE
+def test_a_missing_kernel_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        raise KernelUnavailableError("there is no kernel.so", fix="install the package")
 
-
-def test_fix_compiles_the_kernel_if_there_is_a_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    for name in loader.LIBRARIES:
-        shutil.copy(Path(loader.__file__).with_name(f"{name}.c"), tmp_path)
-    monkeypatch.setattr(loader, "library_path", lambda name="kernel": tmp_path / f"{name}.abi3.so")
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
-    assert machine.check_kernel().repair is None, "the sources do not compile without their header"
-    shutil.copy(Path(loader.__file__).with_name(loader.HEADER), tmp_path)
-    repair = machine.check_kernel().repair
-    assert repair is not None
-    assert str(tmp_path / "kernel.c") in repair.what
-    repair.run()
-    assert loader.load().kafka_eos_kernel_version() == loader.VERSION
-    assert loader.load_avro().kafka_eos_avro_version() == loader.AVRO_VERSION
-    assert machine.check_kernel().repair is None, "a library that is there is not replaced"
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "avro.abi3.so",
-        "avro.c",
-        "buffers.h",
-        "kernel.abi3.so",
-        "kernel.c",
-        "protobuf.abi3.so",
-        "protobuf.c",
-    ]
-    (tmp_path / "broken.c").write_text("not C")
-    with pytest.raises(Exception, match="failed"):
-        machine.compile_kernel(compiler, tmp_path / "broken.c", tmp_path / "broken.so")
-    assert not list(tmp_path.glob("*broken.so*"))
-
-
-def test_a_kernel_without_the_libraries_of_codecs_is_repaired(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    paths = {name: tmp_path / f"{name}.abi3.so" for name in loader.LIBRARIES}
-    paths["kernel"].touch()
-    monkeypatch.setattr(loader, "library_path", paths.get)
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(object(), ""))  # type: ignore[arg-type]
-    found = machine.check_kernel()
-    complete(found)
-    assert "native/avro.c and native/protobuf.c was not built" in found.what
-    paths["avro"].touch()
-    paths["protobuf"].touch()
-    assert machine.check_kernel().severity is OK
-
-
-def test_a_compiler_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_COMPILE_SECONDS", 0.01)
-    waits = tmp_path / "cc"
-    waits.write_text('#!/bin/sh\nexec cat < "$0.pipe"\n')
-    waits.chmod(0o700)
-    os.mkfifo(f"{waits}.pipe")
-    repair = Repair(
-        "compile", lambda: machine.compile_kernel(str(waits), tmp_path / "kernel.c", tmp_path / "kernel.so")
-    )
-    found = Finding("kernel", WARNING, "not built", repair=repair)
-    ((_, problem),) = run.repair([found], lambda _repair: None)
-    assert "did not end within" in problem
+    monkeypatch.setattr(loader, "check", check)
+    code, found = doctor("--check", "kernel")
+    (finding,) = found["findings"]
+    assert code == ExitCode.NEEDS_A_PERSON
+    assert (finding["severity"], finding["what"]) == ("bad", "there is no kernel.so")
+    assert finding["fix"] == "install the package"
 
 
 def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(
@@ -474,54 +405,6 @@ def test_the_finalized_level_of_transactions_is_reported(
     assert ("transactions are written by" in found.what) == isinstance(features, dict)
 
 
-def _varint(number: int) -> bytes:
-    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _varint(number >> 7)
-
-
-def _feature_answer(features: Mapping[str, int], apis: int = 200) -> bytes:
-    """Writes an answer to ApiVersions 3 as a broker does."""
-    body = struct.pack(">ih", 1, 0) + _varint(apis + 1)
-    body += b"".join(struct.pack(">hhh", number, 0, 9) + b"\0" for number in range(apis))
-    body += struct.pack(">i", 0)
-    listed = _varint(len(features) + 1) + b"".join(
-        _varint(len(name) + 1) + name.encode() + struct.pack(">hh", level, 0) + b"\0"
-        for name, level in features.items()
-    )
-    tags = [(1, struct.pack(">q", 7)), (2, listed)]
-    return body + _varint(len(tags)) + b"".join(_varint(n) + _varint(len(v)) + v for n, v in tags)
-
-
-def test_a_broker_is_asked_for_its_features_over_a_socket() -> None:
-    wanted = {"transaction.version": 2, "group.version": 1}
-    assert api_versions.parse(_feature_answer(wanted)) == wanted
-    assert api_versions.parse(_feature_answer({})) == {}
-    assert api_versions.parse(struct.pack(">ihi", 1, 35, 0)) is None
-    with pytest.raises(ValueError, match="too short"):
-        api_versions.parse(_feature_answer(wanted)[:-3])
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer(sent: bytes) -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(sent)
-
-        for sent, outcome in (
-            (struct.pack(">i", len(_feature_answer(wanted))) + _feature_answer(wanted), wanted),
-            (b"HTTP/1.1 400 Bad Request\r\n\r\n", ValueError),
-            (b"\0\0", ConnectionResetError),
-        ):
-            thread = threading.Thread(target=answer, args=(sent,))
-            thread.start()
-            host, port = server.getsockname()
-            if isinstance(outcome, dict):
-                assert api_versions.finalized_features(host, port, {}, 5.0) == outcome
-            else:
-                with pytest.raises(outcome):
-                    api_versions.finalized_features(host, port, {}, 5.0)
-            thread.join()
-
-
 def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
     found = cluster.replicas(TWO, ["in", "out", "unknown"])
     complete(found)
@@ -675,7 +558,7 @@ def test_a_missing_dead_letter_topic_is_reported() -> None:
 
 def inspection(*, planned: float | None, token: bool = True, committed: bool = True) -> Any:
     return SimpleNamespace(
-        checkpoint=SimpleNamespace(planned_at_seconds=planned, first_batch="file" if committed else None),
+        checkpoint=SimpleNamespace(planned_at_seconds=planned, identity="file" if committed else None),
         kafka=SimpleNamespace(token="token" if token else None),
     )
 
@@ -731,7 +614,6 @@ VERSION = metadata.version("kafka-eos-source")
 def executor(**changed: Any) -> dict[str, Any]:
     return {
         **probe.describe(None, "", ""),
-        "kernel": "",
         "free_bytes": 100 * GIB,
         "files": [65536, 65536],
         **changed,
@@ -743,7 +625,7 @@ def judged(
 ) -> list[Finding]:
     times = (min(each["at_seconds"] for each in found), max(each["at_seconds"] for each in found))
     job = lambda conf, folder: (list(found), times, set(written))  # noqa: E731
-    return list(executors.check({}, staging, True, job=job))
+    return list(executors.check({}, staging, job=job))
 
 
 def test_executors_like_the_driver_pass() -> None:
@@ -759,7 +641,6 @@ def test_executors_like_the_driver_pass() -> None:
         ({"problem": "ImportError: librdkafka"}, BAD, "ImportError: librdkafka"),
         ({"package": "0.0.1"}, BAD, f"kafka-eos-source 0.0.1, but {VERSION}"),
         ({"python": "3.9.1"}, BAD, "Python 3.9.1"),
-        ({"kernel": "it was not built"}, WARNING, "although this process uses the kernel: it was not built"),
         ({"free_bytes": 1}, BAD, "GiB free"),
         ({"files": [1024, 4096]}, WARNING, "open files: 1024"),
     ],
@@ -778,7 +659,7 @@ def test_a_wrong_clock_on_an_executor_is_reported() -> None:
     good = executor()
     late = executor(host="late", at_seconds=good["at_seconds"] + 100)
     times = (good["at_seconds"], good["at_seconds"])
-    found = list(executors.judge([good, late], times, True, None, set()))
+    found = list(executors.judge([good, late], times, None, set()))
     complete(*found)
     assert [each.severity for each in found] == [WARNING]
     assert "95 s ahead" not in found[0].what
@@ -801,7 +682,7 @@ def test_a_job_that_fails_names_its_cause() -> None:
     def fail(conf: Mapping[str, str], staging: str | None) -> Any:
         raise PySparkException("Job aborted\n  at x.y\nPySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9\n")
 
-    (found,) = executors.check({}, None, True, job=fail)
+    (found,) = executors.check({}, None, job=fail)
     complete(found)
     assert found.severity is BAD
     assert "PYTHON_VERSION_MISMATCH" in found.what

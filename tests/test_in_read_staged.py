@@ -335,7 +335,6 @@ SECRET = "s3cr3t-value"
         ({"processing.guarantee": "at_least_once"}, "'processing.guarantee' is 'at_least_once' here"),
         ({"kafka.compression.type": "lz4"}, "'kafka.compression.type' is lz4 here and not set there"),
         ({"onInvalidRecord": "drop"}, "'onInvalidRecord'"),
-        ({"transaction.client": "librdkafka"}, "'transaction.client'"),
         (
             {"sinks": "files", "sink.files.type": "filesystem", "sink.files.path": "/f"},
             r"'sink\.files' is type=filesystem",

@@ -293,7 +293,6 @@ def test_tasks_are_summed_and_their_skew_is_kept() -> None:
 
 
 def test_every_client_of_a_commit_can_say_why_it_stands_still() -> None:
-    """Not only librdkafka's: the option ``transaction.client`` may choose another one."""
     producer = ModelProducer(broker_with_genesis())
     assert tracing_of_commit.complaint(producer) == "the model complains"
     assert tracing_of_commit.complaint(None) == ""

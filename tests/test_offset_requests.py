@@ -9,14 +9,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
-from mock_cluster import Api, MockCluster
+from wire_cluster import Fault, WireCluster
 
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
-from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
-from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -77,17 +77,14 @@ def test_no_offsets_take_no_request() -> None:
 
 
 @pytest.fixture
-def mock() -> Iterator[MockCluster]:
-    with MockCluster() as cluster:
-        cluster.create_topic("topic", PARTITIONS)
-        yield cluster
+def cluster() -> Iterator[WireCluster]:
+    with WireCluster({"topic": PARTITIONS}) as made:
+        yield made
 
 
 @pytest.fixture
-def producer_in_transaction(mock: MockCluster) -> Iterator[TransactionalProducer]:
-    producer = TransactionalProducer(
-        producer_config({"bootstrap.servers": mock.bootstrap_servers}, transactional_id="app")
-    )
+def producer_in_transaction(cluster: WireCluster) -> Iterator[WireProducer]:
+    producer = WireProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, transactional_id="app"))
     producer.init(deadline_soon())
     producer.begin()
     yield producer
@@ -99,13 +96,17 @@ def deadline_soon() -> Deadline:
 
 
 def test_the_producer_sends_many_offsets_in_several_requests(
-    mock: MockCluster, producer_in_transaction: TransactionalProducer
+    cluster: WireCluster, producer_in_transaction: WireProducer
 ) -> None:
     wanted = offsets(PARTITIONS, "t" * 4000)
     producer_in_transaction.send_offsets(wanted, "app", deadline_soon())
-    assert mock.requests()[Api.TXN_OFFSET_COMMIT] == len(list(split(wanted, "app"))) == 3
+    assert cluster.received["TxnOffsetCommit"] == len(list(split(wanted, "app"))) == 3
     producer_in_transaction.commit(deadline_soon())
-    assert mock.requests()[Api.END_TXN] == 1
+    assert cluster.received["EndTxn"] == 1
+
+
+def refuse_offsets(cluster: WireCluster, code: int) -> None:
+    cluster.fault = lambda kind: Fault("error", code) if kind == "TxnOffsetCommit" else None
 
 
 def refused_with(code: int) -> Callable[[Collection[GroupOffset], str, Deadline], None]:

@@ -20,20 +20,20 @@ from avro_model import schema_of
 from kafka_eos_source.native import loader
 from kafka_eos_source.registry import json_schema
 from kafka_eos_source.registry.avro import decode as avro_decode
+from kafka_eos_source.registry.avro import kernel as avro_kernel
 from kafka_eos_source.registry.avro.decode import AvroDecoder
 from kafka_eos_source.registry.avro.encode import AvroEncoder
 from kafka_eos_source.registry.avro.encode_program import compile_encoder
-from kafka_eos_source.registry.avro.kernel import AvroKernel, choice, columns
+from kafka_eos_source.registry.avro.kernel import AvroKernel, columns
 from kafka_eos_source.registry.avro.resolve import compile_program
 from kafka_eos_source.registry.avro.schema import parse
 from kafka_eos_source.registry.codec import Converted, Schema
 from kafka_eos_source.registry.protobuf import decode as protobuf_decode
-from kafka_eos_source.registry.protobuf import native
-from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf import kernel as protobuf_kernel
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.files import message_at
 from kafka_eos_source.registry.protobuf.tree import build_tree
-from kafka_eos_source.registry.protobuf.twin import TwinDecoder
 from kafka_eos_source.registry.slices import slices
 
 MIB = 1 << 20
@@ -82,19 +82,15 @@ JSON = Schema(
 @functools.cache
 def avro_library(largest_offset: int | None = None) -> AvroKernel:
     if largest_offset is None:
-        kernel = choice().kernel
-        assert kernel is not None
-        return kernel
+        return avro_kernel.kernel()
     return AvroKernel(ctypes.CDLL(str(_compiled("avro", largest_offset))))
 
 
 @functools.cache
-def protobuf_library(largest_offset: int | None = None) -> native.Library:
+def protobuf_library(largest_offset: int | None = None) -> protobuf_kernel.ProtobufKernel:
     if largest_offset is None:
-        library = native.choice().library
-        assert library is not None
-        return library
-    return native.load(_compiled("protobuf", largest_offset))
+        return protobuf_kernel.kernel()
+    return protobuf_kernel.ProtobufKernel(ctypes.CDLL(str(_compiled("protobuf", largest_offset))))
 
 
 _folder: list[Path] = []
@@ -118,15 +114,8 @@ def _compiled(name: str, largest_offset: int) -> Path:
     return library
 
 
-needs_libraries = pytest.mark.skipif(
-    choice().kernel is None or native.choice().library is None, reason="the libraries were not built"
-)
-
-
-def avro_decoder(library: AvroKernel | None) -> AvroDecoder:
-    made = AvroDecoder(compile_program(parse(schema_of(AVRO)), parse(schema_of(AVRO_WIDE))), library)
-    made._kernel = library
-    return made
+def avro_decoder(library: AvroKernel) -> AvroDecoder:
+    return AvroDecoder(compile_program(parse(schema_of(AVRO)), parse(schema_of(AVRO_WIDE))), library)
 
 
 def varint(number: int) -> bytes:
@@ -180,36 +169,28 @@ def decoders() -> dict[str, tuple[Any, Callable[[int], bytes]]]:
     tree = build_tree(message_at(PROTO, (0,)))
     return {
         "avro": (avro_decoder(avro_library()), avro_items),
-        "avro in Python": (avro_decoder(None), avro_items),
-        "protobuf": (NativeDecoder(tree, protobuf_library()), proto_items),
-        "protobuf in Python": (TwinDecoder(tree), proto_items),
+        "protobuf": (MessageDecoder(tree, protobuf_library()), proto_items),
         "json": (json_schema.decoder(JSON), json_items),
     }
 
 
-NAMES = ["avro", "avro in Python", "protobuf", "protobuf in Python", "json"]
-
-
-@needs_libraries
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["avro", "protobuf", "json"])
 def test_small_messages_that_become_large_are_decoded_in_slices(name: str, capacities: list[int]) -> None:
     """Together, the messages take many times the limit. One of them takes more than that by itself."""
     made, items = decoders()[name]
     rng = random.Random(1)
-    scale = 8 if "Python" in name else 1  # Python needs seconds for what takes C milliseconds
-    limit = LIMIT // scale
-    counts = [rng.choice([0, 1, 100, 500]) // scale for _ in range(60)]
-    counts[33] = 10_000 // scale
+    counts = [rng.choice([0, 1, 100, 500]) for _ in range(60)]
+    counts[33] = 10_000
     payloads: list[bytes | None] = [items(count) for count in counts]
     payloads[5] = None
     column = pa.array(payloads, pa.binary())
     whole = [None if n in (5, 33) else count for n, count in enumerate(counts)]
-    found = list(slices(lambda part: made.decode(part, 0, limit), column, "decoded"))
+    found = list(slices(lambda part: made.decode(part, 0, LIMIT), column, "decoded"))
     assert len(found) > 4
     seen: list[Any] = []
     for part in found:
         part.values.validate(full=True)
-        assert part.values.nbytes <= limit
+        assert part.values.nbytes <= LIMIT
         lists = part.values if pa.types.is_list(part.values.type) else part.values.field("w")
         lengths = pc.list_value_length(lists)
         seen += pc.if_else(part.values.is_valid(), lengths, None).to_pylist()
@@ -219,7 +200,6 @@ def test_small_messages_that_become_large_are_decoded_in_slices(name: str, capac
     assert max(capacities, default=0) <= LIMIT
 
 
-@needs_libraries
 @pytest.mark.parametrize(
     "payload",
     [
@@ -232,7 +212,7 @@ def test_small_messages_that_become_large_are_decoded_in_slices(name: str, capac
     ids=["enum", "uint64", "empty messages", "empty strings", "one long string"],
 )
 def test_what_python_makes_of_values_counts(payload: bytes, capacities: list[int]) -> None:
-    made = NativeDecoder(build_tree(message_at(PROTO, (0,))), protobuf_library())
+    made = MessageDecoder(build_tree(message_at(PROTO, (0,))), protobuf_library())
     column = pa.array([payload[:0], payload, None, payload[:0]])
     alone = made.decode(pa.array([payload]), 0)
     taken = alone.values.nbytes
@@ -245,7 +225,6 @@ def test_what_python_makes_of_values_counts(payload: bytes, capacities: list[int
         assert rows == [True, limit > taken, False, True]
 
 
-@needs_libraries
 def test_json_documents_take_a_bounded_amount_of_memory() -> None:
     """Arrow's own pool says what the parser needed at most."""
     made = json_schema.decoder(JSON)
@@ -264,12 +243,11 @@ def test_json_documents_take_a_bounded_amount_of_memory() -> None:
     assert peak - kept < 4 * LIMIT
 
 
-@needs_libraries
 @pytest.mark.parametrize("largest", [100, 1000])
 def test_offsets_never_overflow(largest: int) -> None:
     """With libraries for which the largest offset is small, as 2 GiB are for the real ones."""
     avro = avro_decoder(avro_library(largest))
-    proto = NativeDecoder(build_tree(message_at(PROTO, (0,))), protobuf_library(largest))
+    proto = MessageDecoder(build_tree(message_at(PROTO, (0,))), protobuf_library(largest))
     rng = random.Random(largest)
     counts = [rng.randrange(60) for _ in range(50)]
     counts[20] = largest + 1
@@ -294,30 +272,26 @@ def _encoded(encoder: Any, values: pa.Array, **limit: int) -> list[Converted]:
     return found
 
 
-@needs_libraries
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
 def test_encoded_columns_are_split_before_their_offsets_overflow(kind: str) -> None:
     values = pa.array([{"s": "x" * (n % 40)} for n in range(200)], pa.struct([("s", pa.string())]))
     values = pa.concat_arrays([values[:90], pa.array([{"s": "y" * 2000}, None], values.type), values[90:]])
 
-    def encoder(largest: int | None, in_python: bool = False) -> Any:
+    def encoder(largest: int | None) -> Any:
         if kind == "avro":
             program = compile_encoder(parse(schema_of(record({"name": "s", "type": "string"}))), values.type)
-            made = AvroEncoder(program, avro_library(largest))
-            made._kernel = None if in_python else made._kernel
-            return made
+            return AvroEncoder(program, avro_library(largest))
         tree = build_tree(
             message_at(Schema("PROTOBUF", 'syntax = "proto3"; message M { string s = 1; }'), (0,))
         )
-        return MessageEncoder(tree, values.type, None if in_python else protobuf_library(largest))
+        return MessageEncoder(tree, values.type, protobuf_library(largest))
 
     whole = encoder(None).encode(values, b"prefix").values.to_pylist()
     assert whole[91] is None
     wanted = [None if row == 90 else each for row, each in enumerate(whole)]
     by_offset = _encoded(encoder(500), values)
     by_limit = _encoded(encoder(None), values, most_bytes=1024)
-    in_python = _encoded(encoder(None, in_python=True), values, most_bytes=1024)
-    for found in (by_offset, by_limit, in_python):
+    for found in (by_offset, by_limit):
         assert len(found) > 4
         assert [each for part in found for each in part.values.to_pylist()] == wanted
         assert [part.errors for part in found if part.errors] == [

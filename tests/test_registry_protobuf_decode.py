@@ -1,4 +1,4 @@
-"""Protobuf decoders: the C decoder, its Python twin and Google's library agree on what messages mean."""
+"""Protobuf decoders: the C decoder and Google's library agree on what messages mean."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protobuf_messages import Types, plain
+from protobuf_oracle import Oracle
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Schema
-from kafka_eos_source.registry.protobuf import decoder, native
-from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf import decoder
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.files import message_at
+from kafka_eos_source.registry.protobuf.kernel import kernel
 from kafka_eos_source.registry.protobuf.tree import Kind, build_tree, walk
-from kafka_eos_source.registry.protobuf.twin import TwinDecoder
 
 SOURCE = Path(__file__).parents[1] / "kafka_eos_source" / "native" / "protobuf.c"
-needs_library = pytest.mark.skipif(native.choice().library is None, reason=native.choice().why_not)
 
 ORDER = """
 syntax = "proto3";
@@ -59,21 +59,6 @@ message Nothing {}
 """
 
 
-@pytest.fixture(params=["native", "twin"])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns `decoder`, which makes C decoders or twins."""
-    if request.param == "twin":
-        monkeypatch.setattr(native, "choice", lambda: native.Choice(None, "this test needs the twin"))
-    elif native.choice().library is None:
-        pytest.skip(native.choice().why_not)
-    return decoder
-
-
-def test_the_library_is_used_where_it_must_be() -> None:
-    if os.environ.get("KAFKA_EOS_TEST_KERNEL") == "1":
-        assert native.choice().library is not None, native.choice().why_not
-
-
 def schema(text: str) -> Schema:
     return Schema("PROTOBUF", text)
 
@@ -89,17 +74,14 @@ def rows(made: Decoder, payloads: list[bytes | None], start: int = 0) -> tuple[l
     return converted.values.to_pylist(maps_as_pydicts="strict"), dict(converted.errors)
 
 
-@needs_library
 @given(seed=st.integers(0, 2**32), syntax=st.sampled_from(["proto2", "proto3", "editions"]))
 @settings(max_examples=60, deadline=None)
 def test_decoder_agrees_with_googles_library(seed: int, syntax: str) -> None:
     types = Types(seed, syntax)
     tree = build_tree(types.descriptor)
     payloads = [None if index % 9 == 8 else types.payload() for index in range(30)]
-    library = native.choice().library
-    assert library is not None
-    found = NativeDecoder(tree, library).decode(pa.array(payloads, pa.binary()).slice(1), 0)
-    expected = TwinDecoder(tree).decode(pa.array(payloads[1:], pa.binary()), 0)
+    found = MessageDecoder(tree, kernel()).decode(pa.array(payloads, pa.binary()).slice(1), 0)
+    expected = Oracle(tree).decode(pa.array(payloads[1:], pa.binary()), 0)
     found.values.validate(full=True)
     tolerated = {row for row, text in found.errors.items() if syntax == "proto2" and _is_later_replaced(text)}
     if any(
@@ -118,7 +100,7 @@ def _is_later_replaced(text: str) -> bool:
     return "not UTF-8" in text or "required field" in text
 
 
-def test_values_have_the_documented_types(make: Any) -> None:
+def test_values_have_the_documented_types() -> None:
     of = schema(ORDER)
     order = message(of, id=1, state=1, prices={"a": 1.5}, u32=2**32 - 1, u64=2**64 - 1, raw=b"\xff")
     order.items.add(name="pen", count=0)
@@ -130,7 +112,7 @@ def test_values_have_the_documented_types(make: Any) -> None:
     order.tags.add(value="t")
     order.nothing.SetInParent()
     order.robot.name = "r"
-    found, errors = rows(make(of, (0,)), [order.SerializeToString(), b"", None])
+    found, errors = rows(decoder(of, (0,)), [order.SerializeToString(), b"", None])
     assert not errors
     assert found[0] == {
         "id": 1,
@@ -155,7 +137,7 @@ def test_values_have_the_documented_types(make: Any) -> None:
     assert found[2] is None
 
 
-def test_a_row_that_does_not_decode_is_null_and_has_an_error(make: Any) -> None:
+def test_a_row_that_does_not_decode_is_null_and_has_an_error() -> None:
     of = schema(ORDER)
     good = message(of, id=7)
     good.items.add(name="pen")
@@ -171,7 +153,7 @@ def test_a_row_that_does_not_decode_is_null_and_has_an_error(make: Any) -> None:
         b"\x22\x03\x0a\x01\xff",
         good.SerializeToString(),
     ]
-    found, errors = rows(make(of, (0,)), payloads)
+    found, errors = rows(decoder(of, (0,)), payloads)
     assert [row is None for row in found] == [False, True, True, True, True, False]
     assert found[0] == found[5]
     assert found[0]["items"] == [{"name": "pen", "count": None}]
@@ -181,16 +163,15 @@ def test_a_row_that_does_not_decode_is_null_and_has_an_error(make: Any) -> None:
     assert "field more: the google.protobuf.Struct is not valid JSON" in errors[3]
 
 
-@needs_library
 def test_an_error_names_the_path_of_the_field() -> None:
     _, errors = rows(decoder(schema(ORDER), (0,)), [b"\x22\x03\x0a\x01\xff", b"\x22\x01\x0a"])
     assert errors[0] == "message shop.Order: field items.name: the string is not UTF-8"
     assert errors[1] == "message shop.Order: field items.name: the bytes end inside a value"
 
 
-def test_the_frame_is_skipped(make: Any) -> None:
+def test_the_frame_is_skipped() -> None:
     of = schema(ORDER)
-    made = make(of, (0,))
+    made = decoder(of, (0,))
     found, errors = rows(
         made, [b"frame" + message(of, id=3).SerializeToString(), b"frame", b"fr", None], start=5
     )
@@ -199,14 +180,14 @@ def test_the_frame_is_skipped(make: Any) -> None:
     assert "2 bytes, fewer than its frame" in errors[2]
 
 
-def test_the_last_member_of_a_oneof_wins_and_starts_afresh(make: Any) -> None:
+def test_the_last_member_of_a_oneof_wins_and_starts_afresh() -> None:
     text = """syntax = "proto3"; message M { oneof o { A a = 1; int32 b = 2; } }
     message A { int32 x = 1; repeated int32 l = 2; string s = 3; map<int32, int32> m = 4; }"""
     of = schema(text)
     first = message(of, a={"x": 1, "l": [1, 2], "s": "old", "m": {1: 1}}).SerializeToString()
     second = message(of, b=0).SerializeToString()
     third = message(of, a={"l": [3]}).SerializeToString()
-    made = make(of, (0,))
+    made = decoder(of, (0,))
     found, _ = rows(made, [first + second, first + second + third, first + third])
     assert found[0] == {"a": None, "b": 0}
     assert found[1] == {"a": {"x": 0, "l": [3], "s": "", "m": {}}, "b": None}
@@ -214,7 +195,7 @@ def test_the_last_member_of_a_oneof_wins_and_starts_afresh(make: Any) -> None:
 
 
 @pytest.mark.parametrize("entries", [2, 40, 1000])
-def test_the_last_entry_of_a_key_wins(make: Any, entries: int) -> None:
+def test_the_last_entry_of_a_key_wins(entries: int) -> None:
     of = schema("""
         syntax = "proto3";
         message M { map<string, int64> m = 1; repeated M2 l = 2; }
@@ -226,7 +207,7 @@ def test_the_last_entry_of_a_key_wins(make: Any, entries: int) -> None:
     nested = message(of)
     nested.l.add().m[5].i = 1
     found, errors = rows(
-        make(of, (0,)),
+        decoder(of, (0,)),
         [once.SerializeToString() + twice.SerializeToString(), b"\x08", nested.SerializeToString() * 2],
     )
     assert found[0]["m"] == {
@@ -236,7 +217,7 @@ def test_the_last_entry_of_a_key_wins(make: Any, entries: int) -> None:
     assert list(errors) == [1]
 
 
-def test_proto2_groups_defaults_and_required_fields(make: Any) -> None:
+def test_proto2_groups_defaults_and_required_fields() -> None:
     of = schema("""
         syntax = "proto2";
         message M {
@@ -251,7 +232,7 @@ def test_proto2_groups_defaults_and_required_fields(make: Any) -> None:
         }""")
     full = message(of, must="x", seven=1, unset=False, g={"a": 3})
     unknown_enum = full.SerializeToString() + b"\x40\x63" + b"\x48\x63\x48\x02"
-    found, errors = rows(make(of, (0,)), [full.SerializeToString(), b"\x0a\x00", b"", unknown_enum])
+    found, errors = rows(decoder(of, (0,)), [full.SerializeToString(), b"\x0a\x00", b"", unknown_enum])
     assert found[0] == {
         "must": "x",
         "seven": 1,
@@ -266,31 +247,31 @@ def test_proto2_groups_defaults_and_required_fields(make: Any) -> None:
     assert errors == {2: "message M: field must: the required field is missing"}
 
 
-def test_a_number_that_an_open_enum_does_not_have_becomes_its_digits(make: Any) -> None:
+def test_a_number_that_an_open_enum_does_not_have_becomes_its_digits() -> None:
     of = schema("""
         syntax = "proto3";
         enum E { A = 0; B = 5; C = 5; option allow_alias = true; }
         message M { E e = 1; repeated E l = 2; }""")
-    found, _ = rows(make(of, (0,)), [b"\x08\x05", b"\x08\x09\x12\x02\x00\x63"])
+    found, _ = rows(decoder(of, (0,)), [b"\x08\x05", b"\x08\x09\x12\x02\x00\x63"])
     assert found == [{"e": "B", "l": []}, {"e": "9", "l": ["A", "99"]}]
 
 
-def test_editions(make: Any) -> None:
+def test_editions() -> None:
     of = schema("""
         edition = "2023";
         message M { int32 explicit = 1; int32 implicit = 2 [features.field_presence = IMPLICIT];
                     M2 delimited = 3 [features.message_encoding = DELIMITED]; }
         message M2 { string s = 1; }""")
-    found, errors = rows(make(of, (0,)), [b"", b"\x1b\x0a\x01a\x1c"])
+    found, errors = rows(decoder(of, (0,)), [b"", b"\x1b\x0a\x01a\x1c"])
     assert not errors
     assert found[0] == {"explicit": None, "implicit": 0, "delimited": None}
     assert found[1] == {"explicit": None, "implicit": 0, "delimited": {"s": "a"}}
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_slices_and_empty_columns(make: Any, kind: pa.DataType) -> None:
+def test_slices_and_empty_columns(kind: pa.DataType) -> None:
     of = schema(ORDER)
-    made = make(of, (0,))
+    made = decoder(of, (0,))
     column = pa.array([message(of, id=index).SerializeToString() for index in range(20)] + [None], kind)
     assert made.decode(column.slice(3, 4), 0).values.field("id").to_pylist() == [3, 4, 5, 6]
     assert made.decode(column.slice(20), 0).values.to_pylist() == [None]
@@ -298,19 +279,17 @@ def test_slices_and_empty_columns(make: Any, kind: pa.DataType) -> None:
     assert made.decode(pa.array([], kind), 0).values.type == made.arrow_type
 
 
-@needs_library
 def test_a_call_that_reuses_memory_finds_nothing_of_the_call_before() -> None:
     types = Types(7, "proto2")
-    made = NativeDecoder(build_tree(types.descriptor), native.choice().library)  # type: ignore[arg-type]
+    made = MessageDecoder(build_tree(types.descriptor), kernel())
     batches = [pa.array([types.payload() for _ in range(rows)], pa.binary()) for rows in (1, 70, 3, 40, 2)]
-    expected = [TwinDecoder(build_tree(types.descriptor)).decode(batch, 0).values for batch in batches]
+    expected = [Oracle(build_tree(types.descriptor)).decode(batch, 0).values for batch in batches]
     for batch, values in zip(batches, expected, strict=True):
         assert plain(made.decode(batch, 0).values) == plain(values)
     kept = [made.decode(batch, 0).values for batch in batches]
     assert [plain(each) for each in kept] == [plain(each) for each in expected]
 
 
-@needs_library
 def test_arrays_keep_their_memory() -> None:
     of = schema(ORDER)
     made = decoder(of, (0,))
@@ -320,7 +299,7 @@ def test_arrays_keep_their_memory() -> None:
     assert all(each.to_pylist() == ["n" * 50] * 5000 for each in kept)
 
 
-def test_a_reader_schema_decides_the_type(make: Any) -> None:
+def test_a_reader_schema_decides_the_type() -> None:
     writer = schema(
         'syntax = "proto3"; package p; message A {} message M { int32 a = 1; string b = 2; float gone = 3; }'
     )
@@ -328,14 +307,14 @@ def test_a_reader_schema_decides_the_type(make: Any) -> None:
         'syntax = "proto3"; package p; message M { int64 renamed = 1; bytes b = 2; optional int32 new = 9; }'
     )
     payload = message(writer, (1,), a=-1, b="x", gone=1.0).SerializeToString()
-    made = make(writer, (1,), reader)
+    made = decoder(writer, (1,), reader)
     assert rows(made, [payload])[0] == [{"renamed": -1, "b": b"x", "new": None}]
     moved = schema('syntax = "proto3"; package q; message M { int32 a = 1; } message N { int32 a = 1; }')
-    assert rows(make(writer, (1,), moved, "q.M"), [payload])[0] == [{"a": -1}]
+    assert rows(decoder(writer, (1,), moved, "q.M"), [payload])[0] == [{"a": -1}]
     with pytest.raises(InvalidSchemaError, match=r"type p\.M, but q\.N is expected"):
-        make(writer, (1,), moved, "q.N")
+        decoder(writer, (1,), moved, "q.N")
     with pytest.raises(InvalidSchemaError, match=r"type p\.M, but 'p\.A' is expected"):
-        make(writer, (1,), None, "p.A")
+        decoder(writer, (1,), None, "p.A")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Protobuf encoders: the C encoder and its twin write the same bytes, which Google's library reads."""
+"""Protobuf encoders: the C encoder writes the bytes of Google's library."""
 
 from __future__ import annotations
 
@@ -12,26 +12,16 @@ from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protobuf_messages import Types, plain
+from protobuf_oracle import Oracle
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.protobuf import arrow_type, decoder, encoder, native, schema_for
-from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf import arrow_type, decoder, encoder, schema_for
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.files import message_at
+from kafka_eos_source.registry.protobuf.kernel import kernel
 from kafka_eos_source.registry.protobuf.tree import build_tree
-
-needs_library = pytest.mark.skipif(native.choice().library is None, reason=native.choice().why_not)
-
-
-@pytest.fixture(params=["native", "twin"])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns `encoder`, which makes C encoders or twins."""
-    if request.param == "twin":
-        monkeypatch.setattr(native, "choice", lambda: native.Choice(None, "this test needs the twin"))
-    elif native.choice().library is None:
-        pytest.skip(native.choice().why_not)
-    return encoder
 
 
 def schema(body: str, syntax: str = "proto3") -> Schema:
@@ -45,7 +35,6 @@ def parse(of: Schema, payload: bytes) -> Any:
     return message_factory.GetMessageClass(message_at(of, (0,))).FromString(payload)
 
 
-@needs_library
 @given(seed=st.integers(0, 2**32), syntax=st.sampled_from(["proto2", "proto3", "editions"]))
 @settings(max_examples=50, deadline=None)
 def test_values_come_back_as_they_were(seed: int, syntax: str) -> None:
@@ -53,23 +42,21 @@ def test_values_come_back_as_they_were(seed: int, syntax: str) -> None:
     tree = build_tree(types.descriptor)
     payloads: list[bytes | None] = [types.message().SerializePartialToString() for _ in range(30)]
     payloads[8] = None
-    library = native.choice().library
-    assert library is not None
-    decoded = NativeDecoder(tree, library)
+    decoded = MessageDecoder(tree, kernel())
     values = decoded.decode(pa.array(payloads, pa.binary()), 0).values.slice(1)
-    found = MessageEncoder(tree, values.type, library).encode(values, b"prefix")
+    found = MessageEncoder(tree, values.type, kernel()).encode(values, b"prefix")
     found.values.validate(full=True)
     assert not found.errors
-    twin = MessageEncoder(tree, values.type, None).encode(values, b"prefix")
-    assert found.values.equals(twin.values)
     again = decoded.decode(found.values, len(b"prefix"))
     assert not again.errors
     assert plain(again.values) == plain(values)
+    assert plain(Oracle(tree).decode(found.values, len(b"prefix")).values) == plain(values)
     for payload in found.values.drop_null().to_pylist():
-        types.message_class.FromString(payload[len(b"prefix") :])
+        written = payload[len(b"prefix") :]
+        assert len(written) == types.message_class.FromString(written).ByteSize(), "nothing is written twice"
 
 
-def test_bytes_are_those_of_googles_library(make: Any) -> None:
+def test_bytes_are_those_of_googles_library() -> None:
     of = schema("""
         message M {
           int32 a = 1; optional int32 b = 2; repeated sint32 c = 3; repeated string d = 4;
@@ -100,7 +87,7 @@ def test_bytes_are_those_of_googles_library(make: Any) -> None:
         "r": dt.timedelta(seconds=-1.5),
     }
     kind = arrow_type(of, "M")
-    converted = make(of, kind, "M").encode(pa.array([row, None, dict.fromkeys(row)], kind), b"\0id")
+    converted = encoder(of, kind, "M").encode(pa.array([row, None, dict.fromkeys(row)], kind), b"\0id")
     first, second, third = converted.values.to_pylist()
     assert not converted.errors
     assert (second, third) == (None, b"\0id")
@@ -131,30 +118,28 @@ def test_bytes_are_those_of_googles_library(make: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_row_that_does_not_fit_has_an_error(
-    make: Any, field: str, kind: pa.DataType, value: Any, reason: str
-) -> None:
+def test_a_row_that_does_not_fit_has_an_error(field: str, kind: pa.DataType, value: Any, reason: str) -> None:
     of = schema(f"message M {{ {field} }} enum E {{ RED = 0; BLUE = 1; }}")
     values = pa.array([None, {"a": None}, {"a": value}, {"a": None}], pa.struct([("a", kind)]))
-    converted = make(of, values.type, "M").encode(values, b"")
+    converted = encoder(of, values.type, "M").encode(values, b"")
     assert converted.values.to_pylist() == [None, b"", None, b""]
     assert list(converted.errors) == [2]
     with pytest.raises(AssertionError, match=rf"^message M: field a(\.value)?: .*{reason}"):
         raise AssertionError(converted.errors[2])
 
 
-def test_required_fields_and_oneofs(make: Any) -> None:
+def test_required_fields_and_oneofs() -> None:
     of = schema("message M { required int32 a = 1; oneof o { int32 b = 2; string c = 3; } }", "proto2")
     kind = arrow_type(of)
     rows = [{"a": None}, {"a": 1, "b": 1, "c": ""}, {"a": 1, "b": 1}]
-    converted = make(of, kind).encode(pa.array(rows, kind), b"")
+    converted = encoder(of, kind).encode(pa.array(rows, kind), b"")
     assert converted.errors == {
         0: "message M: field a: the field is required, and the column is null",
         1: "message M: field b: c is set, too, and only one member of the oneof o can be",
     }
     assert converted.values.to_pylist() == [None, None, b"\x08\x01\x10\x01"]
     with pytest.raises(InvalidSchemaError, match="requires the field 'a', and there is no such column"):
-        make(of, pa.struct([("b", pa.int32())]))
+        encoder(of, pa.struct([("b", pa.int32())]))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +167,7 @@ def test_a_column_that_does_not_fit_is_refused_at_once(field: str, kind: pa.Data
         )
 
 
-def test_related_types_are_accepted(make: Any) -> None:
+def test_related_types_are_accepted() -> None:
     of = schema(
         "message M { int64 a = 1; string b = 2; E c = 3; repeated int32 d = 4; bytes e = 5; } "
         "enum E { X = 0; Y = 1; }"
@@ -197,13 +182,13 @@ def test_related_types_are_accepted(make: Any) -> None:
         ],
         names=list("abcde"),
     )
-    converted = make(of, values.type, "M").encode(values, b"")
+    converted = encoder(of, values.type, "M").encode(values, b"")
     made = decoder(of, (0,)).decode(converted.values, 0).values.to_pylist()
     assert made[0] == {"a": 1, "b": "x", "c": "Y", "d": [1, 2], "e": b"1"}
     assert made[1] == {"a": 2, "b": "y", "c": "X", "d": [3, 4], "e": b""}
 
 
-def test_a_schema_for_a_type_holds_its_values(make: Any) -> None:
+def test_a_schema_for_a_type_holds_its_values() -> None:
     kind = pa.struct(
         [
             ("id", pa.int64()),
@@ -231,7 +216,7 @@ def test_a_schema_for_a_type_holds_its_values(make: Any) -> None:
         "big": Decimal(5),
     }
     values = pa.array([row], kind)
-    payloads = make(of, kind).encode(values, b"").values
+    payloads = encoder(of, kind).encode(values, b"").values
     assert decoder(of, (0,)).decode(payloads, 0).values.equals(values)
 
 

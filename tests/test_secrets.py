@@ -27,11 +27,9 @@ from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, Kafk
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import MASK, Secrets
@@ -156,7 +154,7 @@ def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any)
     assert SECRET not in shown
     assert MASK in shown
     # and real errors of librdkafka: two properties that exclude each other
-    with pytest.raises(InvalidOptionError, match="librdkafka refuses"):
+    with pytest.raises(InvalidOptionError, match=r"librdkafka \S+ refuses"):
         make(kind, {**UNUSABLE, "group.id": "g"})
 
 
@@ -172,19 +170,15 @@ UNUSABLE = {
 @pytest.mark.parametrize(
     "makes",
     [
-        lambda: AssignedConsumer({**UNUSABLE, "group.id": "g"}),
-        lambda: RecordProducer(UNUSABLE, "p"),
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
         lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
-        lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).delete_group("g", Deadline.after_seconds(1)),
-        lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )
 def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
     makes: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(KafkaEosError, match="librdkafka refuses") as caught:
+    with pytest.raises(KafkaEosError, match=r"librdkafka \S+ refuses") as caught:
         makes()
     printed = capfd.readouterr()
     for shown in ("".join(traceback.format_exception(caught.value)), caplog.text, printed.out, printed.err):
@@ -226,7 +220,11 @@ def test_a_refusal_that_quotes_the_credentials_shows_none(caplog: pytest.LogCapt
     assert base64.b64encode(f"loader:{SECRET}".encode()).decode() not in shown
 
 
-OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
+OPTIONS = {
+    "kafka.bootstrap.servers": "h:1",
+    **{f"kafka.{name}": SECRET for name in NAMES},
+    "kafka.ssl.key.pem": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+}
 
 
 def test_the_repr_of_no_object_contains_a_secret() -> None:

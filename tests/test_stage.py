@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import stat
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
+from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.files import PROBE, StagingFolder
 from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.parts import StagedRows
@@ -507,7 +507,7 @@ def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path)
     for content, opens in ((pickled, False), (sink.getvalue().to_pybytes(), True)):
         Path(folder.location, "3").mkdir(exist_ok=True)
         Path(folder.location, "3", _GOOD).write_bytes(content)
-        part = StagedPart(_GOOD, 1, len(content), zlib.crc32(content))
+        part = StagedPart(_GOOD, 1, len(content), crc32c(content))
         if opens:
             list(StagedRows(folder, "3", [part]).batches())
         else:

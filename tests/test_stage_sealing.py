@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.errors import InvalidRecordError, RestartQueryError, StagedPartError
+from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.wire.batches import Encoder, Stamp, stamped
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
 from kafka_eos_source.stage import sealing, sealing_plan
-from kafka_eos_source.stage.checksum import CRC32, CRC32C
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.sealed_column import SealingPlan, sealed_batches
 from kafka_eos_source.stage.writer import stage
 
-KERNEL = kernel.choice().kernel
-pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+KERNEL = kernel.kernel()
 
 PARTITIONS = 5
 PLAN = SealingPlan("out", PARTITIONS, topic_bytes=1 << 20, batch_bytes=400, record_bytes=1000)
@@ -86,11 +84,10 @@ class RecordingQueue:
         self.logs: dict[int, list[tuple[bytes | None, bytes]]] = {}
         self.batches = 0
 
-    def add(self, topic: str, batches: Any, *, is_final: bool = False) -> None:
+    def add(self, topic: str, batches: Iterable[tuple[int, EncodedBatch]]) -> None:
         assert topic == "out"
-        assert KERNEL is not None
-        for partition, sealed in batches:
-            batch = stamped(KERNEL, sealed, Stamp(7, 1, 0))
+        for partition, batch in batches:
+            batch.stamp(KERNEL, 7, 1, 0)
             read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
             assert read.validate_crc()
             records = list(read)
@@ -109,8 +106,7 @@ class RecordingQueue:
 
 def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None) -> RecordingQueue:
     """Sends parts as a commit does."""
-    assert KERNEL is not None
-    producer = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"), KERNEL)
+    producer = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"))
     queue: Any = RecordingQueue()
     producer._queue = queue
     producer._counts._ask = lambda _topic, _deadline: PARTITIONS
@@ -186,7 +182,6 @@ def test_few_rows_travel_as_rows() -> None:
     part = staged(numbered([[[(b"a", None, 3)] * 10]])[0])
     table = pa.ipc.open_stream(part.inline).read_all()
     assert (table.num_rows, table[SEALED].null_count) == (10, 10)
-    assert part.checksum_kind == CRC32
 
 
 def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,17 +212,14 @@ def test_batches_that_compression_would_enlarge_are_not_compressed(monkeypatch: 
 
 
 def restamped(sealed: bytes) -> bytes:
-    assert KERNEL is not None
-    batch = stamped(KERNEL, memoryview(sealed), Stamp(7, 1, 0))
+    batch = EncodedBatch(memoryview(sealed))
+    batch.stamp(KERNEL, 7, 1, 0)
     return batch.header + bytes(batch.body)
 
 
-def test_a_file_has_the_kernels_checksum_and_damage_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_of_a_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = StagingFolder(str(tmp_path / "staging"))
     part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
-    assert part.checksum_kind == CRC32C
     assert sum(map(len, sent([part], folder).logs.values())) == 30
     (file,) = (tmp_path / "staging" / "3").iterdir()
     content = bytearray(file.read_bytes())
@@ -240,7 +232,6 @@ def test_a_file_has_the_kernels_checksum_and_damage_is_found(
 @given(st.integers(61, 400), st.integers(1, 40))
 def test_the_kernel_never_writes_beyond_its_buffer(limit: int, count: int) -> None:
     """The bound for the number of batches and bytes holds for every size of record."""
-    assert KERNEL is not None
     sizes = [(7 * index) % 90 for index in range(count)]
     columns = {"value": pa.array([b"v" * size for size in sizes], pa.binary())}
     rows = Rows(columns)
@@ -271,7 +262,6 @@ def test_a_key_stays_in_its_partition_although_the_topic_grows_before_the_commit
 
 
 def test_a_sealed_batch_that_changes_after_its_part_was_verified_is_not_sent() -> None:
-    assert KERNEL is not None
     rows = Rows({"value": pa.array([b"some", b"values"], pa.binary())})
     rows.partitions[:] = 0
     for compression in ("none", "zstd"):
@@ -279,12 +269,11 @@ def test_a_sealed_batch_that_changes_after_its_part_was_verified_is_not_sent() -
         changed = bytearray(sealed)
         changed[-1] ^= 1
         with pytest.raises(StagedPartError, match="checksum of a record batch"):
-            stamped(KERNEL, memoryview(changed), Stamp(7, 1, 0))
+            EncodedBatch(memoryview(changed)).stamp(KERNEL, 7, 1, 0)
 
 
 def test_the_number_of_batches_is_never_underestimated() -> None:
     """Every second record opens a new batch: its timestamp is far from the first one's."""
-    assert KERNEL is not None
     times = [1 if number % 2 else 2**45 for number in range(2000)]
     columns = {"value": pa.array([b"x" * 100] * 2000, pa.binary()), "timestamp": pa.array(times, pa.int64())}
     for limit in (270, 275, 281, 282, 283, 290):
@@ -292,17 +281,6 @@ def test_the_number_of_batches_is_never_underestimated() -> None:
         rows.partitions[:] = 0
         sealed = Encoder(KERNEL).seal(rows, rows.by_partition(), limit)
         assert sum(int.from_bytes(each[57:61], "big") for _, each in sealed) == 2000
-
-
-def test_a_part_with_a_checksum_that_the_driver_cannot_compute_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = StagingFolder(str(tmp_path / "staging"))
-    part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it is turned off"))
-    with pytest.raises(RestartQueryError, match="it is turned off") as raised:
-        StagedRows(folder, "3", [part])
-    assert "install the same build" in str(raised.value.fix)
 
 
 class Admin:
@@ -342,10 +320,9 @@ def test_the_plan_keeps_to_every_limit_of_the_topic(
     monkeypatch.setattr(sealing_plan, "TopicAdmin", Admin)
     monkeypatch.setattr(Admin, "settings", settings)
     monkeypatch.setattr(sealing_plan, "_known", {})
-    found = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out", "native")
+    found = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
     assert (None if found is None else (found.batch_bytes, found.partitions)) == (
         None if batch_bytes is None else (batch_bytes, 3)
     )
-    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing", "native") is None
-    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, None, "native") is None
-    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out", "librdkafka") is None
+    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
+    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None

@@ -40,7 +40,6 @@ def reports(tmp_path: Path) -> Reports:
         "kafka.bootstrap.servers": "b:9092",
         "topic": "out",
         "checkpointLocation": str(tmp_path),
-        "transaction.client": "librdkafka",
     }
 
     def of_batch(

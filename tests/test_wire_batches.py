@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from confluent_kafka import cimpl
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, Stamp, next_sequence, stamped
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, next_sequence
 from kafka_eos_source.kafka.wire.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
 from kafka_eos_source.kafka.wire.messages import produce_body
-from kafka_eos_source.kafka.wire.rows import Rows
+from kafka_eos_source.kafka.wire.rows import PARTITIONERS, Rows
 from kafka_eos_source.spark.schema import HEADERS_ARROW
 
-KERNEL = kernel.choice().kernel
-pytestmark = pytest.mark.skipif(KERNEL is None, reason=kernel.choice().why_not)
+KERNEL = kernel.kernel()
 
 _BYTES = st.none() | st.binary(max_size=40)
 _HEADERS = st.none() | st.lists(
@@ -49,7 +50,6 @@ def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.A
 def test_another_client_reads_the_same_records(
     rows: list[tuple[object, ...]], compression: str, limit_bytes: int, skip: int, sequence: int
 ) -> None:
-    assert KERNEL is not None
     found = []
     described = Rows(columns(rows, skip))
     described.partitions[:] = 4
@@ -58,7 +58,8 @@ def test_another_client_reads_the_same_records(
     ):
         assert partition == 4
         before = bytes(sealed)
-        batch = stamped(KERNEL, sealed, Stamp(77, 5, sequence))
+        batch = EncodedBatch(sealed)
+        batch.stamp(KERNEL, 77, 5, sequence)
         assert bytes(sealed) == before, "the same sealed batch gets another stamp in the next try"
         read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
         assert read.validate_crc()
@@ -89,7 +90,6 @@ def test_short_buffers_are_sent_together(sizes: list[int]) -> None:
 
 def test_the_checksum_is_crc32c() -> None:
     """The check value of RFC 3720, and every length of the code that handles eight bytes at a time."""
-    assert KERNEL is not None
     data = np.frombuffer(b"123456789" * 9, np.uint8)
     assert KERNEL.crc32c(0, data.ctypes.data, 9) == 0xE3069283
     slow = [_crc32c(data[:length].tobytes()) for length in range(len(data))]
@@ -101,7 +101,6 @@ def test_the_checksum_is_crc32c() -> None:
 @pytest.mark.parametrize("length", [6143, 6144, 6145, 12_288, 20_000])
 def test_the_checksum_of_long_data_is_that_of_its_parts(length: int) -> None:
     """The kernel computes the checksums of three blocks at a time, and joins them."""
-    assert KERNEL is not None
     data = np.frombuffer(random.Random(length).randbytes(length), np.uint8)
     joined = 0
     for begin in range(0, length, 1000):  # too short for blocks
@@ -128,7 +127,6 @@ def test_sequence_numbers_wrap_as_in_javas_client() -> None:
 def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | None, int | None]]) -> None:
     from kafka.partitioner.default import murmur2
 
-    assert KERNEL is not None
     placed = Rows(
         {
             "key": pa.array([key for key, _ in rows], pa.binary()),
@@ -160,15 +158,58 @@ def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | N
     assert some.ends.tolist() == np.cumsum(some.sums(np.ones(len(rows), np.int64))).tolist()
 
 
-def test_the_body_of_produce_is_what_kafka_python_encodes() -> None:
+@given(
+    keys=st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=30),
+    partitions=st.integers(1, 2**31 - 1),
+)
+@example(keys=[b"\xca\x0e\x6d\xc9", b"", None], partitions=7)
+@pytest.mark.parametrize("name", sorted(PARTITIONERS))
+def test_keys_go_where_librdkafka_sends_them(name: str, keys: list[bytes | None], partitions: int) -> None:
+    """Rows that librdkafka sends to random partitions are left to `Rows.place`."""
+    column = pa.array(keys, pa.binary())
+    rows = Rows({"key": column, "value": column})
+    number = PARTITIONERS[name]
+    KERNEL.place_rows(rows.address, rows.count, rows.partitions.ctypes.data, partitions, number)
+    for key, found in zip(keys, rows.partitions.tolist(), strict=True):
+        is_random = name == "random" or (
+            name.endswith("_random") and (not key if name == "consistent_random" else key is None)
+        )
+        assert found == (-1 if is_random else of_librdkafka(name, key, partitions))
+
+
+def of_librdkafka(name: str, key: bytes | None, partitions: int) -> int:
+    """Returns what librdkafka's own function returns; it reads no argument but these."""
+    library = ctypes.CDLL(cimpl.__file__)
+    choose = library[f"rd_kafka_msg_partitioner_{name}"]
+    choose.restype = ctypes.c_int32
+    choose.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
+        *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p),
+    ]
+    return int(choose(None, key, len(key or b""), partitions, None, None))
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONERS))
+def test_rows_whose_key_does_not_decide_go_to_all_partitions_in_turn(name: str) -> None:
+    keys = pa.array([None] * 30, pa.binary())
+    rows = Rows({"key": keys, "value": keys})
+    rows.place(KERNEL, 3, first_without_key=1, stripe=5, partitioner=name)
+    if name == "random" or name.endswith("_random"):
+        assert rows.partitions.tolist() == [1] * 10 + [2] * 10 + [0] * 10
+    else:
+        assert len(set(rows.partitions.tolist())) == 1
+
+
+@pytest.mark.parametrize(("transactional_id", "acks"), [("t" * 130, -1), (None, 1)])
+def test_the_body_of_produce_is_what_kafka_python_encodes(transactional_id: str | None, acks: int) -> None:
     from kafka.protocol.producer import ProduceRequest
 
     kind = ProduceRequest.TopicProduceData
     batches = {"a": [(0, b"x" * 200), (7, b"y" * 62)], "é": [(1, b"z" * 61)]}
     for version in (9, 11, 12):
         request = ProduceRequest(
-            transactional_id="t" * 130,
-            acks=-1,
+            transactional_id=transactional_id,
+            acks=acks,
             timeout_ms=9500,
             topic_data=[
                 kind(
@@ -184,7 +225,12 @@ def test_the_body_of_produce_is_what_kafka_python_encodes() -> None:
             version=version,
         )
         parts = {
-            topic: [(n, EncodedBatch(1, 0, data[:61], memoryview(data[61:]))) for n, data in each]
-            for topic, each in batches.items()
+            topic: [(number, sent_as_it_is(data)) for number, data in each] for topic, each in batches.items()
         }
-        assert b"".join(produce_body("t" * 130, 9500, parts)) == bytes(request.encode())
+        assert b"".join(produce_body(transactional_id, acks, 9500, parts)) == bytes(request.encode())
+
+
+def sent_as_it_is(data: bytes) -> EncodedBatch:
+    batch = EncodedBatch(memoryview(data))
+    batch.header = data[:61]
+    return batch

@@ -17,12 +17,9 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.wire import producer as module
 from kafka_eos_source.kafka.wire.producer import State
 from kafka_eos_source.model import GroupOffset, TopicPartition
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 NOT_AUTHORIZED = 53
 OFFSETS = [GroupOffset(TopicPartition("source", 0), 1, "token")]

@@ -1,6 +1,6 @@
 """A cluster that speaks Kafka's protocol on real sockets, and misbehaves as a test asks it to.
 
-It models what transactions rely on: sequence numbers by producer and partition with the last five batches,
+It models what producers rely on: sequence numbers by producer and partition with the last five batches,
 epochs, the coordinator's view of a transaction, offsets that become visible with it, and levels 0 to 2 of
 ``transaction.version``. At level 0, the coordinator cannot write that a transaction has version 2. Where
 brokers differ, it does the worst that any of them may do: a log that does not know a producer accepts any
@@ -56,7 +56,7 @@ Partition = tuple[str, int]
 
 OK, UNKNOWN_TOPIC, NOT_LEADER, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS = 0, 3, 6, 16, 19
 OUT_OF_ORDER, INVALID_EPOCH, INVALID_TXN_STATE, CONCURRENT, FENCED = 45, 47, 48, 51, 90
-UNSUPPORTED_VERSION = 35
+UNSUPPORTED_VERSION, TOO_LARGE = 35, 10
 LAST_EPOCH = 32766
 
 _REQUESTS: dict[int, tuple[Any, Any, int]] = {
@@ -118,9 +118,18 @@ class _Log:
     end: int = 0
     recent: dict[int, deque[_Batch]] = field(default_factory=dict)
 
+    def truncate(self, count: int) -> None:
+        """Loses the last batches, and what the broker knew of them."""
+        lost = self.batches[-count:]
+        del self.batches[-count:]
+        self.end -= sum(len(each.values) for each in lost)
+        for known in self.recent.values():
+            while known and known[-1] in lost:
+                known.pop()
+
     def append(self, producer_id: int, epoch: int, first: int, values: list[bytes]) -> tuple[int, int]:
         """Returns an error code and the offset of the first record."""
-        known = self.recent.get(producer_id)
+        known = self.recent.get(producer_id) if producer_id >= 0 else None
         if known:
             newest = known[-1]
             if epoch < newest.epoch:
@@ -159,6 +168,8 @@ class WireCluster:
         hung: brokers that accept connections and requests, and answer nothing.
         unsupported: requests that the brokers do not know.
         advertised: host and port that a broker advertises instead of its own, by node.
+        most_bytes: largest record batch that topics accept.
+        producer_ids: ids of producers without transactions.
     """
 
     def __init__(self, topics: dict[str, int], *, brokers: int = 1, version: int = 2) -> None:
@@ -173,6 +184,8 @@ class WireCluster:
         self._fenced: set[int] = set()
         self.unsupported: set[str] = set()
         self.advertised: dict[int, tuple[str, int]] = {}
+        self.most_bytes = 1 << 20
+        self.producer_ids: list[int] = []
         self._stated_version = 0
         self._topics = topics
         self._logs: dict[Partition, _Log] = defaultdict(_Log)
@@ -220,6 +233,11 @@ class WireCluster:
                 ]
                 for number in range(self._topics[topic])
             }
+
+    def lose(self, topic: str, number: int, batches: int) -> None:
+        """Truncates the log of a partition by the last batches, as an unclean leader election does."""
+        with self._lock:
+            self._logs[topic, number].truncate(batches)
 
     def hanging(self) -> int:
         """Number of batches that belong to no transaction which is open or ended."""
@@ -456,6 +474,15 @@ class WireCluster:
     def _on_InitProducerId(  # noqa: N802
         self, node: int, request: Any, _: int, refusal: int
     ) -> dict[str, Any]:
+        if request.transactional_id is None:
+            if not refusal:
+                self.producer_ids.append(5000 + len(self.producer_ids))
+            return {
+                "throttle_time_ms": 0,
+                "error_code": refusal,
+                "producer_id": -1 if refusal else self.producer_ids[-1],
+                "producer_epoch": -1 if refusal else 0,
+            }
         code = self._refusal(node, 1, refusal)
         asked, now = (request.producer_id, request.producer_epoch), (self.producer_id, self.epoch)
         if not code and asked[0] != -1 and asked not in (now, self._last_epoch):
@@ -542,9 +569,8 @@ class WireCluster:
         for topic in request.topic_data:
             partitions = []
             for each in topic.partition_data:
-                code, offset = self._append(
-                    node, (topic.name, each.index), bytes(each.records), version, refusal
-                )
+                records, tp = bytes(each.records), (topic.name, each.index)
+                code, offset = self._append(node, tp, records, version, refusal)
                 partitions.append(
                     kind.PartitionProduceResponse(
                         index=each.index, error_code=code, base_offset=offset, version=version
@@ -561,7 +587,17 @@ class WireCluster:
         batch = MemoryRecords(records).next_batch()
         assert batch is not None
         assert batch.validate_crc()
-        assert batch.is_transactional
+        if len(records) > self.most_bytes:
+            return TOO_LARGE, -1
+        if not batch.is_transactional:
+            assert batch.producer_id == -1 or batch.producer_id in self.producer_ids
+            producer_id, epoch, first = batch.producer_id, batch.producer_epoch, batch.base_sequence
+            code, offset = self._logs[tp].append(
+                producer_id, epoch, first, [bytes(each.value) for each in batch]
+            )
+            if not code:
+                self._logs[tp].batches[-1].outcome = True
+            return code, offset
         if version >= 12 or self.version >= 2:  # brokers of version 2 verify every transaction
             if (batch.producer_id, batch.producer_epoch) != (self.producer_id, self.epoch):
                 return INVALID_EPOCH, -1

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from kafka_eos_source.commit import (
     direct,
-    first_batch,
+    identity_file,
     machine,
     ownership,
     session,
@@ -25,7 +25,6 @@ from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
@@ -41,21 +40,14 @@ from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.records import Applying
 from kafka_eos_source.state.vector import processor
 
-_CLIENTS = (TransactionalProducer, WireProducer)
-
 
 def _no_token_check() -> None:
     """Writes every batch, ignoring the token in Kafka. Replays are then written twice."""
     ownership.batch_verdict = lambda *_, **__: Verdict.WRITE
 
 
-def _no_epoch_rule() -> None:
-    """Keeps using a producer whose commit had to be retried, although an old EndTxn may still arrive."""
-    TransactionalProducer.is_clean = lambda self: self._committed_at_us is not None  # type: ignore[method-assign]
-
-
 def _no_epoch_of_its_own() -> None:
-    """Begins each transaction of the native client with the epoch of the one before."""
+    """Begins each transaction with the epoch of the one before."""
     begin = WireProducer.begin
 
     def begin_as_before(self: WireProducer) -> None:
@@ -74,9 +66,8 @@ def _lose_a_record() -> None:
     def lossy_for_sealed(send_sealed: Any) -> Any:
         return lambda self, batches, topic, deadline: send_sealed(self, list(batches)[1:], topic, deadline)
 
-    for client in _CLIENTS:
-        client.send = lossy(client.send)  # type: ignore[method-assign]
-        client.send_sealed = lossy_for_sealed(client.send_sealed)  # type: ignore[method-assign]
+    WireProducer.send = lossy(WireProducer.send)  # type: ignore[method-assign]
+    WireProducer.send_sealed = lossy_for_sealed(WireProducer.send_sealed)  # type: ignore[method-assign]
 
 
 def _no_count_check() -> None:
@@ -89,8 +80,7 @@ def _no_count_check() -> None:
 
         return flush_and_lie
 
-    for client in _CLIENTS:
-        client.flush = lying(client.flush)  # type: ignore[method-assign]
+    WireProducer.flush = lying(WireProducer.flush)  # type: ignore[method-assign]
 
 
 class _AnyNumber(int):
@@ -172,9 +162,8 @@ def _replay_offsets_afterwards() -> None:
 
         return commit_then_offsets
 
-    for client in _CLIENTS:
-        client.send_offsets = keep  # type: ignore[method-assign]
-        client.commit = then_offsets(client.commit)  # type: ignore[method-assign]
+    WireProducer.send_offsets = keep  # type: ignore[method-assign]
+    WireProducer.commit = then_offsets(WireProducer.commit)  # type: ignore[method-assign]
 
 
 def _no_topic_ids() -> None:
@@ -211,7 +200,7 @@ def _no_targets() -> None:
 
 def _no_places() -> None:
     """Lets a checkpoint run wherever it is found."""
-    first_batch._check_place = lambda *_: None
+    identity_file._check_place = lambda *_: None
 
 
 def _no_proof() -> None:
@@ -404,7 +393,6 @@ class _Prepared:
 
 SWITCHES: Mapping[str, Callable[[], None]] = {
     "token check": _no_token_check,
-    "epoch rule": _no_epoch_rule,
     "own epoch": _no_epoch_of_its_own,
     "lose a record": _lose_a_record,
     "count check": _no_count_check,

@@ -12,13 +12,11 @@ from integration.chaos.proxy import END_TXN, PRODUCE, Action
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import end_offsets
 from integration.support.processes import await_condition
-from kafka_eos_source.kafka.native_support import LIBRDKAFKA
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 
 Late = Callable[..., tuple[int, Outcome]]
 
 NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 0, 47, 51, 90
-#: The second answers newer versions of a request, which the native client sends.
+#: The second answers newer versions of a request.
 FENCED = INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 
 
@@ -77,51 +75,6 @@ def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[
     proxied.proxy.catch_nothing()
     scenario.run()
     return answer, scenario.outcome()
-
-
-LATE = [
-    pytest.param(
-        late_abort,
-        id="T16",
-        marks=pytest.mark.fault("T16", "EndTxn(abort) of the batch before comes late", "after flush"),
-    ),
-    pytest.param(
-        late_commit,
-        id="T17",
-        marks=pytest.mark.fault("T17", "EndTxn(commit) of the batch before comes late", "within produce"),
-    ),
-]
-
-
-@pytest.fixture
-def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets every process that the test starts write transactions with librdkafka (see T151 for the other)."""
-    monkeypatch.setenv(TRANSACTION_CLIENT.variable, LIBRDKAFKA)
-
-
-@pytest.mark.usefixtures("librdkafka")
-@pytest.mark.parametrize("late", LATE)
-def test_t16_t17_a_late_endtxn_of_the_previous_batch_is_refused(
-    late: Late, behind_proxy: Scenario, proxied: Proxied
-) -> None:
-    """Batch 1 uses a new producer with a higher epoch."""
-    answer, found = late(behind_proxy, proxied)
-    assert answer == INVALID_PRODUCER_EPOCH, (
-        "a producer with a retried commit is replaced, which raises the epoch"
-    )
-    assert found.exactly_once, found
-
-
-@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
-@pytest.mark.usefixtures("librdkafka")
-@pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
-def test_t54_without_the_epoch_rule_a_late_endtxn_ends_the_wrong_transaction(
-    late: Late, behind_proxy: Scenario, proxied: Proxied
-) -> None:
-    """Without the epoch rule, the late EndTxn ends batch 1's transaction and loses or duplicates records."""
-    answer, found = late(behind_proxy, proxied, "epoch rule")
-    assert answer == NONE
-    assert not found.rows.exactly_once, "without the epoch rule the late request must do damage"
 
 
 @pytest.mark.fault("T18", "the answer to EndTxn is lost", "commit")

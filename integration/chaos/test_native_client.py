@@ -1,7 +1,4 @@
-"""The native client (``transaction.client=native``) under the same faults as librdkafka.
-
-The other modules use it too, as it is the default; `./dev soak` runs the whole chaos suite with librdkafka.
-"""
+"""What the producer's epochs protect, at each level of ``transaction.version``."""
 
 from __future__ import annotations
 
@@ -24,27 +21,16 @@ from integration.support.kafka import Admin, read_back
 from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.native_support import NATIVE
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-
-pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
 PRODUCER_FENCED = 90
 #: Finalized levels of ``transaction.version``. Brokers before 4.0 behave like version 0.
 VERSIONS = [2, 1]
 #: Brokers give another producer id after this epoch.
 _LAST_EPOCH = 32766
-
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets every process that the test starts use the native client."""
-    monkeypatch.setenv(TRANSACTION_CLIENT.variable, NATIVE)
 
 
 @pytest.fixture(scope="module", params=VERSIONS, ids=lambda version: f"transaction.version={version}")
@@ -63,7 +49,7 @@ def scenario_of_version(
     report_measures(request.node, made)
 
 
-@pytest.mark.fault("T150", "the driver is killed; native client", "within and after the transaction")
+@pytest.mark.fault("T150", "the driver is killed", "within and after the transaction")
 def test_t150_a_killed_driver_neither_loses_nor_doubles_records(scenario_of_version: Scenario) -> None:
     scenario = scenario_of_version
     scenario.feed(200)
@@ -78,7 +64,7 @@ def test_t150_a_killed_driver_neither_loses_nor_doubles_records(scenario_of_vers
     assert sorted(read) == sorted(value for _, value in scenario.sent), "Kafka's own consumer reads the same"
 
 
-@pytest.mark.fault("T151", "EndTxn of the batch before comes late; native client", "within produce")
+@pytest.mark.fault("T151", "EndTxn of the batch before comes late", "within produce")
 @pytest.mark.parametrize("late", [late_abort, late_commit], ids=["abort", "commit"])
 def test_t151_a_late_endtxn_is_refused_because_each_batch_has_its_own_epoch(
     scenario_of_version: Scenario, of_version: Proxied, late: Callable[..., object]
@@ -99,7 +85,7 @@ def raised(scenario: Scenario, *mutations: str) -> Outcome:
     return scenario.outcome()
 
 
-@pytest.mark.fault("T152", "transaction.version is raised between two batches; native client", "before begin")
+@pytest.mark.fault("T152", "transaction.version is raised between two batches", "before begin")
 @pytest.mark.parametrize("mutation", ["", "own epoch"], ids=["", "without an epoch of its own"])
 def test_t152_the_transaction_version_is_raised_between_two_batches_of_one_process(
     tmp_path: Path, driver: Callable[..., Driver], mutation: str
@@ -145,10 +131,8 @@ def check_written(bootstrap: str, topic: str, transactions: int) -> None:
 )
 def test_t300_a_silent_broker_delays_the_lookup_of_a_topic_only_while_it_is_silent(proxied: Proxied) -> None:
     """An output topic that does not exist is still reported soon, and not after the deadline."""
-    found = kernel.choice().kernel
-    assert found is not None
     topic = Admin(proxied.bootstrap).create("silent-lookup", 2)
-    client = WireProducer(producer_config({"bootstrap.servers": proxied.bootstrap}, "silent-lookup"), found)
+    client = WireProducer(producer_config({"bootstrap.servers": proxied.bootstrap}, "silent-lookup"))
     client.check_partitions({topic: 1}, Deadline.after_seconds(60))
     client._counts.clear()  # as after a minute
     silence = threading.Thread(target=proxied.proxy.silence_for, args=(6,))
@@ -166,15 +150,13 @@ def test_t300_a_silent_broker_delays_the_lookup_of_a_topic_only_while_it_is_sile
 )
 def test_t188_an_error_names_the_way_out_of_a_coordinator_that_cannot_write_its_state() -> None:
     """Nothing but a restart heals it; the queries then use their transactional ids again."""
-    found = kernel.choice().kernel
-    assert found is not None
     deadline = Deadline.after_seconds(250)
     with EmbeddedKafka(features={"transaction.version": 2}, java_options=brokers.JAVA_OPTIONS) as kafka:
         bootstrap = kafka.bootstrap_servers
         topic = Admin(bootstrap).create("lowered", 2)
 
         def client() -> WireProducer:
-            return WireProducer(producer_config({"bootstrap.servers": bootstrap}, "lowered"), found)
+            return WireProducer(producer_config({"bootstrap.servers": bootstrap}, "lowered"))
 
         first = client()
         first.init(deadline)
@@ -202,11 +184,9 @@ def test_t188_an_error_names_the_way_out_of_a_coordinator_that_cannot_write_its_
 @pytest.mark.parametrize("version", VERSIONS)
 def test_transactions_continue_when_the_epoch_wraps_to_another_producer_id(version: int) -> None:
     """An epoch has 16 bits: at ten batches a second, they last for less than an hour."""
-    found = kernel.choice().kernel
-    assert found is not None
     with EmbeddedKafka(features={"transaction.version": version}, java_options=brokers.JAVA_OPTIONS) as kafka:
         topic = Admin(kafka.bootstrap_servers).create("wraps", 2)
-        client = WireProducer(producer_config({"bootstrap.servers": kafka.bootstrap_servers}, "wraps"), found)
+        client = WireProducer(producer_config({"bootstrap.servers": kafka.bootstrap_servers}, "wraps"))
         deadline = Deadline.after_seconds(800)
         client.init(deadline)
         requests = client._transaction

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.first_batch import is_proven, set_unproven
+from kafka_eos_source.commit.identity_file import is_proven, set_unproven
 from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.reachability import check_reachable
+from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.options.checked import WriteOptions
@@ -97,7 +97,7 @@ def _mark_token(options: WriteOptions, application_id: str, since: int) -> None:
     from kafka_eos_source.protocol.identity import anchor, group_of
 
     group_id = group_of(application_id, options.group_id)
-    clients = KafkaClients(options.kafka, options.transaction_client)
+    clients = KafkaClients(options.kafka)
     deadline = Deadline.after_ms(options.commit_timeout_ms)
     # a driver that still commits with exactly_once is fenced before the token is read
     producer = clients.producer(application_id)

@@ -19,7 +19,7 @@ from kafka_eos_source.state.changelog.committed import Tail
 
 
 class Producer(Protocol):
-    """What a commit uses of a client that writes transactions (`kafka.transaction_client`)."""
+    """What a commit uses of a client that writes transactions (`kafka.wire.producer`)."""
 
     enqueued: int
 
@@ -67,15 +67,15 @@ class Clients(Protocol):
     ) -> Mapping[TopicPartition, GroupOffset]:
         """Returns the currently committed offsets of a group; does not wait for open transactions."""
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""
 
 
-class FirstBatchMarker(Protocol):
-    """The identity file of the checkpoint (`commit.first_batch.FirstBatchFile`)."""
+class IdentityMarker(Protocol):
+    """The identity file of the checkpoint (`commit.identity_file.IdentityFile`)."""
 
     def write(self) -> None:
         """Records in the checkpoint that the genesis token is committed, unless that is recorded already."""
@@ -88,7 +88,7 @@ class FirstBatchMarker(Protocol):
 
 
 class NoCheckpoint:
-    """The `FirstBatchMarker` of a batch write, which has no checkpoint."""
+    """The `IdentityMarker` of a batch write, which has no checkpoint."""
 
     def write(self) -> None:
         return

@@ -30,7 +30,7 @@ from kafka_eos_source.commit.context import (
 )
 from kafka_eos_source.commit.interfaces import (
     Clients,
-    FirstBatchMarker,
+    IdentityMarker,
     NoCheckpoint,
     NoSinks,
     ProducerSession,
@@ -98,7 +98,7 @@ class Commit:
         session: the producer that this process keeps for the transactional id.
         deadline: time limit of the whole commit.
         sinks: sinks outside Kafka; None if the query has none.
-        first_batch: the identity file of the checkpoint; None if there is no checkpoint.
+        identity_file: the identity file of the checkpoint; None if there is no checkpoint.
         trace: measures the commit; None = nobody looks at the figures.
         sleep: pauses between two tries; tests replace it.
     """
@@ -111,7 +111,7 @@ class Commit:
         session: ProducerSession,
         deadline: Deadline,
         sinks: Sinks | None = None,
-        first_batch: FirstBatchMarker | None = None,
+        identity_file: IdentityMarker | None = None,
         trace: Trace | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
@@ -124,7 +124,7 @@ class Commit:
             session,
             deadline,
             NoSinks() if sinks is None else sinks,
-            NoCheckpoint() if first_batch is None else first_batch,
+            NoCheckpoint() if identity_file is None else identity_file,
         )
         self._progress = Progress(trace=self._trace)
         self._sleep = sleep
@@ -189,7 +189,7 @@ class Commit:
             return None
         # 3. The identity file. Crash here ⇒ the next start finds the token, and writes the file.
         if not (decision.batch.versioned or decision.batch.once):
-            self._context.first_batch.write()
+            self._context.identity_file.write()
         # 4. The batch. Crash here ⇒ see the steps of the function.
         if decision.verdict is Verdict.WRITE_TOKEN_ONLY:
             return self._write_token_only(decision)
@@ -253,9 +253,7 @@ class Commit:
             staged.shards,
             batch.batch_id,
             decision.held,
-            lambda tp, start: context.clients.changelog_tail(
-                context.request.group_id, tp, start, context.deadline
-            ),
+            lambda tp, start: context.clients.changelog_tail(tp, start, context.deadline),
         )
         if not topics_of(context, decision.own) <= set(session.topic_ids):
             session.topic_ids = read_topic_ids(context, decision.producer, decision.own)

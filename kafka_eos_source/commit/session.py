@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.commit import sink_session, tracing
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import FirstBatchFile
+from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
@@ -26,7 +26,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.transaction_client import transactional_producer
+from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep
@@ -63,15 +63,12 @@ class KafkaClients:
 
     Attributes:
         kafka: librdkafka properties of the sink.
-        client: the option ``transaction.client``; "" = the default.
     """
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
-    client: str = ""
 
     def producer(self, transactional_id: str) -> Producer:
-        config = producer_config(self.kafka, transactional_id=transactional_id)
-        return transactional_producer(config, self.client)
+        return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -86,8 +83,8 @@ class KafkaClients:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        return read_tail(admin_config(self.kafka), group_id, tp, start, deadline)
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        return read_tail(admin_config(self.kafka), tp, start, deadline)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         from kafka_eos_source.kafka.token_topic_reader import TopicRecords
@@ -154,8 +151,8 @@ def commit_micro_batch(
         check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
-        first_batch = FirstBatchFile.of(checkpoint, options, query_id, batch_id)
-        if first_batch.is_new_fork and staged.shards:
+        identity_file = IdentityFile.of(checkpoint, options, query_id, batch_id)
+        if identity_file.is_new_fork and staged.shards:
             raise _fork_with_state(staged.shards)
         check_names(who, batch_id, staged.shards, sources)
         request = _request(
@@ -169,17 +166,17 @@ def commit_micro_batch(
                 start=digest_of(before, query_id),
                 end=logged.digest,
                 target=_target(options),
-                promised=first_batch.promises_token,
+                promised=identity_file.promises_token,
             ),
             sources=sources,
             has_native_state=lambda: offset_log.has_native_state(checkpoint),
         )
         if plan is None:
-            result = _commit(options, who, request, staged, first_batch=first_batch, trace=trace)
+            result = _commit(options, who, request, staged, identity_file=identity_file, trace=trace)
         else:
             sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
             try:
-                result = _commit(options, who, request, staged, sinks, first_batch, trace)
+                result = _commit(options, who, request, staged, sinks, identity_file, trace)
             except BaseException:
                 sink_session.close(options, who.application_id)
                 raise
@@ -347,10 +344,10 @@ def _commit(
     request: CommitRequest,
     staged: StagedRows,
     sinks: Sinks | None = None,
-    first_batch: FirstBatchFile | None = None,
+    identity_file: IdentityFile | None = None,
     trace: Trace | None = None,
 ) -> Result:
-    key = who.application_id, repr((options.transaction_client, sorted(options.kafka.items())))
+    key = who.application_id, repr(sorted(options.kafka.items()))
     session = _sessions.setdefault(key, ProducerSession())
     _sessions.move_to_end(key)
     while len(_sessions) > _MOST_SESSIONS:
@@ -360,11 +357,11 @@ def _commit(
     result = Commit(
         request,
         staged,
-        KafkaClients(options.kafka, options.transaction_client),
+        KafkaClients(options.kafka),
         session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,
-        first_batch,
+        identity_file,
         trace,
     ).run()
     _log.info(

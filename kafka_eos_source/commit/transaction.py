@@ -149,7 +149,7 @@ class Transaction:
         # 7. The checkpoint names the token topic. Crash here ⇒ if the group is lost now, the record is not
         #    believed; the next batch names the topic.
         if session.token_records is not None:
-            self._context.first_batch.confirm_token_topic()
+            self._context.identity_file.confirm_token_topic()
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -256,8 +256,8 @@ class Transaction:
                 if shard.sequence >= 0:  # otherwise, an offset that another program committed means nothing
                     start = self._decision.held.offsets[shard.tp].offset
                 if not is_alone(shard, start, end):
-                    clients, group_id = self._context.clients, self._request.group_id
-                    check_tail(shard, end, clients.changelog_tail(group_id, shard.tp, start, self._deadline))
+                    tail = self._context.clients.changelog_tail(shard.tp, start, self._deadline)
+                    check_tail(shard, end, tail)
         return [
             GroupOffset(
                 shard.tp,

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import FORMAT_NAME
+from kafka_eos_source.native import loader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -31,6 +32,11 @@ class KafkaEosDataSource(DataSource):
     The methods import what they use, because Spark loads this class in each of its Python processes and most
     of them need only the reader or only the writer.
     """
+
+    @short_errors
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        loader.check()  # not on import: Spark only logs that, and then says that there is no such format
 
     @classmethod
     def name(cls) -> str:

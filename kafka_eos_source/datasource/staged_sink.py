@@ -123,7 +123,7 @@ class StagedSink:
         from kafka_eos_source.stage.sealing_plan import sealing_plan
 
         options = self.options
-        return sealing_plan(options.kafka, options.topic, options.transaction_client)
+        return sealing_plan(options.kafka, options.topic)
 
     @cached_property
     def cluster_id(self) -> str:

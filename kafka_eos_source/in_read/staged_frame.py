@@ -55,7 +55,6 @@ _OPTION_NAMES = {
     "include_timestamp": "includeTimestamp",
     "anchor_topic": "anchor.topic",
     "token_topic": "token.topic",
-    "transaction_client": "transaction.client",
     "on_invalid_record": "onInvalidRecord",
     "dead_letter_topic": "deadLetter.topic",
 }

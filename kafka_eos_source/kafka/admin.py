@@ -21,13 +21,11 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
+from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.native_support import mechanism, missing
 from kafka_eos_source.kafka.request import (
     REQUEST_SECONDS,
-    START_SECONDS,
     Complaints,
     TryLimit,
 )
@@ -38,7 +36,6 @@ from kafka_eos_source.runtime.retry import Pauses, retry
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.cluster import Cluster
 
-_AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
 _ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
 _BROKER: Any = client_admin.ResourceType.BROKER  # type: ignore[attr-defined]
@@ -255,18 +252,12 @@ class SourceAdmin:
 
         Returns:
             The first offset of a later epoch, or else the end of the log; -1 = the leader does not know
-            whether there was such an epoch. Empty if the native client does not support the connection.
+            whether there was such an epoch.
 
         Raises:
             UnavailableError: if no broker answers.
             AuthorizationError: if the principal may not describe a topic.
         """
-        lacking = missing(self._config)
-        if not lacking and mechanism(self._config) == "GSSAPI":
-            lacking = "only librdkafka renews Kerberos tickets"
-        if lacking:
-            _log.warning("the source cannot find out whether a new leader has lost records: %s", lacking)
-            return {}
         # the import takes 0.1 s, and leaders change rarely
         from kafka_eos_source.kafka.wire.cluster import Cluster
 
@@ -385,7 +376,7 @@ class SourceAdmin:
             self._seconds = limit.seconds()
             if self._client is None:
                 config = {**self._config, "error_cb": self._complaints.on_error}
-                self._client = make(_AdminClient, config)
+                self._client = admin_client(config)
             return ask(self._client)
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:

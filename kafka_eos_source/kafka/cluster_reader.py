@@ -6,16 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import admin as client_admin
-
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-
-_AdminClient: Any = client_admin.AdminClient
 
 _REQUEST_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
@@ -51,7 +47,7 @@ def metadata(config: Mapping[str, Any], complaints: Complaints, deadline: Deadli
         UnavailableError: if no broker answers before ``deadline``.
         AuthorizationError: if a broker refuses the credentials.
     """
-    client = make(_AdminClient, {**config, "error_cb": complaints.on_error})
+    client = admin_client({**config, "error_cb": complaints.on_error})
     return request(
         "reading the cluster's metadata",
         lambda seconds: client.list_topics(timeout=seconds),
@@ -61,7 +57,6 @@ def metadata(config: Mapping[str, Any], complaints: Complaints, deadline: Deadli
         poll=client.poll,
         pause_seconds=_PAUSE_SECONDS,
         request_seconds=_REQUEST_SECONDS,
-        only_reads=True,
         starts=True,
     )
 

@@ -27,6 +27,9 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.model import TopicPartition
 
+#: Time in which a request that starts a query fails if brokers refuse connections.
+START_SECONDS = 7.0
+
 #: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
 

@@ -1,27 +1,21 @@
-"""Loads the C kernel, binds librdkafka's functions to it, and declares its signatures.
+"""Loads the C kernel, and declares its signatures.
 
-The modules that use the kernel describe what it does: `kernel_consumer`, `read.kernel_columns`, `librdkafka`
-and `deliveries`. Each has a twin in Python with the same results, for use where the kernel is not available.
+The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, and others
+in `kafka.wire`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Collection
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint32, c_void_p
 from functools import lru_cache, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from kafka_eos_source.native.loader import load
 
-from kafka_eos_source.kafka.native import function, has_pointers
-from kafka_eos_source.native.loader import KernelUnavailableError, load
-
-_log = logging.getLogger(__name__)
-
-#: Bits of the last argument of ``take`` and ``decode``: what to copy of each message, besides its position.
+#: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
 #: The same, by the column of Spark's schema that needs it.
 WANTS = {
@@ -36,10 +30,6 @@ WANTS = {
 def wants(columns: Collection[str]) -> int:
     """Returns the `WANTS` of these columns in one number. Other columns need nothing from the kernel."""
     return reduce(or_, (WANTS.get(name, 0) for name in columns), 0)
-
-
-#: ``event_t`` of kernel.c.
-EVENT = np.dtype([("topic", "u8"), ("offset", "i8"), ("partition", "i4"), ("err", "i4"), ("text", "S256")])
 
 
 class Part(Structure):
@@ -71,35 +61,14 @@ class Block(Structure):
         ("header_names", Column),
         ("header_values", Column),
         ("broken_names", Part),
-        ("events", Part),
         ("no_memory", c_int64),
         ("damaged", c_int64),
     )
 
 
-#: The functions of librdkafka that ``kafka_eos_bind`` expects, in that order.
-_BOUND_FUNCTIONS = (
-    "rd_kafka_consume_callback_queue",
-    "rd_kafka_yield",
-    "rd_kafka_message_timestamp",
-    "rd_kafka_message_headers",
-    "rd_kafka_header_get_all",
-    "rd_kafka_produceva",
-    "rd_kafka_error_code",
-    "rd_kafka_error_destroy",
-    "rd_kafka_headers_new",
-    "rd_kafka_header_add",
-    "rd_kafka_headers_destroy",
-    "rd_kafka_conf_interceptor_add_on_new",
-    "rd_kafka_interceptor_add_on_acknowledgement",
-)
-
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
-    "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
-    "place": (None, (c_void_p, c_int64, c_int32)),
-    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32)),
+    "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32, c_int32)),
     "seal": (
         c_int64,
         (
@@ -111,74 +80,32 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
-    "deliveries": (c_void_p, (c_void_p,)),
-    "failed": (c_int64, (c_void_p, POINTER(c_int32))),
-    "reset": (None, (c_void_p,)),
 }
 
 
 class Kernel:
     """The functions of kernel.c without their prefix. Its comments describe them. None holds the GIL."""
 
-    take: Any
     free: Any
-    produce: Any
-    place: Any
     place_rows: Any
     seal: Any
     stamp: Any
     list: Any
     decode: Any
     crc32c: Any
-    deliveries: Any
-    failed: Any
-    reset: Any
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointers = (c_void_p * len(_BOUND_FUNCTIONS))(
-            *(ctypes.cast(function(name, None), c_void_p) for name in _BOUND_FUNCTIONS)
-        )
-        if library.kafka_eos_bind(pointers, len(pointers)) != 0:
-            raise KernelUnavailableError("the kernel was built for another list of librdkafka functions")
         for name, (result, arguments) in _SIGNATURES.items():
             found = library[f"kafka_eos_{name}"]
             found.restype, found.argtypes = result, arguments
             setattr(self, name, found)
 
 
-class Choice(NamedTuple):
-    """Whether this process uses the kernel.
-
-    Attributes:
-        kernel: None = this process uses the Python twin.
-        why_not: why the kernel is not available, as a clause; empty if it is.
-    """
-
-    kernel: Kernel | None
-    why_not: str
-
-
 @lru_cache(maxsize=1)
-def choice() -> Choice:
-    """Returns whether this process uses the kernel. The first call decides, and logs at debug level."""
-    if has_pointers():
-        try:
-            return Choice(Kernel(load()), "")
-        except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
-            why_not = str(failure)
-    else:
-        why_not = "the kernel needs a 64-bit CPython with the GIL, whose layout of client objects is known"
-    _log.debug("using the Python twin of the C kernel, because the kernel is not available: %s", why_not)
-    return Choice(None, why_not)
-
-
 def kernel() -> Kernel:
-    """Returns the C kernel of this process.
+    """Returns the C kernel.
 
     Raises:
-        KernelUnavailableError: if the kernel cannot be used; the text gives the reason.
+        KernelUnavailableError: if the library is missing or cannot be used.
     """
-    found = choice()
-    if found.kernel is None:
-        raise KernelUnavailableError(found.why_not)
-    return found.kernel
+    return Kernel(load("kernel"))

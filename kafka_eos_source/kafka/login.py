@@ -24,12 +24,22 @@ from kafka_eos_source.kafka.secrets import Secrets
 
 _CREDENTIALS = ("bootstrap.servers", "security.protocol", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 
+#: The SASL mechanisms of both clients.
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
+
 #: Digests of the credentials with which a request of this process has succeeded.
 _worked: set[bytes] = set()
 
 
 class LoginRefusedError(Exception):
     """The broker, or a service that gives credentials, refused the login."""
+
+
+def mechanism(config: Mapping[str, Any]) -> str:
+    """Returns the SASL mechanism of librdkafka properties; "" if the connection does not use SASL."""
+    if not str(config.get("security.protocol", "plaintext")).lower().startswith("sasl"):
+        return ""
+    return str(config.get("sasl.mechanisms", config.get("sasl.mechanism", "GSSAPI"))).upper()
 
 
 class Login:
@@ -44,7 +54,7 @@ class Login:
         self._secrets = Secrets.of(used)
         self._brokers = used.get("bootstrap.servers", "")
         self._protocol = used.get("security.protocol", "PLAINTEXT").upper()
-        self._mechanism = used.get("sasl.mechanisms", used.get("sasl.mechanism", "GSSAPI")).upper()
+        self._mechanism = mechanism(config) or None
         # a digest, so that the memory keeps no password
         self._digest = hashlib.sha256(repr(sorted(used.items())).encode()).digest()
 
@@ -64,13 +74,12 @@ class Login:
             refusal: what the client reported.
             doing: what was attempted.
         """
-        mechanism = self._mechanism if self._protocol.startswith("SASL_") else None
         return refused_login(
             refusal,
             doing,
             self._brokers,
             self._protocol,
-            mechanism,
+            self._mechanism,
             self._secrets,
             worked_before=self.has_worked,
         )

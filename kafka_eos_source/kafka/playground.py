@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import classify, is_transient
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -44,9 +44,7 @@ def send(
     bootstrap_servers: str, topic: str, values: list[str], keys: list[str], report: Callable[[int], None]
 ) -> None:
     """Sends events without a transaction; calls ``report`` with the size of each chunk."""
-    producer = RecordProducer(
-        producer_config({"bootstrap.servers": bootstrap_servers, "log_level": "0"}), "demo"
-    )
+    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap_servers}), "demo")
     try:
         for start in range(0, len(values), 10_000):
             rows = pa.record_batch(

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.failure import ADVERTISED_FIX, UNREACHABLE_FIX
-from kafka_eos_source.kafka.request import START_SECONDS
+from kafka_eos_source.kafka.failure import ADVERTISED_FIX, START_SECONDS, UNREACHABLE_FIX
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry

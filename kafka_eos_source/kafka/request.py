@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import (
+    START_SECONDS,
+    classify,
+    is_login,
+    is_transient,
+    kafka_error,
+    unreachable,
+)
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
@@ -31,8 +38,6 @@ SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
 _SILENT = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
 )
-#: Time in which a request that starts a query fails if brokers refuse connections.
-START_SECONDS = 7.0
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +182,6 @@ def request(
     poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
-    only_reads: bool = False,
     starts: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
@@ -191,9 +195,9 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
-        only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
-        starts: whether the request is the first of a query or command. It then fails soon if brokers refuse
-            connections, see `Complaints.start_error`.
+        starts: whether the request is the first of a query or command, and changes nothing. It then fails
+            soon if brokers refuse connections (`Complaints.start_error`), and the first tries have less time
+            (`TryLimit`).
 
     Raises:
         UnavailableError: if no broker answered before ``deadline``.
@@ -216,8 +220,6 @@ def request(
         refused = complaints.login_error(doing)
         if refused is not None:
             return refused
-        if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
-            return _unfinished_transaction(doing, deadline)
         explained = complaints.explanation(doing, failure)
         if explained is not None:
             return explained
@@ -231,7 +233,7 @@ def request(
     limit = TryLimit()
 
     def send_once() -> T:
-        if only_reads:
+        if starts:
             return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
 
@@ -245,13 +247,3 @@ def request(
     )
     complaints.answered()
     return answer
-
-
-def _unfinished_transaction(doing: str, deadline: Deadline) -> UnavailableError:
-    return UnavailableError(
-        f"{doing}: a transaction that changes these offsets is not finished (UNSTABLE_OFFSET_COMMIT); waited "
-        f"{deadline.budget_seconds:.0f} s.",
-        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does "
-        "not help, the brokers have lost track of the transaction: see 'Hanging transactions' in "
-        "docs/runbooks.md.",
-    )

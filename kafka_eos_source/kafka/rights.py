@@ -6,21 +6,20 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.wire.admin import initial_error
 from kafka_eos_source.runtime.deadline import Deadline
 
-_AdminClient: Any = client_admin.AdminClient
 _REQUEST_SECONDS = 10.0
-#: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large. librdkafka
-#: adds 100 ms to it in 32 bits, so it cannot be the largest number.
-_NEVER_GRANTED_MS = 2_147_483_000
+#: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large.
+_NEVER_GRANTED_MS = 2_147_483_647
 
 _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
 _DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
@@ -39,9 +38,7 @@ class Rights:
     def __init__(self, kafka: Mapping[str, str], deadline: Deadline) -> None:
         self._kafka, self._deadline = dict(kafka), deadline
         self._complaints = Complaints(self._kafka)
-        self._client = make(
-            _AdminClient, {**admin_config(self._kafka), "error_cb": self._complaints.on_error}
-        )
+        self._client = admin_client({**admin_config(self._kafka), "error_cb": self._complaints.on_error})
 
     def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
         """Returns the operations on each topic, such as ``READ``; None = there is no such topic.
@@ -87,39 +84,20 @@ class Rights:
         Raises:
             KafkaEosError: if no broker answers, or the login is refused.
         """
-        complaints = Complaints(self._kafka)
         limit = self._largest_transaction_timeout_ms()
         if limit is not None and limit >= _NEVER_GRANTED_MS:
             return None
-        config = {
-            **producer_config(admin_config(self._kafka), transactional_id),
-            "transaction.timeout.ms": str(_NEVER_GRANTED_MS),
-            "error_cb": complaints.on_error,
-        }
-        doing = f"looking up the rights on transactional id {transactional_id!r}"
-        producer: Any = make(Producer, config)
-
-        def send(seconds: float) -> bool | None:
-            try:
-                producer.init_transactions(seconds)
-            except KafkaException as failure:
-                code = kafka_error(failure).code()
-                if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-                    return True
-                if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                    return False
-                raise
-            return None
-
-        return request(
-            doing,
-            send,
-            self._deadline,
-            complaints,
-            str(self._kafka.get("bootstrap.servers", "")),
-            poll=producer.poll,
-            request_seconds=_REQUEST_SECONDS,
-        )
+        config = admin_config(self._kafka)
+        code = initial_error(config, transactional_id, _NEVER_GRANTED_MS, self._deadline)
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return True
+        if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return False
+        if code:
+            raise classify(
+                KafkaError(code), f"looking up the rights on transactional id {transactional_id!r}"
+            )
+        return None
 
     def _largest_transaction_timeout_ms(self) -> int | None:
         """Returns transaction.max.timeout.ms of a broker; None = the principal may not read it."""

@@ -7,12 +7,13 @@ new owner of the transactional id reads the record, in case the group lost the t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_char_p, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
-from kafka_eos_source.kafka.native import function
+from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -65,18 +66,11 @@ class TokenTopic:
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Returns the partition of a key, as Java's default partitioner chooses it (murmur2)."""
-    place = function(
-        "rd_kafka_msg_partitioner_murmur2",
-        c_int32,
-        c_void_p,
-        c_char_p,
-        c_size_t,
-        c_int32,
-        c_void_p,
-        c_void_p,
-    )
-    placed: int = place(None, key, len(key), partitions, None, None)
-    return placed
+    from kafka_eos_source.kafka.wire.rows import Rows  # imports kafka-python
+
+    row = Rows({"key": pa.array([key]), "value": pa.array([b""])})
+    row.place(kernel(), partitions, 0, 1)
+    return int(row.partitions[0])
 
 
 def check(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TokenTopic:

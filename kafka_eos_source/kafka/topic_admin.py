@@ -12,14 +12,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
 from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
-_AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
 _ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
 _TOPIC: Any = client_admin.ResourceType.TOPIC  # type: ignore[attr-defined]
@@ -66,7 +65,7 @@ class TopicAdmin:
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
         self._complaints = Complaints(kafka)
         config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
-        self._client: Any = make(_AdminClient, config)
+        self._client: Any = admin_client(config)
 
     def __enter__(self) -> TopicAdmin:
         return self
@@ -253,8 +252,7 @@ class TopicAdmin:
             self._complaints,
             self._bootstrap,
             poll=lambda s: self._client.poll(s),
-            only_reads=only_reads,
-            starts=self._starts,
+            starts=only_reads and self._starts,
         )
 
     def _await_answer(self, future: Any) -> Any:

@@ -1,1 +1,1 @@
-"""The optional C libraries: two source files, and the module that loads the compiled libraries."""
+"""The C kernel: three source files, and the module that loads the compiled libraries."""

@@ -7,9 +7,9 @@
  * as it says are known to be there. A call stops before the row with which its columns would take more memory than
  * the caller allows, or an offset would not fit into an int32. The caller goes on from there with another call.
  *
- * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no state. Callers must release
- * Python's GIL, which ctypes does. registry/avro/decode_twin.py and encode_twin.py do the same in Python, with the
- * same results and errors. If you change one, change KAFKA_EOS_AVRO_VERSION here and AVRO_VERSION in loader.py.
+ * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no
+ * state. Callers must release Python's GIL, which ctypes does. registry/avro/kernel.py declares the structs and
+ * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in loader.py.
  */
 #include <stddef.h>
 #include <stdint.h>

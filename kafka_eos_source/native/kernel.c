@@ -1,17 +1,15 @@
 /*
- * Copies messages of librdkafka into Arrow buffers, and sends Arrow buffers through librdkafka, without a Python
- * object per record.
+ * Encodes and decodes Kafka's record batches, from and to Arrow buffers, without a Python object per record.
  *
- * This is a plain shared library. It includes neither Python.h nor rdkafka.h and links against nothing, so
- * building it needs only a C compiler. Python passes pointers to librdkafka's functions (kafka_eos_bind). The few
- * types of librdkafka's stable ABI that this file uses are declared below. Callers must release Python's GIL,
- * which ctypes does. The only state is those pointers and the counters of failed deliveries.
+ * This is a plain shared library. It does not include Python.h and links against nothing, so building it needs only
+ * a C compiler. Callers must release Python's GIL, which ctypes does. The only state is the tables of checksums.
  *
- * The functions that read, and kafka_eos_produce, have twins in Python (read/columns.py, kafka/consumer.py,
- * kafka/producer.py) with the same results; tests compare the two byte by byte. Record batches have none: without
- * the kernel, librdkafka encodes and decodes them. kafka/kernel.py declares the signatures. If you change one, change
- * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
+ * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
+ * native/loader.py.
  */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,99 +18,15 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 6
+#define KAFKA_EOS_KERNEL_VERSION 8
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
-typedef intptr_t ssize_t;
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* ---- the part of librdkafka's ABI that this file uses -------------------------------------------------- */
-
-typedef struct rd_kafka_s rd_kafka_t;
-typedef struct rd_kafka_topic_s rd_kafka_topic_t;
-typedef struct rd_kafka_queue_s rd_kafka_queue_t;
-typedef struct rd_kafka_headers_s rd_kafka_headers_t;
-typedef struct rd_kafka_error_s rd_kafka_error_t;
-typedef struct rd_kafka_conf_s rd_kafka_conf_t;
-
-/* rdkafka.h, rd_kafka_message_t: unchanged since 0.8 */
-typedef struct {
-        int err;
-        rd_kafka_topic_t *topic;
-        int32_t partition;
-        void *payload;
-        size_t payload_bytes;
-        void *key;
-        size_t key_bytes;
-        int64_t offset;
-        void *opaque;
-} message_t;
-
-/* rdkafka.h, rd_kafka_vtype_t and rd_kafka_vu_t */
-enum {
-        VTYPE_RKT       = 2,
-        VTYPE_PARTITION = 3,
-        VTYPE_VALUE     = 4,
-        VTYPE_KEY       = 5,
-        VTYPE_MSGFLAGS  = 7,
-        VTYPE_TIMESTAMP = 8,
-        VTYPE_HEADERS   = 10
-};
-
-typedef struct {
-        int type;
-        union {
-                rd_kafka_topic_t *topic;
-                int flags;
-                int32_t partition;
-                int64_t timestamp_ms;
-                struct {
-                        void *at;
-                        size_t bytes;
-                } memory;
-                rd_kafka_headers_t *headers;
-                char padding[64];
-        } as;
-} vu_t;
-
-enum { MSG_F_COPY = 2 };
-
-typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *opaque, char *text, size_t text_bytes);
-typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *opaque);
-
-static struct {
-        int (*consume_callback_queue)(rd_kafka_queue_t *, int timeout_ms, void (*)(message_t *, void *), void *);
-        void (*yield)(rd_kafka_t *);
-        int64_t (*message_timestamp)(const message_t *, int *type);
-        int (*message_headers)(const message_t *, rd_kafka_headers_t **);
-        int (*header_get_all)(const rd_kafka_headers_t *, size_t index, const char **name, const void **value,
-                              size_t *value_bytes);
-        rd_kafka_error_t *(*produceva)(rd_kafka_t *, const vu_t *, size_t);
-        int (*error_code)(const rd_kafka_error_t *);
-        void (*error_destroy)(rd_kafka_error_t *);
-        rd_kafka_headers_t *(*headers_new)(size_t);
-        int (*header_add)(rd_kafka_headers_t *, const char *name, ssize_t name_bytes, const void *value,
-                          ssize_t value_bytes);
-        void (*headers_destroy)(rd_kafka_headers_t *);
-        int (*add_on_new)(rd_kafka_conf_t *, const char *name, on_new_t *, void *opaque);
-        int (*add_on_acknowledgement)(rd_kafka_t *, const char *name, on_acknowledgement_t *, void *opaque);
-} kafka;
-
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
-
-static void make_crc_tables(void);
-
-/* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
-EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
-        if ((size_t)count * sizeof(*functions) != sizeof(kafka))
-                return -1;
-        memcpy(&kafka, functions, sizeof(kafka));
-        make_crc_tables();
-        return 0;
-}
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
@@ -122,29 +36,19 @@ typedef struct {
         int64_t nulls;
 } column_t;
 
-/* An error, or the end of a log, that arrived in place of a message. */
-typedef struct {
-        const rd_kafka_topic_t *topic;
-        int64_t offset;
-        int32_t partition;
-        int32_t err;
-        char text[256];
-} event_t;
-
 enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
- * The messages and events that one kafka_eos_take returned. kafka.kernel.Block has the same layout up to
- * `damaged`. If a message has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names`
- * contains that name with its NUL.
+ * The records that one kafka_eos_decode returned. kafka.kernel.Block has the same layout up to `damaged`. If
+ * a record has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names` contains that name
+ * with a NUL.
  */
 typedef struct {
         int64_t rows, entries;
         part_t offsets, partitions, topics, timestamps_ms, timestamp_types, header_counts;
         column_t keys, values, header_names, header_values;
-        part_t broken_names, events;
+        part_t broken_names;
         int64_t no_memory, damaged;
-        int64_t at_most, max_bytes, bytes;
         int32_t wanted;
 } block_t;
 
@@ -168,100 +72,11 @@ static int append_entry(column_t *column, int64_t index, const void *from, int64
 }
 
 /*
- * Appends the headers of one message to the arrays of names (never null) and values. A name ends at its first
- * NUL, as in confluent-kafka.
- */
-static int append_headers(block_t *block, const message_t *message) {
-        rd_kafka_headers_t *headers;
-        const char *name, *broken = NULL;
-        const void *value;
-        size_t bytes, index;
-        int32_t count = 0;
-
-        if (!kafka.message_headers(message, &headers)) {
-                for (index = 0; !kafka.header_get_all(headers, index, &name, &value, &bytes); index++)
-                        if (!is_utf8((const uint8_t *)name, (int64_t)strlen(name)))
-                                broken = name; /* the last one, which confluent-kafka reports */
-                for (index = 0; !broken && !kafka.header_get_all(headers, index, &name, &value, &bytes); index++) {
-                        int64_t length = (int64_t)strlen(name);
-                        if (!append_entry(&block->header_names, block->entries, name, length) ||
-                            !append_entry(&block->header_values, block->entries, value, (int64_t)bytes))
-                                return 0;
-                        block->bytes += length + (value ? (int64_t)bytes : 0);
-                        block->entries++;
-                        count++;
-                }
-                if (broken) {
-                        count = -1;
-                        if (!append(&block->broken_names, broken, (int64_t)strlen(broken) + 1))
-                                return 0;
-                }
-        }
-        return append(&block->header_counts, &count, sizeof(count));
-}
-
-static int append_event(block_t *block, const message_t *message) {
-        event_t event;
-        size_t bytes = message->payload ? message->payload_bytes : 0;
-
-        memset(&event, 0, sizeof(event));
-        event.topic     = message->topic;
-        event.offset    = message->offset;
-        event.partition = message->partition;
-        event.err       = message->err;
-        if (bytes)
-                memcpy(event.text, message->payload, bytes < sizeof(event.text) ? bytes : sizeof(event.text) - 1);
-        return append(&block->events, &event, sizeof(event));
-}
-
-static int append_message(block_t *block, const message_t *message) {
-        if (!append(&block->offsets, &message->offset, sizeof(message->offset)) ||
-            !append(&block->partitions, &message->partition, sizeof(message->partition)) ||
-            !append(&block->topics, &message->topic, sizeof(message->topic)))
-                return 0;
-        if (block->wanted & WANT_KEY) {
-                if (!append_entry(&block->keys, block->rows, message->key, (int64_t)message->key_bytes))
-                        return 0;
-                block->bytes += message->key ? (int64_t)message->key_bytes : 0;
-        }
-        if (block->wanted & WANT_VALUE) {
-                if (!append_entry(&block->values, block->rows, message->payload, (int64_t)message->payload_bytes))
-                        return 0;
-                block->bytes += message->payload ? (int64_t)message->payload_bytes : 0;
-        }
-        if (block->wanted & WANT_TIMESTAMP) {
-                /* types as Spark numbers them: -1 none, 0 create time, 1 log append time;
-                 * ConsumerRecord.NO_TIMESTAMP is -1 ms */
-                int type     = 0;
-                int64_t ms   = kafka.message_timestamp(message, &type);
-                int32_t kind = type - 1;
-                if (kind < 0)
-                        ms = -1;
-                if (!append(&block->timestamps_ms, &ms, sizeof(ms)) ||
-                    !append(&block->timestamp_types, &kind, sizeof(kind)))
-                        return 0;
-        }
-        if (block->wanted & WANT_HEADERS && !append_headers(block, message))
-                return 0;
-        block->rows++;
-        return 1;
-}
-
-static void on_message(message_t *message, void *opaque) {
-        block_t *block = opaque;
-
-        if (!(message->err ? append_event(block, message) : append_message(block, message)))
-                block->no_memory = 1;
-        if (block->no_memory || block->rows >= block->at_most || block->bytes >= block->max_bytes)
-                kafka.yield(NULL); /* librdkafka puts the rest back into the queue */
-}
-
-/*
  * Blocks that were freed, whose buffers the next blocks use again. A buffer of megabytes that grows from nothing
  * costs more than copying messages into it: the system maps and clears each of its pages, and unmaps them when it
  * is freed. The pool keeps POOLED_BYTES at most. `is_locked` is held for a few instructions.
  */
-enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 20 };
+enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 19 };
 
 static struct {
         atomic_flag is_locked;
@@ -280,8 +95,8 @@ static void unlock_pool(void) { atomic_flag_clear_explicit(&pool.is_locked, memo
 /* Lists the buffers of a block. */
 static void list_parts(block_t *block, part_t *parts[PARTS]) {
         column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
-        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,       &block->timestamps_ms,
-                               &block->timestamp_types, &block->header_counts, &block->broken_names, &block->events};
+        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,      &block->timestamps_ms,
+                               &block->timestamp_types, &block->header_counts, &block->broken_names};
         size_t i;
 
         for (i = 0; i < 4; i++) {
@@ -349,98 +164,15 @@ EXPORT void kafka_eos_free(block_t *block) {
         free(block);
 }
 
-/*
- * Takes everything from the queue; if it is empty, waits for a message and takes what arrived with it. Copies and
- * frees each message at once. Free the result with kafka_eos_free. Returns NULL if there is not enough memory; if
- * memory runs out later, `no_memory` is set in the result.
- *
- * It uses consume_callback_queue for two reasons. That function passes RD_KAFKA_OP_ERR, which may be in a
- * partition's queue, as a message, whereas consume_batch_queue runs the client's error callback. And it takes all
- * messages under one lock. Messages that it puts back do not count against queued.min.messages while it runs. So
- * `at_most` is meant for a reader that needs no more than that, not for one that soon returns for the rest.
- */
-EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
-                               int32_t wanted) {
-        block_t *block = new_block();
-
-        if (!block)
-                return NULL;
-        block->at_most   = at_most;
-        block->max_bytes = max_bytes;
-        block->wanted    = wanted;
-        kafka.consume_callback_queue(queue, timeout_ms, on_message, block);
-        return block;
-}
-
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* The same layout as kafka.librdkafka.HEADER. */
+/* The same layout as kafka.wire.rows._HEADER. */
 typedef struct {
         const char *name;
         int64_t name_bytes;
         const void *value; /* NULL = null */
         int64_t value_bytes;
 } header_t;
-
-/*
- * Enqueues copies of `messages` in order, like rd_kafka_produce_batch, but with timestamps and headers. Returns
- * how many were accepted. The first message that was not has its error code in `err`; later ones were not tried.
- *
- * `timestamps_ms` may be NULL, and a 0 in it means the time of sending. `header_starts` may be NULL; otherwise
- * the headers of message i are the `header_counts[i]` entries from `headers[header_starts[i]]` on.
- */
-EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, message_t *messages, int64_t count,
-                                 const int64_t *timestamps_ms, const int64_t *header_starts,
-                                 const int64_t *header_counts, const header_t *headers) {
-        int64_t i, j;
-
-        for (i = 0; i < count; i++) {
-                message_t *message       = &messages[i];
-                rd_kafka_headers_t *list = NULL;
-                rd_kafka_error_t *error;
-                vu_t parts[7];
-                size_t used = 0;
-
-                parts[used].type       = VTYPE_RKT;
-                parts[used++].as.topic = topic;
-                parts[used].type       = VTYPE_MSGFLAGS;
-                parts[used++].as.flags = MSG_F_COPY;
-                parts[used].type           = VTYPE_PARTITION;
-                parts[used++].as.partition = message->partition;
-                parts[used].type            = VTYPE_VALUE;
-                parts[used].as.memory.at    = message->payload;
-                parts[used++].as.memory.bytes = message->payload_bytes;
-                parts[used].type            = VTYPE_KEY;
-                parts[used].as.memory.at    = message->key;
-                parts[used++].as.memory.bytes = message->key_bytes;
-                if (timestamps_ms) {
-                        parts[used].type              = VTYPE_TIMESTAMP;
-                        parts[used++].as.timestamp_ms = timestamps_ms[i];
-                }
-                if (header_starts && header_counts[i] > 0) {
-                        const header_t *first = headers + header_starts[i];
-                        list                  = kafka.headers_new((size_t)header_counts[i]);
-                        for (j = 0; j < header_counts[i]; j++) {
-                                /* a name ends at its first NUL, as in confluent-kafka */
-                                const void *nul = memchr(first[j].name, 0, (size_t)first[j].name_bytes);
-                                kafka.header_add(list, first[j].name,
-                                                 nul ? (const char *)nul - first[j].name : first[j].name_bytes,
-                                                 first[j].value, first[j].value_bytes);
-                        }
-                        parts[used].type         = VTYPE_HEADERS;
-                        parts[used++].as.headers = list;
-                }
-                error = kafka.produceva(client, parts, used);
-                if (error) {
-                        message->err = kafka.error_code(error);
-                        kafka.error_destroy(error);
-                        if (list)
-                                kafka.headers_destroy(list); /* after an error, the caller owns the headers */
-                        return i;
-                }
-        }
-        return count;
-}
 
 /* Java's Utils.murmur2, the hash with which Kafka's own producers choose the partition of a key. */
 static uint32_t murmur2(const uint8_t *at, size_t bytes) {
@@ -464,16 +196,6 @@ static uint32_t murmur2(const uint8_t *at, size_t bytes) {
         return hash ^ hash >> 15;
 }
 
-/* Sets the partition of each message that has a key and no partition yet. */
-EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitions) {
-        int64_t i;
-
-        for (i = 0; i < count; i++)
-                if (messages[i].key && messages[i].partition < 0)
-                        messages[i].partition =
-                            (int32_t)((murmur2(messages[i].key, messages[i].key_bytes) & 0x7fffffff) % partitions);
-}
-
 /* ---- record batches ------------------------------------------------------------------------------------ */
 
 /*
@@ -485,10 +207,14 @@ EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitio
  */
 enum { CRC_BLOCK = 2048 };
 static uint32_t crc_tables[8][256], crc_shifts[4][256];
+/* of CRC-32, with which librdkafka's "consistent" partitioners hash keys */
+static uint32_t crc32_table[256];
+static int has_crc_instruction;
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes);
 
-static void make_crc_tables(void) {
+/* Runs when the library is loaded. */
+__attribute__((constructor)) static void prepare_crc(void) {
         static const uint8_t zeros[CRC_BLOCK];
         uint32_t i, j;
 
@@ -497,6 +223,9 @@ static void make_crc_tables(void) {
                 for (j = 0; j < 8; j++)
                         crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
                 crc_tables[0][i] = crc;
+                for (crc = i, j = 0; j < 8; j++)
+                        crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+                crc32_table[i] = crc;
         }
         for (i = 0; i < 256; i++)
                 for (j = 1; j < 8; j++)
@@ -504,6 +233,12 @@ static void make_crc_tables(void) {
         for (i = 0; i < 256; i++)
                 for (j = 0; j < 4; j++)
                         crc_shifts[j][i] = crc32c_tables(i << 8 * j, zeros, CRC_BLOCK);
+#if defined(__x86_64__)
+        {
+                unsigned int eax, ebx, ecx = 0, edx;
+                has_crc_instruction = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_SSE4_2);
+        }
+#endif
 }
 
 static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
@@ -519,13 +254,20 @@ static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
         return crc;
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
 static uint32_t crc_shift(uint32_t crc) {
         return crc_shifts[0][crc & 0xFF] ^ crc_shifts[1][crc >> 8 & 0xFF] ^ crc_shifts[2][crc >> 16 & 0xFF] ^
                crc_shifts[3][crc >> 24];
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
+/* clang has counted the instruction for checksums separately since version 14 */
+#if defined(__clang__) && __clang_major__ >= 14
+#define SSE "sse4.2,crc32"
+#else
+#define SSE "sse4.2"
+#endif
+
+__attribute__((target(SSE))) static uint32_t crc32c_sse(uint32_t crc, const uint8_t *at, size_t bytes) {
         uint64_t wide = crc, word;
 
         for (; bytes >= 3 * CRC_BLOCK; at += 3 * CRC_BLOCK, bytes -= 3 * CRC_BLOCK) {
@@ -554,8 +296,8 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse(uint32_t crc, const
 
 /* Returns the checksum of some bytes that follow others, whose checksum is `before`; 0 = none come before. */
 EXPORT uint32_t kafka_eos_crc32c(uint32_t before, const uint8_t *at, int64_t bytes) {
-#if defined(__x86_64__) && defined(__GNUC__)
-        if (__builtin_cpu_supports("sse4.2"))
+#if defined(__x86_64__)
+        if (has_crc_instruction)
                 return ~crc32c_sse(~before, at, (size_t)bytes);
 #endif
         return ~crc32c_tables(~before, at, (size_t)bytes);
@@ -676,14 +418,63 @@ static const uint8_t *value_at(const values_t *values, int64_t row, int64_t *byt
         return *bytes ? values->data + values->offsets[row] : &empty;
 }
 
-/* Sets the partition of each row that has a key and no partition yet. */
-EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count) {
+/* librdkafka's partitioners (rdkafka_msg.c), in the order of kafka.wire.rows.PARTITIONERS. */
+enum {
+        PLACE_RANDOM,
+        PLACE_CONSISTENT,
+        PLACE_CONSISTENT_RANDOM,
+        PLACE_MURMUR2,
+        PLACE_MURMUR2_RANDOM,
+        PLACE_FNV1A,
+        PLACE_FNV1A_RANDOM
+};
+
+/* zlib's CRC-32. */
+static uint32_t crc32(const uint8_t *at, int64_t bytes) {
+        uint32_t crc = 0xFFFFFFFF;
+
+        for (; bytes > 0; at++, bytes--)
+                crc = crc >> 8 ^ crc32_table[(crc ^ *at) & 0xFF];
+        return ~crc;
+}
+
+/* FNV-1a with 32 bits, made positive as in Sarama, Go's client. */
+static uint32_t fnv1a(const uint8_t *at, int64_t bytes) {
+        uint32_t hash = 0x811C9DC5;
+
+        for (; bytes > 0; at++, bytes--)
+                hash = (hash ^ *at) * 0x01000193;
+        return hash & 0x80000000 ? 0 - hash : hash;
+}
+
+/*
+ * Sets the partition of each row that has none and whose key decides it; the caller distributes the others. Without a
+ * key, only "consistent", "murmur2" and "fnv1a" decide: they take a null for an empty key.
+ */
+EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *partitions, int32_t partition_count,
+                                 int32_t partitioner) {
         int64_t row, bytes;
 
-        for (row = 0; row < count; row++) {
-                const uint8_t *key = partitions[row] < 0 ? value_at(&rows->keys, row, &bytes) : NULL;
-                if (key)
-                        partitions[row] = (int32_t)((murmur2(key, (size_t)bytes) & 0x7fffffff) % partition_count);
+        for (row = 0; row < count && partitioner != PLACE_RANDOM; row++) {
+                const uint8_t *key;
+                uint32_t hash;
+                if (partitions[row] >= 0)
+                        continue;
+                key = value_at(&rows->keys, row, &bytes);
+                if (partitioner == PLACE_MURMUR2_RANDOM || partitioner == PLACE_MURMUR2) {
+                        if (!key && partitioner == PLACE_MURMUR2_RANDOM)
+                                continue;
+                        hash = murmur2(key, (size_t)bytes) & 0x7fffffff;
+                } else if (partitioner == PLACE_FNV1A_RANDOM || partitioner == PLACE_FNV1A) {
+                        if (!key && partitioner == PLACE_FNV1A_RANDOM)
+                                continue;
+                        hash = fnv1a(key, bytes);
+                } else {
+                        if (bytes == 0 && partitioner == PLACE_CONSISTENT_RANDOM)
+                                continue;
+                        hash = crc32(key, bytes);
+                }
+                partitions[row] = (int32_t)(hash % (uint32_t)partition_count);
         }
 }
 
@@ -878,7 +669,10 @@ static inline const uint8_t *get_bytes(const uint8_t *at, const uint8_t *past, c
         return *bytes < 0 ? at : at + *bytes;
 }
 
-/* Like append_headers, for `number` headers that begin at `at`. Returns what follows them; NULL as get_bytes. */
+/*
+ * Appends `number` headers that begin at `at` to the arrays of names (never null) and values. A name ends at its
+ * first NUL. Returns what follows the headers; NULL as get_bytes.
+ */
 static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const uint8_t *past, int64_t number) {
         const uint8_t *next = at, *name, *value, *broken = NULL;
         int64_t index, name_length, value_length, broken_length = 0;
@@ -1004,11 +798,12 @@ static int decode_batch(block_t *block, const records_t *batch) {
                         put_narrow(&block->timestamp_types, kind);
                 }
                 if (wanted & WANT_HEADERS) {
-                        if (!decode_headers(block, at, end, number))
-                                return 0;
+                        at = decode_headers(block, at, end, number);
                         if (block->no_memory)
                                 return 1;
                 }
+                if (at != end && (number == 0 || wanted & WANT_HEADERS))
+                        return 0; /* bytes that belong to nothing: Java's client refuses them, too */
                 block->rows++;
                 at = end;
         }
@@ -1016,7 +811,7 @@ static int decode_batch(block_t *block, const records_t *batch) {
 }
 
 /*
- * Decodes records into a new block, which has no events. `topic` of a batch becomes that of its rows. If a batch is
+ * Decodes records into a new block. `topic` of a batch becomes that of its rows. If a batch is
  * damaged, its index is in `damaged`, and the block has no use. Free the result with kafka_eos_free. Returns NULL if
  * there is not enough memory; if memory runs out later, `no_memory` is set in the result.
  */
@@ -1036,73 +831,4 @@ EXPORT block_t *kafka_eos_decode(const records_t *batches, int64_t count, int32_
                         block->damaged = index;
         }
         return block;
-}
-
-/* ---- deliveries ------------------------------------------------------------------------------------------ */
-
-/*
- * Counts the failed deliveries of a producer without transactions. confluent-kafka's delivery callback runs only
- * for records of its own produce(). So this library is also a plugin of librdkafka (plugin.library.paths). Its
- * interceptor runs in librdkafka's threads for every record that was acknowledged or given up, before flush counts
- * that record as done.
- */
-typedef struct deliveries_s {
-        rd_kafka_t *client;
-        _Atomic int64_t failed;
-        _Atomic int32_t first_error;
-        struct deliveries_s *older;
-} deliveries_t;
-
-static _Atomic(deliveries_t *) newest;
-
-static int on_acknowledgement(rd_kafka_t *client, message_t *message, void *opaque) {
-        deliveries_t *deliveries = opaque;
-        int32_t none             = 0;
-
-        (void)client;
-        if (message->err) {
-                atomic_compare_exchange_strong(&deliveries->first_error, &none, message->err);
-                atomic_fetch_add(&deliveries->failed, 1);
-        }
-        return 0;
-}
-
-/* Creates the counter of a new client. It is never freed, because answers may arrive while the client ends. */
-static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t text_bytes) {
-        deliveries_t *deliveries = calloc(1, sizeof(*deliveries));
-
-        (void)conf, (void)opaque, (void)text, (void)text_bytes;
-        if (!deliveries)
-                return -1;
-        deliveries->client = client;
-        deliveries->older  = atomic_load(&newest);
-        while (!atomic_compare_exchange_weak(&newest, &deliveries->older, deliveries))
-                ;
-        return kafka.add_on_acknowledgement(client, "kafka-eos", on_acknowledgement, deliveries);
-}
-
-/* The entry point of a librdkafka plugin. */
-EXPORT int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t text_bytes) {
-        (void)opaque, (void)text, (void)text_bytes;
-        return kafka.add_on_new ? kafka.add_on_new(conf, "kafka-eos", on_new, NULL) : -1;
-}
-
-/* Returns the counter of a client; NULL if the client was created without this plugin. */
-EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
-        deliveries_t *each = atomic_load(&newest);
-        while (each && each->client != client)
-                each = each->older;
-        return each;
-}
-
-/* Returns the number of failed deliveries since the reset, and the error code of the first one. */
-EXPORT int64_t kafka_eos_failed(deliveries_t *deliveries, int32_t *first_error) {
-        *first_error = atomic_load(&deliveries->first_error);
-        return atomic_load(&deliveries->failed);
-}
-
-/* Sets the counter to 0. */
-EXPORT void kafka_eos_reset(deliveries_t *deliveries) {
-        atomic_store(&deliveries->failed, 0);
-        atomic_store(&deliveries->first_error, 0);
 }

@@ -17,9 +17,9 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic
 from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
+from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.operate.topics import logs_json

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedPartError
+from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
-from kafka_eos_source.stage.checksum import updating
+from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
@@ -153,19 +153,11 @@ class StagingFolder:
                 raise StagedPartError(
                     f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
-        kind = part.checksum_kind
-        try:
-            checksum = updating(kind)(found, 0)
-        except LookupError as error:
-            raise RestartQueryError(
-                f"{what} has a checksum that this process cannot compute: {error}.",
-                fix="install the same build of kafka-eos for all Python processes of the driver, and set the "
-                "environment variable KAFKA_EOS_NATIVE alike for all of them.",
-            ) from error
+        checksum = crc32c(found)
         if found.size != part.size_bytes or checksum != part.checksum:
             raise StagedPartError(
-                f"{what} is damaged: it has {found.size:,} bytes and {kind} {checksum:08x}; "
-                f"its task wrote {part.size_bytes:,} bytes with {kind} {part.checksum:08x}.",
+                f"{what} is damaged: it has {found.size:,} bytes and CRC-32C {checksum:08x}; "
+                f"its task wrote {part.size_bytes:,} bytes with CRC-32C {part.checksum:08x}.",
                 fix=RESTART,
             )
         return found

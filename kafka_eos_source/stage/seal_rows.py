@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.kafka.failure import record_too_large
-from kafka_eos_source.kafka.kernel import choice
+from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
 from kafka_eos_source.kafka.wire.rows import Groups, Rows
 from kafka_eos_source.protocol.record_batch import records_of
@@ -30,19 +30,18 @@ def seal_rows(
 
     Returns:
         The sealed batches, and the other rows with the partitions that were chosen for them. None if the rows
-        cannot be sealed: this executor has no kernel, although the driver has, or they are too large.
+        are too large.
 
     Raises:
         InvalidRecordError: if a record is larger than the client or the topic accepts.
     """
-    kernel = choice().kernel
-    if kernel is None or sum(each.nbytes for each in batches) > _COLUMN_BYTES:
+    if sum(each.nbytes for each in batches) > _COLUMN_BYTES:
         return None
     (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     rows = Rows({name: batch.column(name) for name in schema.names if name not in (SEALED, CHANGES)})
-    groups = rows.grouped(kernel, plan.topic, plan.partitions, plan.record_bytes)
+    groups = rows.grouped(kernel(), plan.topic, plan.partitions, plan.record_bytes, plan.partitioner)
     is_enough = groups.sums(rows.sizes) >= plan.least_bytes
-    sealed = _fitting(Encoder(kernel, plan.compression, plan.level), rows, groups.select(is_enough), plan)
+    sealed = _fitting(Encoder(kernel(), plan.compression, plan.level), rows, groups.select(is_enough), plan)
     if sealed.data.nbytes > _COLUMN_BYTES:
         return None
     return _of_sealed(sealed, schema), _rest(batch, rows, groups.select(~is_enough))

@@ -24,6 +24,7 @@ class SealingPlan:
         record_bytes: largest record, without compression (``message.max.bytes`` of the client).
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
         level: level of the compression; None = the codec's default.
+        partitioner: chooses the partition of a row that has none (`kafka.wire.rows.PARTITIONERS`).
         least_bytes: least bytes of a partition's rows that are worth a record batch of their own.
     """
 
@@ -34,6 +35,7 @@ class SealingPlan:
     record_bytes: int
     compression: str = "none"
     level: int | None = None
+    partitioner: str = "murmur2_random"
     least_bytes: int = 32 << 10
 
 

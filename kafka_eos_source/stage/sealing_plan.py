@@ -8,9 +8,7 @@ from collections.abc import Mapping
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.native_support import NATIVE
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.sealed_column import SealingPlan
 
@@ -24,18 +22,17 @@ _WAIT_MS = 3_000
 _known: dict[str, tuple[float, SealingPlan | None]] = {}
 
 
-def sealing_plan(kafka: Mapping[str, str], topic: str | None, client: str) -> SealingPlan | None:
+def sealing_plan(kafka: Mapping[str, str], topic: str | None) -> SealingPlan | None:
     """Returns how the tasks of a micro-batch encode their rows; None if they stage rows.
 
-    They stage rows if the client that commits cannot send sealed batches, if each row names its topic, or if
-    the cluster does not say now what the topic accepts. The commit reports what is wrong with the topic.
+    They stage rows if each row names its topic, or if the cluster does not say now what the topic accepts.
+    The commit reports what is wrong with the topic.
 
     Args:
         kafka: librdkafka properties of the write.
         topic: option ``topic``; None = each row names its topic.
-        client: option ``transaction.client``.
     """
-    if topic is None or TRANSACTION_CLIENT.choose(producer_config(kafka), client).client != NATIVE:
+    if topic is None:
         return None
     key = repr((topic, sorted(kafka.items())))
     at, known = _known.get(key, (0.0, None))
@@ -69,4 +66,5 @@ def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
         int(config.get("message.max.bytes", 1_000_000)),
         compression,
         None if level in (None, "-1", -1) else int(str(level)),
+        str(config["partitioner"]),
     )

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile
-from kafka_eos_source.stage.checksum import CRC32, fastest, updating
+from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import unwritable
 
@@ -20,13 +20,9 @@ class Spool(WriteOnlyFile):
         folder: folder for the file; None = the bytes stay in memory.
         batch: name of the micro-batch in the folder.
         inline_bytes: maximum size in memory.
-        any_checksum: whether the reader can compute every checksum. Bytes in memory have a CRC-32, so that a
-            task with few rows does not load the C kernel.
     """
 
-    def __init__(
-        self, folder: StagingFolder | None, batch: str, inline_bytes: int, *, any_checksum: bool = False
-    ) -> None:
+    def __init__(self, folder: StagingFolder | None, batch: str, inline_bytes: int) -> None:
         self._folder = folder
         self._batch = batch
         self._inline_bytes = inline_bytes
@@ -35,9 +31,6 @@ class Spool(WriteOnlyFile):
         self.name = ""
         self.size = 0
         self.checksum = 0
-        self.checksum_kind = CRC32
-        self._any_checksum = any_checksum
-        self._update = updating(CRC32)
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
@@ -55,7 +48,7 @@ class Spool(WriteOnlyFile):
 
     def finish(self) -> None:
         if self._memory is not None:
-            self.checksum = self._update(self._memory, 0)
+            self.checksum = crc32c(self._memory)
         if self._file is not None and self._folder is not None:
             try:
                 self._file.close()
@@ -73,15 +66,13 @@ class Spool(WriteOnlyFile):
     def _spill(self, folder: StagingFolder) -> None:
         folder.check_shared()
         self.name, self._file = folder.create(self._batch)
-        self.checksum_kind = fastest() if self._any_checksum else CRC32
-        self._update = updating(self.checksum_kind)
         head, self._memory = self._memory, None
         self._to_file(head)
 
     def _to_file(self, data: Any) -> None:
         assert self._file is not None
         assert self._folder is not None
-        self.checksum = self._update(data, self.checksum)
+        self.checksum = crc32c(data, self.checksum)
         try:
             self._file.write(data)
         except OSError as error:
@@ -96,7 +87,6 @@ class PartStage:
         folder: folder for a file; None = the part always stays in memory.
         batch: name of the micro-batch in the folder.
         inline_bytes: maximum size of a part that stays in memory, for the commit message.
-        any_checksum: whether the reader can compute every checksum.
     """
 
     def __init__(
@@ -105,10 +95,8 @@ class PartStage:
         folder: StagingFolder | None,
         batch: str,
         inline_bytes: int,
-        *,
-        any_checksum: bool = False,
     ) -> None:
-        self._spool = Spool(folder, batch, inline_bytes, any_checksum=any_checksum)
+        self._spool = Spool(folder, batch, inline_bytes)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
         self._rows = 0
 
@@ -131,7 +119,6 @@ class PartStage:
             rows=self._rows,
             size_bytes=spool.size,
             checksum=spool.checksum,
-            checksum_kind=spool.checksum_kind,
             inline=spool.inline(),
         )
 

@@ -54,7 +54,7 @@ def stage(
     if sealing is not None:
         schema = sealed_schema(schema)
         sealer = Sealer(sealing, schema)
-    part = PartStage(schema, folder, batch, inline_bytes, any_checksum=sealing is not None)
+    part = PartStage(schema, folder, batch, inline_bytes)
     meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     taken = 0

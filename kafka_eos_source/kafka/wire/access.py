@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.api_versions import tls_context
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
+from kafka_eos_source.kafka.tls import context, uses_tls
+from kafka_eos_source.kafka.wire import debug
+from kafka_eos_source.kafka.wire.addresses import Addresses
 from kafka_eos_source.kafka.wire.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
@@ -29,10 +30,13 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.tokens import Tokens
+    from kafka_eos_source.kafka.tokens import Tokens
 
-_TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+#: Defaults of librdkafka, and for idle connections of Java's clients.
+_RECONNECT_MS, _RECONNECT_MAX_MS, _IDLE_MS = "100", "10000", "540000"
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
+#: Answers before and during a login are small. A server that is not trusted yet gets no more memory.
+_MOST_LOGIN_BYTES = 1 << 20
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
 
@@ -45,6 +49,7 @@ class Access:
         kafka: librdkafka properties of TLS and SASL.
         tls: settings of TLS; None = connections are not encrypted.
         tokens: tokens of OAUTHBEARER; None = another login.
+        addresses: finds brokers, and opens sockets to them.
         connect_seconds: limits connecting: TCP, TLS, and the login.
         request_seconds: limits the answer to each request.
         most_bytes: limits the size of an answer.
@@ -53,9 +58,10 @@ class Access:
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
     tls: ssl.SSLContext | None
     tokens: Tokens | None
+    addresses: Addresses
     connect_seconds: float
     request_seconds: float
-    most_bytes: int = LARGEST_ANSWER_BYTES
+    most_bytes: int
 
     @classmethod
     def of(cls, kafka: Mapping[str, str], connect_seconds: float, request_seconds: float) -> Access:
@@ -64,70 +70,45 @@ class Access:
         Raises:
             InvalidOptionError: if a certificate or key cannot be used.
         """
-        protocol = kafka.get("security.protocol", "plaintext").lower()
         tls = tokens = None
-        if protocol.endswith("ssl"):
-            try:
-                tls = tls_context(kafka)
-            except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-                files = ", ".join(
-                    f"kafka.{name}={kafka[name]}" for name in sorted(kafka) if name in _TLS_FILES
-                )
-                raise InvalidOptionError(
-                    f"cannot use the certificates or keys of {files or 'kafka.ssl.*'}: {error}.",
-                    fix="correct the paths, or kafka.ssl.key.password; the files have the format PEM.",
-                ) from error
-        if protocol.startswith("sasl") and _mechanism(kafka) == "OAUTHBEARER":
-            from kafka_eos_source.kafka.wire.tokens import Tokens  # imports an HTTP client
+        if uses_tls(kafka):
+            tls = context(kafka)
+        if mechanism(kafka) == "OAUTHBEARER":
+            from kafka_eos_source.kafka.tokens import Tokens  # imports an HTTP client
 
             tokens = Tokens.of(kafka)
         # an answer may have a little more than the records that a Fetch asks for
         asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
         most_bytes = max(LARGEST_ANSWER_BYTES, *asked)
-        return cls(kafka, tls, tokens, connect_seconds, request_seconds, most_bytes)
+        debug.configure(kafka)
+        addresses = Addresses.of(kafka)
+        return cls(kafka, tls, tokens, addresses, connect_seconds, request_seconds, most_bytes)
 
     @property
     def client_id(self) -> str:
         """The name of the client in the broker's quotas and logs."""
         return self.kafka.get("client.id", SOFTWARE)
 
+    @property
+    def idle_seconds(self) -> float:
+        """How long a connection may be idle; it is then replaced, before the broker ends it."""
+        return int(self.kafka.get("connections.max.idle.ms", _IDLE_MS)) / 1000 or float("inf")
+
+    def pause_seconds(self, failures: int) -> float:
+        """Returns how long not to connect to an address to which so many attempts failed; 0 = no limit."""
+        if "reconnect.backoff.ms" not in self.kafka and "reconnect.backoff.max.ms" not in self.kafka:
+            return 0.0
+        first = int(self.kafka.get("reconnect.backoff.ms", _RECONNECT_MS))
+        longest = max(first, int(self.kafka.get("reconnect.backoff.max.ms", _RECONNECT_MAX_MS)))
+        return float(min(first << min(failures - 1, 30), longest)) / 1000
+
     def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
         """Returns the socket with TLS, if the protocol asks for it."""
-        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
-
-    def mechanism(self, host: str, deadline: Deadline) -> tuple[str, Any] | None:
-        """Returns the name of the SASL mechanism, and a new exchange; None if there is no login.
-
-        Raises:
-            LoginRefusedError: if there are no credentials, because a service or Kerberos refused them.
-            OSError: if a service with credentials cannot be reached in time.
-        """
-        if not self.kafka.get("security.protocol", "plaintext").lower().startswith("sasl"):
-            return None
-        from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
-
-        name = _mechanism(self.kafka)
-        if self.tokens is not None:
-            self.tokens.refresh(deadline)
-        try:
-            exchange = get_sasl_mechanism(name)(
-                host=host,
-                sasl_mechanism=name,
-                sasl_plain_username=self.kafka.get("sasl.username", ""),
-                sasl_plain_password=self.kafka.get("sasl.password", ""),
-                sasl_oauth_token_provider=self.tokens,
-                sasl_kerberos_service_name=self.kafka.get("sasl.kerberos.service.name", "kafka"),
-            )
-        except Exception as error:
-            if name != "GSSAPI":
-                raise
-            # gssapi is optional, so its errors cannot be named: no ticket, an unknown service, …
-            raise LoginRefusedError(f"Kerberos: {error}") from error
-        return name, exchange
-
-
-def _mechanism(kafka: Mapping[str, str]) -> str:
-    return kafka.get("sasl.mechanisms", "GSSAPI").upper()
+        if self.tls is None:
+            return plain
+        encrypted = self.tls.wrap_socket(plain, server_hostname=host)
+        debug.security.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
+        return encrypted
 
 
 @dataclass
@@ -180,10 +161,11 @@ def open_session(
 
     def answer_to(request: Any, until: Deadline = deadline) -> bytes:
         session.requests += 1
+        debug.request(address, request, session.requests)
         limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, until))
-        check_size(size, address)
+        check_size(size, address, _MOST_LOGIN_BYTES)
         return receive(connection, size, until)
 
     def ask(request: Any) -> Any:
@@ -195,10 +177,13 @@ def open_session(
         session.learn(ask(versions_request(0)), address)
     else:
         session.learn(decoded(first, data, session.requests), address)
-    login = access.mechanism(host, deadline)
-    if login is None:
+    name = mechanism(access.kafka)
+    if not name:
         return session
-    name, exchange = login
+    debug.security.debug("%s: login with %s", address, name)
+    from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
+
+    exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
     if answer.error_code:
         raise LoginRefusedError(f"the broker supports {', '.join(answer.mechanisms)}, not {name}")
@@ -208,7 +193,11 @@ def open_session(
             raise LoginRefusedError(answer.error_message or f"error {answer.error_code}")
         try:
             exchange.receive(answer.auth_bytes)
-        except (ValueError, KafkaPythonError) as error:  # the broker does not know the password either
+        except (
+            ValueError,
+            LookupError,
+            KafkaPythonError,
+        ) as error:  # the broker does not know the password either
             raise LoginRefusedError(f"the broker's answer to {name} is wrong: {error}") from error
     if answer.session_lifetime_ms:
         session.expires = time.monotonic() + answer.session_lifetime_ms / 1000 * _SESSION_SHARE

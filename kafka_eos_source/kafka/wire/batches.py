@@ -10,7 +10,8 @@ import ctypes
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -38,43 +39,61 @@ _LZ4_FRAME = b"\x04\x22\x4d\x18\x60\x40\x82"
 _SNAPPY_FRAME = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What makes a batch part of one transaction.
-
-    Attributes:
-        producer_id: of the producer.
-        epoch: of the producer, for this transaction.
-        sequence: number of the first record among those of this producer and epoch in the partition.
-    """
-
-    producer_id: int
-    epoch: int
-    sequence: int
-
-
 @dataclass
 class EncodedBatch:
-    """A record batch that is ready to be sent: sealed and stamped.
+    """A sealed record batch, and the header with which it is sent.
 
     Attributes:
+        sealed: the batch before it was stamped, which may be in memory that cannot be written.
+        again: encodes the same records as smaller batches; None = a task has encoded them.
         records: number of records.
-        sequence: sequence number of the first record.
-        header: the first `HEADER_BYTES` bytes.
-        body: the other bytes, which may be in memory that cannot be written.
-        is_final: whether the next try to write the records has the same batch.
+        header: the first `HEADER_BYTES` bytes, as `stamp` made them.
+        sequence: number of the first record, as `stamp` was told.
     """
 
-    records: int
-    sequence: int
-    header: bytes
-    body: memoryview
-    is_final: bool = False
+    sealed: memoryview
+    again: Callable[[], SealedBatches] | None = None
+    records: int = 0
+    header: bytes = b""
+    sequence: int = -1
+
+    def __post_init__(self) -> None:
+        self.records = records_of(self.sealed)
+
+    @property
+    def body(self) -> memoryview:
+        """The bytes after the header."""
+        return self.sealed[HEADER_BYTES:]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the batch, as the broker compares them with ``max.message.bytes``."""
-        return HEADER_BYTES + len(self.body)
+        return len(self.sealed)
+
+    def stamp(self, kernel: Kernel, producer_id: int, epoch: int, sequence: int) -> None:
+        """Makes the header name its producer, without copying or changing the sealed batch.
+
+        Brokers recognise a batch by that if it is sent again. It also makes the batch part of a transaction.
+
+        Args:
+            kernel: the C kernel.
+            producer_id: of the producer; -1 = brokers do not recognise the batch.
+            epoch: of the producer; a transaction has one of its own.
+            sequence: number of the first record among those of this producer and epoch in the partition.
+
+        Raises:
+            StagedPartError: if the records have changed since they were sealed.
+        """
+        header = ctypes.create_string_buffer(bytes(self.sealed[:HEADER_BYTES]), HEADER_BYTES)
+        body = self.body
+        address = np.frombuffer(body, np.uint8).ctypes.data
+        if kernel.stamp(header, address, len(body), producer_id, epoch, sequence) != 0:
+            raise StagedPartError(
+                f"the checksum of a record batch of {len(self.sealed):,} bytes is wrong: its file in the "
+                "staging folder was changed while the batch was written.",
+                fix="find out who changed it, and restart the query. Readers see nothing of the batch.",
+            )
+        self.header, self.sequence = header.raw, sequence
 
 
 @dataclass(frozen=True)
@@ -85,11 +104,16 @@ class SealedBatches:
         data: the batches, one after the other.
         ends: where each of them ends in ``data``.
         partitions: partition of each of them.
+        limit_bytes: largest of them before compression.
+        again: encodes rows again: from and up to which row of all batches, their partition, the limit. None =
+            that is not possible.
     """
 
     data: memoryview
     ends: npt.NDArray[np.int64]
     partitions: npt.NDArray[np.int32]
+    limit_bytes: int = 0
+    again: Callable[[int, int, int, int], SealedBatches] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -101,6 +125,17 @@ class SealedBatches:
             yield partition, self.data[begin:end]
             begin = end
 
+    def encoded(self) -> Iterator[tuple[int, EncodedBatch]]:
+        """Yields the partition of each batch, and the batch."""
+        begin = 0
+        for partition, sealed in self:
+            batch = EncodedBatch(sealed)
+            if self.again is not None:
+                end = begin + batch.records
+                batch.again = partial(self.again, begin, end, partition, max(1, self.limit_bytes // 2))
+                begin = end
+            yield partition, batch
+
 
 class Encoder:
     """Encodes rows as sealed batches.
@@ -109,12 +144,21 @@ class Encoder:
         kernel: the C kernel.
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
         level: level of the compression; None = the codec's default.
+        transactional: whether the batches belong to transactions.
     """
 
-    def __init__(self, kernel: Kernel, compression: str = "none", level: int | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        compression: str = "none",
+        level: int | None = None,
+        *,
+        transactional: bool = True,
+    ) -> None:
         self._kernel = kernel
+        self._kind = TRANSACTIONAL if transactional else 0
         codec, self._compress = _codec(compression, level)
-        self._attributes = codec | TRANSACTIONAL
+        self._attributes = codec | self._kind
 
     def seal(self, rows: Rows, groups: Groups, limit_bytes: int) -> SealedBatches:
         """Encodes rows as batches, those of each partition in their order.
@@ -150,8 +194,17 @@ class Encoder:
             raise AssertionError(f"{groups.order.size} rows do not fit into {len(out)} bytes")
         ends, partitions = ends[:count], groups.partitions[owners[:count]]
         used = out.data[: int(ends[-1]) if count else 0]
-        sealed = SealedBatches(used, ends, partitions)
+        sealed = SealedBatches(
+            used, ends, partitions, limit_bytes, partial(self._seal_some, rows, groups.order)
+        )
         return sealed if self._compress is None else self._compressed(sealed, self._compress)
+
+    def _seal_some(
+        self, rows: Rows, order: npt.NDArray[np.int64], begin: int, end: int, partition: int, limit_bytes: int
+    ) -> SealedBatches:
+        """Seals the rows of one partition that ``order`` lists from ``begin`` to ``end``."""
+        groups = Groups(order[begin:end], np.array([end - begin]), np.array([partition], np.int32))
+        return self.seal(rows, groups, limit_bytes)
 
     def _compressed(self, sealed: SealedBatches, compress: Callable[[memoryview], bytes]) -> SealedBatches:
         """Compresses batches, but for those that compression would enlarge."""
@@ -164,28 +217,10 @@ class Encoder:
                 header[_CHECKSUM] = self._kernel.crc32c(0, address, len(packed)).to_bytes(4, "big")
                 pieces += [header, packed]
             else:
-                header[_ATTRIBUTES] = TRANSACTIONAL.to_bytes(2, "big")
+                header[_ATTRIBUTES] = self._kind.to_bytes(2, "big")
                 pieces += [header, records]
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        return SealedBatches(memoryview(b"".join(pieces)), np.cumsum(sizes)[1::2], sealed.partitions)
-
-
-def stamped(kernel: Kernel, sealed: memoryview, stamp: Stamp) -> EncodedBatch:
-    """Returns a sealed batch with its stamp, without copying or changing its records.
-
-    Raises:
-        StagedPartError: if the records have changed since they were sealed.
-    """
-    header = ctypes.create_string_buffer(bytes(sealed[:HEADER_BYTES]), HEADER_BYTES)
-    body = sealed[HEADER_BYTES:]
-    address = np.frombuffer(body, np.uint8).ctypes.data
-    if kernel.stamp(header, address, len(body), stamp.producer_id, stamp.epoch, stamp.sequence) != 0:
-        raise StagedPartError(
-            f"the checksum of a record batch of {len(sealed):,} bytes is wrong: its file in the staging "
-            "folder was changed while the batch was written.",
-            fix="find out who changed it, and restart the query. Readers see nothing of the batch.",
-        )
-    return EncodedBatch(records_of(sealed), stamp.sequence, header.raw, body)
+        return replace(sealed, data=memoryview(b"".join(pieces)), ends=np.cumsum(sizes)[1::2])
 
 
 def next_sequence(sequence: int, records: int) -> int:

@@ -35,7 +35,6 @@ GROUP, TRANSACTION = 0, 1
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS, _CONFIGS = 12, 4, 7, 4, 4
 #: Type of a topic among the resources of DescribeConfigs.
 _TOPIC = 2
-_DEFAULT_PORT = 9092
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
@@ -73,6 +72,7 @@ class Cluster:
         if "sasl.mechanism" in kafka:
             kafka.setdefault("sasl.mechanisms", kafka["sasl.mechanism"])
         self.bootstrap = kafka.get("bootstrap.servers", "")
+        self._creates_topics = kafka.get("allow.auto.create.topics") == "true"
         self.network = Network(self._on_silence)
         self.complaint = ""
         self.leaders = Leaders()
@@ -94,6 +94,8 @@ class Cluster:
         #: Addresses that failed or are silent, which are asked last, and when to connect to them again at the
         #: earliest. A thread that connects does nothing else, so it must not do that all the time.
         self._away: dict[str, float] = {}
+        #: How many attempts to connect to an address failed since one succeeded.
+        self._attempts: dict[str, int] = {}
         #: How long an address may take for its first answer; this doubles until it suffices.
         self._answer_seconds: dict[str, float] = {}
         #: How long `anyone` may take to answer until another broker is asked; this doubles until it suffices.
@@ -218,7 +220,8 @@ class Cluster:
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
             known = {
-                f"{host}:{port}": (host, port) for host, port in [*candidates, *_addresses(self.bootstrap)]
+                f"{host}:{port}": (host, port)
+                for host, port in [*candidates, *self._access.addresses.bootstrap()]
             }
             ordered = sorted(known, key=lambda each: (each in avoid, self._order(each)))
             for index, (host, port) in enumerate(known[each] for each in ordered):
@@ -290,11 +293,13 @@ class Cluster:
             TemporaryError: if no broker can be reached.
         """
         connection = self.anyone(deadline)
-        version = connection.version(MetadataRequest, _METADATA)
+        version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
         wanted = None
         if topics is not None:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
+        request = MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=self._creates_topics, version=version
+        )
         asked = self._asked(connection, request, deadline)
         return lambda: self._learned(asked(), has_topics=topics is not None)
 
@@ -374,7 +379,7 @@ class Cluster:
         wanted = set(partitions)
         found: dict[TopicPartition, int] = {}
         for connection, epochs in self._by_leader(wanted, deadline):
-            version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
+            version = connection.version(ListOffsetsRequest, _LIST_OFFSETS, 4)  # with the leader epoch
             request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
@@ -440,7 +445,7 @@ class Cluster:
         node = self._coordinators.get((kind, key))
         if node is None:
             connection = self.anyone(deadline)
-            version = connection.version(FindCoordinatorRequest, _COORDINATOR)
+            version = connection.version(FindCoordinatorRequest, _COORDINATOR, 1)  # with the kind
             named = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
             request = FindCoordinatorRequest(key_type=kind, version=version, **named)
             answer = self.ask(connection, request, deadline)
@@ -476,7 +481,7 @@ class Cluster:
         addresses, now = {each.address for each in silent}, time.monotonic()
         for address in addresses:
             self._away.setdefault(address, now)
-        if len({*self._brokers.values(), *_addresses(self.bootstrap)}) < 2:
+        if len({*self._brokers.values(), *self._access.addresses.bootstrap()}) < 2:
             return
         chosen = self._any
         if chosen is not None and chosen in silent and now - chosen.owes_since >= self._patience_seconds:
@@ -491,7 +496,7 @@ class Cluster:
             self.complain(error)
             return
         self._is_looking = True
-        version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
+        version = connection.version(MetadataRequest, _METADATA, 1)
         request = MetadataRequest(topics=[], allow_auto_topic_creation=False, version=version)
         connection.send(request, self._on_look)
 
@@ -520,6 +525,7 @@ class Cluster:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
             self._refusal = None
             self._away.pop(address, None)
+            self._attempts.pop(address, None)
             self._answer_seconds[address] = self._patience(time.monotonic() - started)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
@@ -554,7 +560,10 @@ class Cluster:
         self, address: str, node: int | None, started: float, failure: Exception
     ) -> TemporaryError:
         now = time.monotonic()
-        self._away[address] = now + min(now - started, SILENT_SECONDS)
+        self._attempts[address] = attempts = self._attempts.get(address, 0) + 1
+        self._away[address] = now + (
+            self._access.pause_seconds(attempts) or min(now - started, SILENT_SECONDS)
+        )
         self._failures[address] = failure
         why = _unreached(address, node, failure)
         self.complain(why)
@@ -602,16 +611,3 @@ def _complete(
 
 def _usable(connection: Connection) -> bool:
     return connection.failure is None and (connection.in_flight > 0 or time.monotonic() < connection.expires)
-
-
-def _addresses(bootstrap: str) -> list[tuple[str, int]]:
-    found = []
-    for each in filter(None, (address.strip() for address in bootstrap.split(","))):
-        plain = each.rpartition("://")[2]
-        host, separator, port = plain.rpartition(":")
-        if separator and port.isdigit():
-            found.append((host.strip("[]"), int(port)))
-        else:
-            found.append((plain.strip("[]"), _DEFAULT_PORT))
-    random.shuffle(found)
-    return found

@@ -37,17 +37,19 @@ class CollectedRows:
         kernel: the C kernel.
         encoder: encodes the rows.
         largest_bytes: largest record, without compression.
+        partitioner: one of `rows.PARTITIONERS`.
 
     Attributes:
         bytes: size of the rows.
         records: number of rows.
     """
 
-    def __init__(self, kernel: Kernel, encoder: Encoder, largest_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, encoder: Encoder, largest_bytes: int, partitioner: str) -> None:
         self.bytes = self.records = 0
         self._kernel = kernel
         self._encoder = encoder
         self._largest_bytes = largest_bytes
+        self._partitioner = partitioner
         self._topics: dict[str, _Topic] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -96,7 +98,7 @@ class CollectedRows:
         names = [name for name in _COLUMNS if any(name in part for part in parts)]
         columns = {name: _concatenated(name, parts) for name in names}
         rows = Rows(columns)
-        groups = rows.grouped(self._kernel, topic, partition_count, self._largest_bytes)
+        groups = rows.grouped(self._kernel, topic, partition_count, self._largest_bytes, self._partitioner)
         if only is not None:
             chosen = np.isin(groups.partitions, list(only))
             self._put_back(topic, columns, groups.select(~chosen))

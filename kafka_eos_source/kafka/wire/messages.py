@@ -11,6 +11,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.kafka.wire.batches import EncodedBatch
+from kafka_eos_source.kafka.wire.kafka_python import bound_numbers
 from kafka_eos_source.model import TopicPartition
 
 #: What brokers log as the client's software, and the default client id.
@@ -18,14 +19,20 @@ SOFTWARE = "kafka-eos"
 
 #: The largest answer that is accepted, unless options ask for larger ones.
 LARGEST_ANSWER_BYTES = 100 << 20
+#: From this version on, an `ApiVersions` answer has finalized features (KIP-584).
+VERSIONS_WITH_FEATURES = 3
+#: What the decoders of kafka-python raise if bytes are no such message.
+_DAMAGED = (ValueError, LookupError, ArithmeticError, AssertionError, TypeError, struct.error)
+_PRODUCE = 0
 #: How the answer of a listener begins that expects TLS and receives something else.
 _TLS_ALERT = b"\x15\x03"
-_PRODUCE, _API_VERSIONS_VERSION = 0, 3
 _LATEST, _EARLIEST = -1, -2
 
+bound_numbers()
 
-def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
-    """Returns the request for the versions of requests; from version 3 on, also for finalized features."""
+
+def versions_request(version: int = VERSIONS_WITH_FEATURES) -> ApiVersionsRequest:
+    """Returns the request for the versions of requests, and for finalized features."""
     return ApiVersionsRequest(client_software_name=SOFTWARE, client_software_version="1", version=version)
 
 
@@ -124,7 +131,10 @@ def decoded(request: Any, data: bytes | memoryview, correlation_id: int) -> ApiM
     check_correlation(data, correlation_id)
     version = request.API_VERSION
     is_flexible = kind.flexible_version_q(version) and kind.name != "ApiVersionsResponse"
-    return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+    try:
+        return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+    except _DAMAGED as error:
+        raise ValueError(f"it is no {kind.name}: {type(error).__name__} {error}") from error
 
 
 def check_correlation(data: bytes | memoryview, correlation_id: int) -> None:
@@ -151,19 +161,22 @@ def produce_head(version: int, correlation_id: int, client_id: str, body_bytes: 
 
 
 def produce_body(
-    transactional_id: str,
+    transactional_id: str | None,
+    acks: int,
     timeout_ms: int,
     topics: Mapping[str, Iterable[tuple[int, EncodedBatch]]],
 ) -> list[bytes | memoryview]:
     """Returns the body of a Produce request, version 9 to 12, without copying the batches.
 
     Args:
-        transactional_id: of the producer.
+        transactional_id: of the producer; None = it has no transactions.
+        acks: -1 = the leader waits for the in-sync replicas; 1 = it does not.
         timeout_ms: how long the leader waits for the in-sync replicas.
         topics: partitions and their batches by topic, at most one batch for each partition.
     """
     out: list[bytes | memoryview] = []
-    head = _compact(transactional_id.encode()) + struct.pack(">hi", -1, timeout_ms)
+    head = b"\0" if transactional_id is None else _compact(transactional_id.encode())
+    head += struct.pack(">hi", acks, timeout_ms)
     head += _varint(len(topics) + 1)
     for topic, partitions in topics.items():
         parts = list(partitions)

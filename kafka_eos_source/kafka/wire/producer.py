@@ -1,4 +1,4 @@
-"""A transactional producer with an epoch of its own for each transaction (KIP-890).
+"""Producers: an idempotent one without transactions, and one with an epoch for each transaction (KIP-890).
 
 With ``transaction.version`` 2, EndTxn raises the epoch. Otherwise the producer initialises itself again
 before each transaction with its own id and epoch (KIP-360), which fails if another producer has initialised
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
@@ -29,15 +30,15 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.failure import classify, kafka_error
-from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.offset_refusals import send_in_parts
+from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
-from kafka_eos_source.kafka.producer import by_topic
-from kafka_eos_source.kafka.wire.batches import Encoder
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
-from kafka_eos_source.kafka.wire.queue import RecordQueue
-from kafka_eos_source.kafka.wire.transaction import TransactionRequests
+from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
+from kafka_eos_source.kafka.wire.queue import Owner, RecordQueue
+from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
+from kafka_eos_source.kafka.wire.transaction import ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -77,41 +78,41 @@ _MOVES: Mapping[State, frozenset[State]] = {
 }
 
 
-class WireProducer:
-    """The `commit.interfaces.Producer` that speaks Kafka's protocol itself. Not thread-safe.
-
-    Args:
-        config: librdkafka properties, including ``transactional.id``.
-        kernel: the C kernel.
+class _Sender:
+    """What all producers share: they encode rows, and send record batches. Not thread-safe.
 
     Attributes:
-        enqueued: number of records since `begin`.
+        name: of the producer, for log lines.
+        enqueued: number of records since the producer began to count.
     """
 
-    def __init__(self, config: Mapping[str, Any], kernel: Kernel) -> None:
-        self.transactional_id = str(config["transactional.id"])
-        self.name = self.transactional_id
+    def __init__(self, config: Mapping[str, Any], name: str, cluster: Cluster, owner: Owner) -> None:
+        self.name = name
         self.enqueued = 0
-        self._kernel = kernel
-        self._cluster = Cluster(config)
+        self._kernel = kernel()
+        self._cluster = cluster
         self._timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
-        # the leader answers before the connection gives up
-        patience_ms = int(config.get("socket.timeout.ms", 10_000))
-        self._acks_ms = min(int(config.get("request.timeout.ms", 30_000)), max(100, patience_ms - 500))
         level = config.get("compression.level")
         encoder = Encoder(
-            kernel,
+            self._kernel,
             str(config.get("compression.type", "none")),
             None if level in (None, "-1", -1) else int(str(level)),
+            transactional=isinstance(owner, TransactionRequests),
         )
         self._batch_bytes = int(config.get("batch.size", 1_000_000))
         self._counts = PartitionCounts(self._partition_count)
-        self._state = State.NEW
-        self._has_offsets = False
-        self._transaction = TransactionRequests(self._cluster, self.transactional_id, self._timeout_ms)
+        # the leader answers before the connection gives up
+        patience_ms = int(config.get("socket.timeout.ms", 10_000))
+        acks_ms = min(int(config.get("request.timeout.ms", 30_000)), max(100, patience_ms - 500))
+        acks = -1 if str(config.get("acks", "all")) == "all" else int(config["acks"])
+        self._new_queue = partial(RecordQueue, cluster, self._kernel, owner, self._counts, acks, acks_ms)
         self._queue = self._new_queue()
         self._new_collection = partial(
-            CollectedRows, kernel, encoder, int(config.get("message.max.bytes", 1_000_000))
+            CollectedRows,
+            self._kernel,
+            encoder,
+            int(config.get("message.max.bytes", 1_000_000)),
+            str(config.get("partitioner", DEFAULT_PARTITIONER)),
         )
         self._collected = self._new_collection()
         self._partitions_of: dict[str, int] = {}
@@ -120,55 +121,15 @@ class WireProducer:
 
     @property
     def queued(self) -> int:
-        """Number of records since `begin` that no broker has acknowledged yet."""
+        """Number of records that no broker has acknowledged yet."""
         return self._collected.records + self._queue.records
 
     @property
     def complaint(self) -> str:
-        """What went wrong last, in this transaction; "" if nothing did."""
+        """What went wrong last since the producer began to count; "" if nothing did."""
         return self._cluster.complaint
 
-    # -- transactions ----------------------------------------------------------------------------
-
-    def init(self, deadline: Deadline) -> None:
-        """Fences older owners of the transactional id, and ends their transaction (InitProducerId).
-
-        Raises:
-            UnavailableError: if no broker or coordinator answered before ``deadline``.
-            AuthorizationError: if the ACL on the transactional id is missing.
-            InvalidOptionError: if the broker refuses ``transaction.timeout.ms``.
-        """
-        self._transaction.init(-1, -1, deadline)
-        self._move(State.READY)
-
-    def is_clean(self) -> bool:
-        """Returns whether this producer may run another transaction: its last commit was answered."""
-        return self._state is State.READY
-
-    def begin(self) -> None:
-        """Begins a transaction, with an epoch that no transaction has used.
-
-        Raises:
-            FencedError: if another producer took over.
-            RetriableError: if no coordinator answered for some seconds.
-            KafkaEosError: if the coordinator refuses.
-        """
-        deadline = Deadline.after_seconds(_BEGIN_SECONDS)
-        self.enqueued = 0
-        self._collected = self._new_collection()
-        self._partitions_of = {}
-        self._asked_ids = None
-        self._queue = self._new_queue()
-        self._has_offsets = False
-        self._cluster.complaint = ""
-        self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
-        try:
-            self._transaction.begin(deadline)
-        except (UnavailableError, AuthorizationError) as error:
-            if not deadline.expired:
-                raise
-            raise RetriableError(error.message) from error
-        self._move(State.OPEN)
+    # -- records ---------------------------------------------------------------------------------
 
     def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline, partitions: int = 0) -> None:
         """Enqueues every row of a staged batch, in order.
@@ -184,7 +145,7 @@ class WireProducer:
 
         Raises:
             InvalidRecordError: if a record is larger than ``message.max.bytes``.
-            AbortableError: if the transaction has failed.
+            KafkaEosError: if an earlier record failed; the class depends on the reason.
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
         if partitions and topic is not None:
@@ -196,30 +157,6 @@ class WireProducer:
             with self._failing():
                 self._encode(deadline)
                 self._queue.send(deadline, until_bytes=_QUEUE_BYTES)
-
-    def send_sealed(self, batches: Iterable[tuple[int, memoryview]], topic: str, deadline: Deadline) -> None:
-        """Enqueues record batches that tasks have encoded, after all rows of their partitions.
-
-        Args:
-            batches: sealed batches, in order, each with its partition. Their memory must not change before
-                `flush` returns.
-            topic: their topic.
-            deadline: for room in the queue.
-
-        Raises:
-            AbortableError: if the transaction has failed.
-        """
-        batches = list(batches)
-        with self._failing():
-            conflicts = self._collected.conflicts(topic, {partition for partition, _ in batches})
-            if conflicts is None:
-                self._encode(deadline)
-            elif conflicts:
-                self._encode_topic(topic, deadline, conflicts)
-            before = self._queue.records
-            self._queue.add(topic, batches, is_final=True)
-            self.enqueued += self._queue.records - before
-            self._queue.send(deadline, until_bytes=_QUEUE_BYTES)
 
     def flush(self, deadline: Deadline) -> None:
         """Waits until the brokers have acknowledged every record.
@@ -233,67 +170,41 @@ class WireProducer:
             self._encode(deadline)
             self._queue.send(deadline, until_bytes=0)
             if self._queue.acknowledged != self.enqueued:
-                raise AbortableError(
+                raise AbortableError(  # a bug of this client
                     f"brokers acknowledged {self._queue.acknowledged} of {self.enqueued} records"
                 )
 
-    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
-        """Adds the group's offsets to the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
+    def _encode(self, deadline: Deadline) -> None:
+        """Encodes the collected rows, and enqueues their batches."""
+        for topic in self._collected:
+            self._encode_topic(topic, deadline)
 
-        Raises:
-            AbortableError, UnavailableError: if the request failed; see `failure.classify`.
-        """
-        with self._failing():
-            self._has_offsets = True
-            self._transaction.confirm_version(deadline)
-            if self._transaction.version < 2:
-                self._transaction.add_offsets(group_id, deadline)
-            ask, send = self._cluster.topic_property, self._transaction.commit_offsets
-            send_in_parts(ask, offsets, group_id, deadline, send)
+    def _encode_topic(self, topic: str, deadline: Deadline, only: set[int] | None = None) -> None:
+        self._identify(deadline)
+        if self._counts.last(topic) is None:
+            self._counts.check({topic: -1}, deadline)
+        count = self._partitions_of.get(topic) or self._counts.last(topic) or 1
+        limit = self._queue.batch_bytes(topic, self._batch_bytes)
+        self._queue.add(topic, self._collected.take(topic, count, limit, only).encoded())
 
-    def commit(self, deadline: Deadline) -> None:
-        """Commits the transaction.
+    def _identify(self, deadline: Deadline) -> None:
+        """Takes a producer id, if the producer has none."""
 
-        Raises:
-            OutcomeUnknownError: after *any* error, because the transaction may be committed nevertheless.
-                Close this producer, `init` another one, and read the commit token.
-        """
-        if self._state is not State.OPEN or self.queued:
-            raise AssertionError(f"{self._state}, and {self.queued} records were not acknowledged")
-        if not self.enqueued and not self._has_offsets:
-            # brokers know nothing of this transaction, and would refuse its end
-            self._move(State.UNKNOWN)
-            self._move(State.READY)
-            return
-        with self._failing():
-            self._transaction.confirm_version(deadline)
-        self._move(State.UNKNOWN)  # whatever happens now, only the answer to EndTxn changes that
-        try:
-            self._transaction.end(True, deadline)
-        except KafkaEosError as error:
-            raise OutcomeUnknownError(f"the commit was sent, but not confirmed: {error}") from error
-        self._move(State.READY)
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Encloses what makes the records, or the transaction, fail if it raises an error."""
+        yield
 
-    def abort(self, deadline: Deadline) -> None:
-        """Tries to abort the transaction. If that fails, `init` of the next producer ends it."""
-        if self._state in (State.OPEN, State.FAILED):
-            if self._transaction.version < 2 and (self._queue.in_flight or self._queue.bytes):
-                # a record that arrives after the end could join the next transaction: the next owner's epoch
-                # ends this one instead
-                self._move(State.UNKNOWN)
-                return
-            soon = Deadline.after_seconds(deadline.remaining_seconds(_ABORT_SECONDS))
-            self._move(State.UNKNOWN)
-            try:
-                if self._transaction.version >= 2:
-                    self._transaction.confirm_version(soon)  # else the next owner ends it
-                self._transaction.end(False, soon)
-            except KafkaEosError as error:
-                _log.info("cannot abort the transaction of %s: %s", self.transactional_id, error)
+    def _begin_count(self) -> None:
+        self.enqueued = 0
+        self._collected = self._new_collection()
+        self._partitions_of = {}
+        self._asked_ids = None
+        self._cluster.complaint = ""
+        self._cluster.network.wait(0)  # notices connections that brokers closed because they were idle
 
     def close(self) -> None:
-        """Closes all connections, and leaves an open transaction open."""
-        self._state = State.CLOSED
+        """Closes all connections. Drops unsent records, and leaves an open transaction open."""
         self._cluster.close()
 
     # -- facts about the cluster -----------------------------------------------------------------
@@ -387,21 +298,168 @@ class WireProducer:
 
         return self._cluster.retried(doing, deadline, ask)
 
-    # -- records ---------------------------------------------------------------------------------
 
-    def _encode(self, deadline: Deadline) -> None:
-        """Encodes the collected rows, and enqueues their batches."""
-        for topic in self._collected:
-            self._encode_topic(topic, deadline)
+class RecordProducer(_Sender):
+    """A producer without transactions. Brokers recognise a batch that it sends again.
 
-    def _encode_topic(self, topic: str, deadline: Deadline, only: set[int] | None = None) -> None:
-        if self._counts.last(topic) is None:
-            self._counts.check({topic: -1}, deadline)
-        count = self._partitions_of.get(topic) or self._counts.last(topic) or 1
-        limit = self._queue.batch_bytes(topic, self._batch_bytes)
-        self._queue.add(topic, self._collected.take(topic, count, limit, only))
+    After any error, call only `close`.
 
-    # -- state -----------------------------------------------------------------------------------
+    Args:
+        config: librdkafka properties. Without ``enable.idempotence``, a batch whose acknowledgement was lost
+            is written twice.
+        name: of the producer, for log lines.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        cluster = Cluster(config)
+        is_idempotent = str(config.get("enable.idempotence", "true")) == "true"
+        self._id = ProducerId(cluster, is_wanted=is_idempotent)
+        super().__init__(config, name, cluster, self._id)
+
+    def begin_count(self) -> None:
+        """Counts `enqueued` from 0 again. Call it only if no record waits for an acknowledgement."""
+        self._begin_count()
+        self._queue.begin()
+
+    def _identify(self, deadline: Deadline) -> None:
+        if self._id.is_wanted and self._id.producer_id < 0:
+            self._id.init(deadline)
+
+
+class WireProducer(_Sender):
+    """The `commit.interfaces.Producer` that speaks Kafka's protocol itself. Not thread-safe.
+
+    After any error, call only `abort` and `close`.
+
+    Args:
+        config: librdkafka properties, including ``transactional.id``.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.transactional_id = str(config["transactional.id"])
+        cluster = Cluster(config)
+        timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
+        self._transaction = TransactionRequests(cluster, self.transactional_id, timeout_ms)
+        super().__init__(config, self.transactional_id, cluster, self._transaction)
+        self._state = State.NEW
+        self._has_offsets = False
+
+    def init(self, deadline: Deadline) -> None:
+        """Fences older owners of the transactional id, and ends their transaction (InitProducerId).
+
+        Raises:
+            UnavailableError: if no broker or coordinator answered before ``deadline``.
+            AuthorizationError: if the ACL on the transactional id is missing.
+            InvalidOptionError: if the broker refuses ``transaction.timeout.ms``.
+        """
+        self._transaction.init(-1, -1, deadline)
+        self._move(State.READY)
+
+    def is_clean(self) -> bool:
+        """Returns whether this producer may run another transaction: its last commit was answered."""
+        return self._state is State.READY
+
+    def begin(self) -> None:
+        """Begins a transaction, with an epoch that no transaction has used.
+
+        Raises:
+            FencedError: if another producer took over.
+            RetriableError: if no coordinator answered for some seconds.
+            KafkaEosError: if the coordinator refuses.
+        """
+        deadline = Deadline.after_seconds(_BEGIN_SECONDS)
+        self._begin_count()
+        self._queue = self._new_queue()
+        self._has_offsets = False
+        try:
+            self._transaction.begin(deadline)
+        except (UnavailableError, AuthorizationError) as error:
+            if not deadline.expired:
+                raise
+            raise RetriableError(error.message) from error
+        self._move(State.OPEN)
+
+    def send_sealed(self, batches: Iterable[tuple[int, memoryview]], topic: str, deadline: Deadline) -> None:
+        """Enqueues record batches that tasks have encoded, after all rows of their partitions.
+
+        Args:
+            batches: sealed batches, in order, each with its partition. Their memory must not change before
+                `flush` returns.
+            topic: their topic.
+            deadline: for room in the queue.
+
+        Raises:
+            AbortableError: if the transaction has failed.
+        """
+        encoded = [(partition, EncodedBatch(sealed)) for partition, sealed in batches]
+        with self._failing():
+            conflicts = self._collected.conflicts(topic, {partition for partition, _ in encoded})
+            if conflicts is None:
+                self._encode(deadline)
+            elif conflicts:
+                self._encode_topic(topic, deadline, conflicts)
+            before = self._queue.records
+            self._queue.add(topic, encoded)
+            self.enqueued += self._queue.records - before
+            self._queue.send(deadline, until_bytes=_QUEUE_BYTES)
+
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        """Adds the group's offsets to the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
+
+        Raises:
+            AbortableError, UnavailableError: if the request failed; see `failure.classify`.
+        """
+        with self._failing():
+            self._has_offsets = True
+            self._transaction.confirm_version(deadline)
+            if self._transaction.version < 2:
+                self._transaction.add_offsets(group_id, deadline)
+            ask, send = self._cluster.topic_property, self._transaction.commit_offsets
+            send_in_parts(ask, offsets, group_id, deadline, send)
+
+    def commit(self, deadline: Deadline) -> None:
+        """Commits the transaction.
+
+        Raises:
+            OutcomeUnknownError: after *any* error, because the transaction may be committed nevertheless.
+                Close this producer, `init` another one, and read the commit token.
+        """
+        if self._state is not State.OPEN or self.queued:
+            raise AssertionError(f"{self._state}, and {self.queued} records were not acknowledged")
+        if not self.enqueued and not self._has_offsets:
+            # brokers know nothing of this transaction, and would refuse its end
+            self._move(State.UNKNOWN)
+            self._move(State.READY)
+            return
+        with self._failing():
+            self._transaction.confirm_version(deadline)
+        self._move(State.UNKNOWN)  # whatever happens now, only the answer to EndTxn changes that
+        try:
+            self._transaction.end(True, deadline)
+        except KafkaEosError as error:
+            raise OutcomeUnknownError(f"the commit was sent, but not confirmed: {error}") from error
+        self._move(State.READY)
+
+    def abort(self, deadline: Deadline) -> None:
+        """Tries to abort the transaction. If that fails, `init` of the next producer ends it."""
+        if self._state in (State.OPEN, State.FAILED):
+            if self._transaction.version < 2 and (self._queue.in_flight or self._queue.bytes):
+                # a record that arrives after the end could join the next transaction: the next owner's epoch
+                # ends this one instead
+                self._move(State.UNKNOWN)
+                return
+            soon = Deadline.after_seconds(deadline.remaining_seconds(_ABORT_SECONDS))
+            self._move(State.UNKNOWN)
+            try:
+                if self._transaction.version >= 2:
+                    self._transaction.confirm_version(soon)  # else the next owner ends it
+                self._transaction.end(False, soon)
+            except KafkaEosError as error:
+                _log.info("cannot abort the transaction of %s: %s", self.transactional_id, error)
+
+    def close(self) -> None:
+        self._state = State.CLOSED
+        super().close()
 
     def _move(self, to: State) -> None:
         if to not in _MOVES[self._state]:
@@ -418,10 +476,28 @@ class WireProducer:
                 self._move(State.FAILED)
             raise
 
-    def _new_queue(self) -> RecordQueue:
-        return RecordQueue(self._cluster, self._kernel, self._transaction, self._counts, self._acks_ms)
+
+def by_topic(
+    columns: Mapping[str, pa.Array], topic: str | None
+) -> Iterable[tuple[str, Mapping[str, pa.Array]]]:
+    """Returns the rows of each topic, in order. Copies nothing if there is only one topic."""
+    if topic is not None:
+        yield topic, columns
+        return
+    encoded = columns["topic"].dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        yield names[0], columns
+        return
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    for code, name in enumerate(names):
+        rows = pa.array(np.flatnonzero(codes == code))
+        yield name, {column: array.take(rows) for column, array in columns.items()}
 
 
-def _base64(topic_id: uuid.UUID) -> str:
-    """Returns a topic id as librdkafka prints it, so that ids of both clients compare: without padding."""
-    return base64.b64encode(topic_id.bytes).decode().rstrip("=")
+def _base64(topic_id: uuid.UUID | None) -> str:
+    """Returns a topic id as librdkafka prints it, so that ids of both clients compare: without padding.
+
+    Brokers that do not know ids (before Metadata, version 10) have the id 0 for each topic.
+    """
+    return base64.b64encode((topic_id or uuid.UUID(int=0)).bytes).decode().rstrip("=")

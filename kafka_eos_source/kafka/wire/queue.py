@@ -1,11 +1,11 @@
-"""The record batches of a transaction that no broker has acknowledged yet, by partition and in order."""
+"""The record batches of a producer that no broker has acknowledged yet, by partition and in order."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
 from kafka.protocol.producer import ProduceRequest
@@ -14,14 +14,20 @@ from kafka_eos_source.errors import AbortableError, InvalidRecordError, KafkaEos
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Stamp, next_sequence, stamped
+from kafka_eos_source.kafka.wire.batches import EncodedBatch, next_sequence
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import MOST_IN_FLIGHT, Connection
 from kafka_eos_source.kafka.wire.messages import produce_body
-from kafka_eos_source.kafka.wire.transaction import OUT_OF_ORDER, TransactionRequests
+from kafka_eos_source.kafka.wire.transaction import (
+    FORGOTTEN,
+    ProducerId,
+    TransactionRequests,
+)
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
+
+Owner: TypeAlias = TransactionRequests | ProducerId
 
 #: Largest Produce request.
 _REQUEST_BYTES = 1 << 20
@@ -39,25 +45,32 @@ _smaller_batches: dict[tuple[str, str], int] = {}
 
 @dataclass
 class _Partition:
-    """What one transaction writes to one partition.
+    """What a producer writes to one partition.
 
     Attributes:
+        producer_id, epoch: of the producer in this partition.
         waiting: batches without an acknowledgement, in order.
         sent: how many of them are in flight.
-        most: how many may be in flight. It is 1 until the broker has acknowledged a batch after `begin` or an
-            error: a leader that knows nothing of this producer accepts any sequence number, so it might take
-            the second batch although it refused the first.
+        most: how many may be in flight. It is 1 until the broker has acknowledged a batch after
+            `RecordQueue.begin` or an error: a leader that knows nothing of this producer accepts any
+            sequence number, so it might take the second batch although it refused the first.
         sequence: of the next record.
         end: offset after the last acknowledged record.
         is_ready: whether the partition is in `RecordQueue._ready`.
+        is_forgotten: whether the broker has lost what it knew of the producer.
+        is_too_large: whether the topic does not accept the first of ``waiting``.
     """
 
+    producer_id: int
+    epoch: int
     waiting: deque[EncodedBatch] = field(default_factory=deque)
     sent: int = 0
     most: int = 1
     sequence: int = 0
     end: int = 0
     is_ready: bool = False
+    is_forgotten: bool = False
+    is_too_large: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -66,7 +79,7 @@ class _Partition:
 
 
 class RecordQueue:
-    """Stamps the record batches of one transaction, and sends them to the leaders of their partitions.
+    """Stamps the record batches of a producer, and sends them to the leaders of their partitions.
 
     After an error the queue drains: it waits for the answers to all requests in flight, asks for leaders
     again, and sends everything that was not acknowledged again, in order.
@@ -74,13 +87,14 @@ class RecordQueue:
     Args:
         cluster: the brokers.
         kernel: the C kernel.
-        transaction: whose producer id and epoch the batches get.
+        owner: whose producer id and epoch the batches get.
         counts: partition counts of topics.
-        acks_ms: how long a leader waits for the in-sync replicas.
+        acks: -1 = a leader waits for the in-sync replicas; 1 = it does not.
+        acks_ms: how long it waits for them.
 
     Attributes:
         records: number of records without an acknowledgement.
-        acknowledged: number of records that brokers have acknowledged.
+        acknowledged: number of records that brokers have acknowledged since `begin`.
         bytes: size of their batches.
         in_flight: number of Produce requests without an answer.
     """
@@ -89,16 +103,19 @@ class RecordQueue:
         self,
         cluster: Cluster,
         kernel: Kernel,
-        transaction: TransactionRequests,
+        owner: Owner,
         counts: PartitionCounts,
+        acks: int,
         acks_ms: int,
     ) -> None:
         self.records = self.acknowledged = self.bytes = self.in_flight = 0
         self._cluster = cluster
         self._kernel = kernel
-        self._transaction = transaction
+        self._owner = owner
         self._counts = counts
-        self._acks_ms = acks_ms
+        self._acks, self._acks_ms = acks, acks_ms
+        #: a broker that does not recognise a batch must not get the next one before it has accepted this one
+        self._most = MOST_IN_FLIGHT if isinstance(owner, TransactionRequests) or owner.is_wanted else 1
         self._partitions: dict[TopicPartition, _Partition] = {}
         #: the partitions that are due, by leader; None = they have none. Those that were served go to the
         #: end, so that none waits for the others for long.
@@ -106,35 +123,43 @@ class RecordQueue:
         self._leaders_as_of = cluster.leaders.as_of
         #: partitions of which the coordinator does not know that the transaction writes there
         self._not_enlisted: list[TopicPartition] = []
-        self._limits: dict[str, int] = {}
         self._must_drain = False
         self._failure: KafkaEosError | None = None
 
-    def add(self, topic: str, batches: Iterable[tuple[int, memoryview]], *, is_final: bool = False) -> None:
+    def begin(self) -> None:
+        """Counts from 0 again. Call it only while no batch waits."""
+        self.acknowledged = 0
+        for state in self._partitions.values():
+            state.most = 1
+
+    def add(self, topic: str, batches: Iterable[tuple[int, EncodedBatch]]) -> None:
         """Stamps batches with producer id, epoch and sequence, and enqueues them.
 
-        Call it only while a transaction is open.
+        Call it only while a transaction is open, if there are transactions.
 
         Args:
             topic: the topic.
-            batches: its next sealed batches, in order, each with its partition. Their memory must not change
-                until they are acknowledged.
-            is_final: whether the next try has the same batches, because a task has encoded them.
+            batches: its next batches, in order, each with its partition. Their memory must not change until
+                they are acknowledged.
         """
-        owner = self._transaction
-        for number, sealed in batches:
+        for number, batch in batches:
             tp = TopicPartition(topic, number)
-            partition = self._partitions.get(tp)
-            if partition is None:
-                partition = self._partitions[tp] = _Partition()
+            state = self._partitions.get(tp)
+            if state is None:
+                owner = self._owner
+                state = self._partitions[tp] = _Partition(owner.producer_id, owner.epoch)
                 self._not_enlisted.append(tp)
-            batch = stamped(self._kernel, sealed, Stamp(owner.producer_id, owner.epoch, partition.sequence))
-            batch.is_final = is_final
-            partition.sequence = next_sequence(partition.sequence, batch.records)
-            partition.waiting.append(batch)
-            self._make_ready(tp, partition)
+            self._stamp(batch, state)
+            state.waiting.append(batch)
+            self._make_ready(tp, state)
             self.records += batch.records
             self.bytes += batch.size_bytes
+
+    def _stamp(self, batch: EncodedBatch, state: _Partition) -> None:
+        """Gives a batch the partition's next sequence number."""
+        sequence = state.sequence if state.producer_id >= 0 else -1
+        batch.stamp(self._kernel, state.producer_id, state.epoch, sequence)
+        state.sequence = next_sequence(state.sequence, batch.records)
 
     def end_of(self, tp: TopicPartition) -> int:
         """Returns the offset after the last acknowledged record of this transaction; 0 if there is none."""
@@ -143,8 +168,7 @@ class RecordQueue:
 
     def batch_bytes(self, topic: str, wanted: int) -> int:
         """Returns the largest batch that a topic accepts, as far as it is known; at most ``wanted``."""
-        self._limits[topic] = min(wanted, _smaller_batches.get((self._cluster.bootstrap, topic), wanted))
-        return self._limits[topic]
+        return min(wanted, _smaller_batches.get((self._cluster.bootstrap, topic), wanted))
 
     def raise_if_failed(self) -> None:
         """Raises the error with which a batch failed, if one did."""
@@ -204,10 +228,40 @@ class RecordQueue:
         except TemporaryError as error:
             self._cluster.complain(error)
             return
-        self._must_drain = False
-        for state in self._partitions.values():
+        for tp, state in self._partitions.items():
             state.sent, state.most = 0, 1
+            if state.is_too_large:
+                self._make_smaller(tp, state)
+            if state.is_forgotten:
+                self._begin_again(state, deadline)
+        self._must_drain = False
         self._look_for_ready()
+
+    def _make_smaller(self, tp: TopicPartition, state: _Partition) -> None:
+        """Encodes the first batch of a partition again, as smaller ones with the same sequence numbers."""
+        large = state.waiting.popleft()
+        assert large.again is not None, "such a batch of a task fails"
+        smaller = large.again()
+        # the limit applies to records before compression, and the broker's to those after it
+        key = self._cluster.bootstrap, tp.topic
+        _smaller_batches[key] = min(smaller.limit_bytes, _smaller_batches.get(key, smaller.limit_bytes))
+        batches = [batch for _, batch in smaller.encoded()]
+        after, state.sequence = state.sequence, large.sequence
+        for batch in batches:
+            self._stamp(batch, state)
+        state.sequence = after
+        state.waiting.extendleft(reversed(batches))
+        self.bytes += sum(batch.size_bytes for batch in batches) - large.size_bytes
+        state.is_too_large = False
+
+    def _begin_again(self, state: _Partition, deadline: Deadline) -> None:
+        """Gives the batches of a partition the next epoch, in which sequence numbers begin at 0."""
+        assert isinstance(self._owner, ProducerId), "a transaction fails"
+        state.producer_id, state.epoch = self._owner.after(state.producer_id, state.epoch, deadline)
+        state.sequence = 0
+        for batch in state.waiting:
+            self._stamp(batch, state)
+        state.is_forgotten = False
 
     def _look_for_ready(self) -> None:
         """Finds out which partitions are due, and who leads them."""
@@ -232,7 +286,8 @@ class RecordQueue:
             return
         try:
             if self._not_enlisted:
-                self._enlist(deadline)
+                self._owner.enlist(self._not_enlisted, deadline)
+                self._not_enlisted.clear()
             for node, ready in list(self._ready.items()):
                 if self._must_drain:  # an answer that arrived meanwhile was an error
                     return
@@ -243,14 +298,6 @@ class RecordQueue:
         except TemporaryError as error:
             self._cluster.complain(error)
             self._must_drain = True
-
-    def _enlist(self, deadline: Deadline) -> None:
-        """Tells the coordinator about new partitions; since version 2, their leaders do that."""
-        if self._transaction.version < 2:
-            self._transaction.add_partitions(self._not_enlisted, deadline)
-        else:
-            self._transaction.confirm_version(deadline)
-        self._not_enlisted.clear()
 
     def _send_one(self, connection: Connection, ready: deque[TopicPartition]) -> bool:
         """Sends one request with at most one batch for each partition; returns whether there was any."""
@@ -275,9 +322,9 @@ class RecordQueue:
             self._make_ready(tp, self._partitions[tp])
         if not sent:
             return False
-        version = connection.version(ProduceRequest, 12 if self._transaction.version >= 2 else 11, 9)
-        body = produce_body(self._transaction.transactional_id, self._acks_ms, topics)
-        request = ProduceRequest(acks=-1, version=version)
+        version = connection.version(ProduceRequest, *((12, 12) if self._owner.version >= 2 else (11, 9)))
+        body = produce_body(self._owner.transactional_id, self._acks, self._acks_ms, topics)
+        request = ProduceRequest(acks=self._acks, version=version)
         self.in_flight += 1
         connection.send(request, lambda answer, error: self._on_produced(sent, answer, error), body)
         return True
@@ -319,7 +366,7 @@ class RecordQueue:
                 state.end = max(state.end, offset + batch.records)
             state.waiting.popleft()
             state.sent -= 1
-            state.most = MOST_IN_FLIGHT
+            state.most = self._most
             self._make_ready(tp, state)
             self.acknowledged += batch.records
             self.records -= batch.records
@@ -328,9 +375,14 @@ class RecordQueue:
         failure = KafkaError(code, text) if text else KafkaError(code)
         self._cluster.complain(f"{tp}: {failure.str()}")
         is_first = bool(state.waiting) and state.waiting[0] is batch
-        if code == OUT_OF_ORDER and not is_first:
+        if code in FORGOTTEN and not is_first:
             self._must_drain = True  # an earlier batch failed
-        elif code in _TOO_LARGE and batch.is_final:
+        elif code in FORGOTTEN and isinstance(self._owner, ProducerId) and self._owner.is_wanted:
+            state.is_forgotten = self._must_drain = True
+        elif code in _TOO_LARGE and batch.records > 1 and batch.again is not None:
+            state.is_too_large = is_first
+            self._must_drain = True
+        elif code in _TOO_LARGE and batch.again is None:
             self._fail(
                 RestartQueryError(
                     f"topic {tp.topic!r} does not accept a record batch of {batch.size_bytes:,} bytes "
@@ -339,24 +391,12 @@ class RecordQueue:
                     fix="restart the query a minute later; its tasks then encode smaller batches.",
                 )
             )
-        elif code in _TOO_LARGE and batch.records > 1:
-            key = self._cluster.bootstrap, tp.topic
-            # the limit applies to records before compression, and the broker's to those after it
-            _smaller_batches[key] = max(1, self._limits.get(tp.topic, batch.size_bytes) // 2)
-            self._fail(
-                AbortableError(
-                    f"topic {tp.topic!r} does not accept a batch of {batch.size_bytes:,} bytes; the next try "
-                    "sends batches of half that size"
-                )
-            )
         elif is_transient(failure) or code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._must_drain = True
         else:
-            self._fail(
-                self._transaction.explained(
-                    failure, f"writing records to {tp} under {self._transaction.transactional_id!r}"
-                )
-            )
+            name = self._owner.transactional_id
+            under = "" if name is None else f" under transactional id {name!r}"
+            self._fail(self._owner.explained(failure, f"writing records to {tp}{under}"))
 
     def _fail(self, error: KafkaEosError) -> None:
         self._failure = self._failure or error

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ctypes import Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,28 @@ import pyarrow as pa
 
 from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.librdkafka import extras
+
+#: librdkafka's partitioners, by their numbers in kernel.c. The default places keys as Java's producers do.
+PARTITIONERS = {
+    name: number
+    for number, name in enumerate(
+        ("random", "consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")
+    )
+}
+DEFAULT_PARTITIONER = "murmur2_random"
 
 #: Rows without a key go to the same partition in stripes of at least this length.
 _STRIPE_ROWS = 500
 _UNASSIGNED = -1
 #: Most bytes of a record's attributes, deltas and lengths, and of the lengths of one header.
 _FIELDS_BYTES, _HEADER_FIELDS_BYTES = 40, 10
+
+#: ``header_t`` of kernel.c. A value at address 0 is null.
+_HEADER = np.dtype([("name", "u8"), ("name_bytes", "i8"), ("value", "u8"), ("value_bytes", "i8")])
+
+# An empty value that is not null needs a non-NULL address, which is never read.
+_EMPTY = ctypes.create_string_buffer(1)
+_EMPTY_ADDRESS = ctypes.addressof(_EMPTY)
 
 
 class _Values(Structure):
@@ -65,7 +81,7 @@ class Rows:
         given = columns.get("partition")
         if given is not None and given.null_count < self.count:
             self.partitions[:] = given.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
-        self._extras = extras(columns.get("timestamp"), columns.get("headers"))
+        self._extras = _extras(columns.get("timestamp"), columns.get("headers"))
         times, starts, counts, headers = self._extras
         self._described = _Rows(
             _values(columns.get("key")),
@@ -102,7 +118,9 @@ class Rows:
         np.cumsum(headers["name_bytes"] + headers["value_bytes"] + more, out=ends[1:])
         return np.asarray(ends[starts + counts] - ends[starts], np.int64)
 
-    def grouped(self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int) -> Groups:
+    def grouped(
+        self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int, partitioner: str
+    ) -> Groups:
         """Chooses the partition of every row that has none, and returns all rows by partition.
 
         Args:
@@ -110,6 +128,7 @@ class Rows:
             topic: the topic, for the error.
             partition_count: of the topic.
             largest_bytes: largest record, without compression.
+            partitioner: one of `PARTITIONERS`.
 
         Raises:
             InvalidRecordError: if a record is larger.
@@ -117,22 +136,32 @@ class Rows:
         largest = int(self.sizes.max(initial=0))
         if largest > largest_bytes:
             raise record_too_large(largest, topic)
-        self.place(kernel, partition_count, random.randrange(partition_count), _STRIPE_ROWS)
+        first = random.randrange(partition_count)
+        self.place(kernel, partition_count, first, _STRIPE_ROWS, partitioner)
         return self.by_partition()
 
-    def place(self, kernel: Kernel, partition_count: int, first_without_key: int, stripe: int) -> None:
+    def place(
+        self,
+        kernel: Kernel,
+        partition_count: int,
+        first_without_key: int,
+        stripe: int,
+        partitioner: str = DEFAULT_PARTITIONER,
+    ) -> None:
         """Chooses the partition of every row that has none.
 
-        Rows with a key go where Java's producers send them (murmur2). Rows without a key go to all partitions
-        in turn, ``stripe`` of them at a time, so that each partition gets large batches.
+        Rows whose key decides go where librdkafka's partitioner of that name sends them. The others go to all
+        partitions in turn, ``stripe`` of them at a time, so that each partition gets large batches.
 
         Args:
             kernel: the C kernel.
             partition_count: of the topic.
             first_without_key: partition of the first row without a key.
             stripe: number of rows.
+            partitioner: one of `PARTITIONERS`.
         """
-        kernel.place_rows(self.address, self.count, self.partitions.ctypes.data, partition_count)
+        number = PARTITIONERS[partitioner]
+        kernel.place_rows(self.address, self.count, self.partitions.ctypes.data, partition_count, number)
         rest = np.flatnonzero(self.partitions < 0)
         if len(rest):
             turns = np.arange(len(rest)) // max(stripe, -(-len(rest) // partition_count))
@@ -216,3 +245,59 @@ def _values(array: pa.Array | None) -> _Values:
         None if data is None else data.address,
         array.offset,
     )
+
+
+class _Extras(NamedTuple):
+    """The timestamps and headers of rows, as kernel.c reads them.
+
+    Attributes:
+        timestamps_ms: ms since the epoch; 0 = the time of sending. None = all 0.
+        header_starts: index of each row's first header in ``headers``. None = no row has headers.
+        header_counts: number of headers of each row.
+        headers: see `_HEADER`.
+    """
+
+    timestamps_ms: npt.NDArray[np.int64] | None
+    header_starts: npt.NDArray[np.int64] | None
+    header_counts: npt.NDArray[np.int64] | None
+    headers: npt.NDArray[np.void] | None
+
+
+def _extras(timestamp: pa.Array | None, headers: pa.Array | None) -> _Extras:
+    """Returns the timestamps and headers of rows. The arrays must outlive the result.
+
+    Args:
+        timestamp: int64 array, ms since the epoch; null = the time of sending.
+        headers: array of lists as in `schema.HEADERS_ARROW`; null = no headers.
+    """
+    times = None
+    if timestamp is not None and timestamp.null_count < len(timestamp):
+        times = np.ascontiguousarray(timestamp.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+    if headers is None or headers.null_count == len(headers):
+        return _Extras(times, None, None, None)
+    offsets = headers.offsets.to_numpy().astype(np.int64)
+    counts = np.diff(offsets)
+    counts[np.asarray(headers.is_null())] = 0
+    first = int(offsets[0])
+    entries = headers.values.slice(first, int(offsets[-1]) - first)
+    found = np.zeros(len(entries), _HEADER)
+    found["name"], found["name_bytes"] = _addresses(entries.field("key"))
+    found["value"], found["value_bytes"] = _addresses(entries.field("value"))
+    return _Extras(times, offsets[:-1] - first, counts, found)
+
+
+def _addresses(array: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Returns the address and length of each value of a binary array; null has the address 0."""
+    rows = len(array)
+    _, offsets_buffer, data = array.buffers()
+    if rows == 0 or offsets_buffer is None:
+        return np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
+    offsets = np.frombuffer(offsets_buffer, np.int32, rows + 1, array.offset * 4).astype(np.uint64)
+    base = np.uint64(data.address if data is not None and data.address else _EMPTY_ADDRESS)
+    addresses = offsets[:-1] + base
+    lengths = offsets[1:] - offsets[:-1]
+    if array.null_count:
+        null = np.asarray(array.is_null())
+        addresses[null] = 0
+        lengths[null] = 0
+    return addresses, lengths

@@ -1,4 +1,4 @@
-"""The requests of a transaction to its coordinators, and the epoch that each transaction has for itself."""
+"""What identifies a producer to brokers: a transactional id with its coordinators, or a producer id alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError
+from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError, RetriableError
 from kafka_eos_source.kafka.failure import FENCED_FIX, classify, kafka_error
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
@@ -31,6 +31,12 @@ _PRESENT_SECONDS = 0.1
 
 #: The broker expects another sequence number.
 OUT_OF_ORDER = 45
+#: The broker lost what it knew of the producer.
+FORGOTTEN = frozenset({OUT_OF_ORDER, KafkaError.UNKNOWN_PRODUCER_ID})
+#: The last epoch of a producer id.
+_LAST_EPOCH = 32_767
+#: A producer without transactions has no transaction that could time out.
+_NO_TIMEOUT_MS = 2**31 - 1
 
 #: Errors that mean that another producer has this transactional id now.
 _FENCED = frozenset({KafkaError.INVALID_PRODUCER_EPOCH, 90, KafkaError.INVALID_PRODUCER_ID_MAPPING})
@@ -41,7 +47,11 @@ _BUSY = frozenset({KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.COORDINATOR_LO
 #: Errors that end this transaction, and nothing else.
 _ABORTABLE = frozenset(
     {
+        _NOT_ATTEMPTED,  # without an error of another partition
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.UNKNOWN,
+        KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.INVALID_MSG,
         OUT_OF_ORDER,
         KafkaError.INVALID_TXN_STATE,
@@ -254,7 +264,8 @@ class TransactionRequests:
             topics.setdefault(each.tp.topic, []).append(each)
 
         def ask(connection: Connection) -> None:
-            version = connection.version(TxnOffsetCommitRequest, 5 if self.version >= 2 else 3)
+            needed = 5 if self.version >= 2 else 3
+            version = connection.version(TxnOffsetCommitRequest, needed, needed)
             kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
             request = TxnOffsetCommitRequest(
                 transactional_id=self.transactional_id,
@@ -289,6 +300,9 @@ class TransactionRequests:
             for topic in answer.topics or ():
                 for each in topic.partitions or ():
                     tp = TopicPartition(topic.name, each.partition_index)
+                    if each.error_code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        # the coordinator has not heard of a new topic yet
+                        raise TemporaryError(f"{tp} is unknown to {connection.address}")
                     check(each.error_code, f"coordinator {connection.address}, {tp}")
                     accepted.add(tp)
             _check_complete({each.tp for each in offsets}, accepted, connection)
@@ -325,6 +339,13 @@ class TransactionRequests:
             return FencedError(text, fix=FENCED_FIX)
         return AbortableError(text) if code in _ABORTABLE else classify(error, doing)
 
+    def enlist(self, tps: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Tells the coordinator about new partitions; since version 2, their leaders do that."""
+        if self.version < 2:
+            self.add_partitions(tps, deadline)
+        else:
+            self.confirm_version(deadline)
+
     def add_partitions(self, tps: Collection[TopicPartition], deadline: Deadline) -> None:
         """Tells the coordinator to which partitions the transaction writes (``transaction.version`` 1)."""
         topics: dict[str, list[int]] = {}
@@ -360,6 +381,71 @@ class TransactionRequests:
 
         doing = f"adding partitions to the transaction of {self.transactional_id!r}"
         self._transactional(doing, deadline, ask)
+
+
+class ProducerId:
+    """The producer id of a producer without transactions, by which brokers recognise what they have.
+
+    Args:
+        cluster: the brokers.
+        is_wanted: whether to ask for an id. Without one, a batch that is sent again may be written twice.
+
+    Attributes:
+        producer_id: of the producer; -1 = it has none.
+        epoch: the first one of each partition.
+    """
+
+    transactional_id = None
+    version = 0
+
+    def __init__(self, cluster: Cluster, *, is_wanted: bool) -> None:
+        self.producer_id, self.epoch = -1, -1
+        self.is_wanted = is_wanted
+        self._cluster = cluster
+
+    def init(self, deadline: Deadline) -> None:
+        """Takes a producer id that no other producer has (InitProducerId).
+
+        Raises:
+            AuthorizationError: if the principal may not write idempotently.
+            UnavailableError: if no broker answered in time.
+        """
+
+        def ask() -> None:
+            connection = self._cluster.anyone(deadline)
+            request = InitProducerIdRequest(
+                transactional_id=None,
+                transaction_timeout_ms=_NO_TIMEOUT_MS,
+                producer_id=-1,
+                producer_epoch=-1,
+                version=connection.version(InitProducerIdRequest, 5),
+            )
+            answer = self._cluster.ask(connection, request, deadline)
+            check(answer.error_code, f"broker {connection.address}")
+            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+
+        self._cluster.retried("asking for a producer id", deadline, ask)
+
+    def after(self, producer_id: int, epoch: int, deadline: Deadline) -> tuple[int, int]:
+        """Returns the producer id and epoch with which a partition begins again (KIP-360).
+
+        The next epoch of the same id is better than another id, because the broker then refuses late requests
+        of the old epoch.
+        """
+        if producer_id == self.producer_id and epoch >= _LAST_EPOCH:
+            self.init(deadline)
+        if producer_id != self.producer_id:
+            return self.producer_id, self.epoch
+        return producer_id, epoch + 1
+
+    def enlist(self, tps: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Does nothing: no coordinator has to know."""
+
+    def explained(self, error: KafkaError, doing: str) -> KafkaEosError:
+        """Returns the error to raise for a broker's error."""
+        if error.code() in _FENCED or error.code() in (*FORGOTTEN, KafkaError.INVALID_MSG):
+            return RetriableError(f"{doing}: {error.str()} ({error.name()})")
+        return classify(error, doing)
 
 
 def check(code: int, where: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka.api_versions import finalized_features
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.config import admin_config, producer_config
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout, clock_difference, replicas_below
-from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
+from kafka_eos_source.kafka.wire.probe import finalized_features
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, failure, ok
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -76,17 +75,16 @@ def transaction_version(
     *,
     ask: Callable[[str, int, Mapping[str, str], float], Features] = finalized_features,
 ) -> Finding:
-    """Reports the level of the finalized feature ``transaction.version``, and the client that a sink uses."""
+    """Reports the level of the finalized feature ``transaction.version``."""
     why = (
-        "at level 2, brokers raise the epoch with each transaction of the native client (KIP-890), so they "
-        "reject its late requests; below that, the client asks for another epoch before each transaction. "
-        "librdkafka does neither, so this package replaces a producer whose last commit was repeated"
+        "at level 2, brokers raise the epoch with each transaction (KIP-890), so they reject its late "
+        "requests; below that, a sink asks for another epoch before each transaction"
     )
     problem = "there are no brokers"
     for each in found.brokers:
         try:
             features = ask(each.host, each.port, kafka, _FEATURE_SECONDS)
-        except (OSError, ValueError) as error:
+        except (OSError, KafkaEosError) as error:
             problem = f"broker {each.node_id}: {error}"
             continue
         level = None if features is None else features.get(_FEATURE, 0)
@@ -96,11 +94,11 @@ def transaction_version(
             )
             return Finding("transactions", Severity.BAD, text, why, "upgrade the brokers.")
         if level >= _PROTECTED_LEVEL:
-            return ok("transactions", f"finalized {_FEATURE}={level}; {_client(kafka)}")
+            return ok("transactions", f"finalized {_FEATURE}={level}")
         return Finding(
             "transactions",
             Severity.NOTE,
-            f"finalized {_FEATURE}={level}; {_client(kafka)}",
+            f"finalized {_FEATURE}={level}",
             why,
             f"with Kafka 4: kafka-features.sh --bootstrap-server … upgrade --feature {_FEATURE}=2",
         )
@@ -111,14 +109,6 @@ def transaction_version(
         why,
         f"run kafka-features.sh --bootstrap-server … describe; expected {_FEATURE}=2.",
     )
-
-
-def _client(kafka: Mapping[str, str]) -> str:
-    """Says which client writes the transactions of a sink with these properties."""
-    try:
-        return f"transactions are written by {TRANSACTION_CLIENT.choose(producer_config(kafka, 'doctor'))}"
-    except InvalidOptionError as error:
-        return error.message
 
 
 def replicas(found: Layout, topics: Collection[str]) -> Finding:

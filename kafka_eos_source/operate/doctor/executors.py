@@ -58,7 +58,6 @@ def run_job(
 def check(
     conf: Mapping[str, str],
     staging: str | None,
-    driver_kernel: bool,
     *,
     job: Callable[
         [Mapping[str, str], str | None], tuple[list[dict[str, Any]], tuple[float, float], set[str]]
@@ -69,7 +68,6 @@ def check(
     Args:
         conf: settings of the Spark session.
         staging: the staging folder of the query; None = not checked.
-        driver_kernel: whether this process uses the C kernel.
         job: runs the job; tests replace it.
     """
     try:
@@ -84,7 +82,7 @@ def check(
             "set PYSPARK_PYTHON or spark.pyspark.python to it.",
         )
         return
-    problems = list(judge(found, times, driver_kernel, staging, written))
+    problems = list(judge(found, times, staging, written))
     yield from problems
     if all(each.severity is Severity.OK for each in problems):
         hosts = sorted({each["host"] for each in found})
@@ -94,7 +92,6 @@ def check(
 def judge(
     found: Sequence[Mapping[str, Any]],
     times: tuple[float, float],
-    driver_kernel: bool,
     staging: str | None,
     written: set[str],
 ) -> Iterator[Finding]:
@@ -127,15 +124,6 @@ def judge(
                 f"{where}Python {each['python']}, but {platform.python_version()} on this machine",
                 "pickled functions of one version fail in another",
                 "set PYSPARK_PYTHON to the same version everywhere.",
-            )
-        if each["kernel"]:
-            note = "although this process uses the kernel" if driver_kernel else "as this process does"
-            yield Finding(
-                "executors",
-                Severity.WARNING,
-                f"{where}runs the Python code instead of the C kernel, {note}: {each['kernel']}",
-                "tasks read the records, so they need the kernel most",
-                "install a wheel of kafka-eos-source on the executors.",
             )
         if not times[0] - _CLOCK_SECONDS <= each["at_seconds"] <= times[1] + _CLOCK_SECONDS:
             off = each["at_seconds"] - (times[0] if each["at_seconds"] < times[0] else times[1])

@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,7 @@ from typing import Any
 import psutil
 
 from kafka_eos_source.embedded import java
-from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka import kernel
+from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError, OperatorError
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, failure, ok
 from kafka_eos_source.spark import class_archive
@@ -41,7 +39,6 @@ PRIVATE_FOLDERS = (
 
 _LEAST_SPACE_BYTES, _LITTLE_SPACE_BYTES = 200 << 20, 2 << 30
 _LEAST_DESCRIPTORS, _FEW_DESCRIPTORS = 256, 4096
-_COMPILE_SECONDS = 120
 _NOT_FOUND_FIX = (
     "install kafka-eos-source into the Python of Spark's driver. An editable install needs "
     "--config-settings editable_mode=compat, because Spark searches sys.path and ignores import hooks."
@@ -58,61 +55,12 @@ def check_java() -> Finding:
 
 
 def check_kernel() -> Finding:
-    """Reports whether this process uses the C kernel; it is optional."""
-    chosen = kernel.choice()
-    missing = [name for name in loader.LIBRARIES if not loader.library_path(name).exists()]
-    if chosen.kernel is not None and not missing:
-        return ok("kernel", "in use")
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    libraries = [loader.library_path(name) for name in missing]
-    sources = [library.with_name(f"{name}.c") for name, library in zip(missing, libraries, strict=True)]
-    repair = None
-    needed = [*sources, *(source.with_name(loader.HEADER) for source in sources)]
-    if compiler is not None and missing and all(file.exists() for file in needed):
-        repair = Repair(
-            f"compile {', '.join(map(str, sources))} with {compiler}",
-            lambda: _compile_all(compiler, sources, libraries),
-        )
-    off = loader.is_turned_off()
-    return Finding(
-        "kernel",
-        Severity.NOTE if off else Severity.WARNING,
-        f"not in use; the slower Python code is used instead: {chosen.why_not or _not_built(missing)}",
-        "reading and writing records takes more CPU time (docs/performance.md)",
-        f"unset {loader.VARIABLE}."
-        if off
-        else "install a wheel, or a C compiler and then the package again.",
-        repair,
-    )
-
-
-def _not_built(missing: list[str]) -> str:
-    return f"native/{' and native/'.join(f'{each}.c' for each in missing)} was not built"
-
-
-def _compile_all(compiler: str, sources: Sequence[Path], libraries: Sequence[Path]) -> None:
-    for source, library in zip(sources, libraries, strict=True):
-        compile_kernel(compiler, source, library)
-
-
-def compile_kernel(compiler: str, source: Path, library: Path) -> None:
-    """Compiles the kernel into a new file and renames it, so that no process loads half of it.
-
-    Raises:
-        OperatorError: if the compiler fails.
-        OSError: if the package's folder is not writable.
-    """
-    unfinished = library.with_name(f".{library.name}.{os.getpid()}")
-    command = [compiler, "-O2", "-fPIC", "-shared", "-o", str(unfinished), str(source)]
+    """Checks that the libraries of the C kernel can be loaded."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
-        if done.returncode != 0:
-            raise OperatorError(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
-        os.replace(unfinished, library)
-    except subprocess.TimeoutExpired as error:
-        raise OperatorError(f"{' '.join(command)} did not end within {_COMPILE_SECONDS} s") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        loader.check()
+    except KernelUnavailableError as error:
+        return failure("kernel", error, "every process of a query needs it")
+    return ok("kernel", f"{len(loader.VERSIONS)} libraries can be loaded")
 
 
 def discovery() -> Finding:

@@ -35,7 +35,6 @@ def describe(staging: str | None, probe: str, nonce: str) -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         "temporary": tempfile.gettempdir(),
         "package": None,
-        "kernel": None,
         "problem": "",
         "staging": None,
         "files": None,
@@ -45,10 +44,9 @@ def describe(staging: str | None, probe: str, nonce: str) -> dict[str, Any]:
 
         found["files"] = list(resource.getrlimit(resource.RLIMIT_NOFILE))
         found["package"] = importlib.metadata.version("kafka-eos-source")
-        from kafka_eos_source.kafka import kernel
+        from kafka_eos_source.native import loader
 
-        chosen = kernel.choice()
-        found["kernel"] = "" if chosen.kernel is not None else chosen.why_not
+        loader.check()
     except Exception as error:  # noqa: BLE001  whatever is broken on that machine is the result
         found["problem"] = f"{type(error).__name__}: {error}"
         return found

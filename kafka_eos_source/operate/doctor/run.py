@@ -16,7 +16,6 @@ import pyspark
 import kafka_eos_source
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import layout
@@ -108,7 +107,7 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
     if patient.registry is not None and _wanted(patient, "registry"):
         yield registry(patient.registry, deadline)
     if patient.spark is not None and _wanted(patient, "executors"):
-        yield from executors.check(patient.spark, location, kernel.choice().kernel is not None)
+        yield from executors.check(patient.spark, location)
 
 
 def registry(options: Mapping[str, str], deadline: Deadline) -> Finding:
@@ -259,7 +258,7 @@ def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str,
     known = {tp.topic for tp in (held.offsets if held is not None else ())} - read - changelogs
     anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
     anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
-    first = checkpoint.first_batch if checkpoint is not None else None
+    first = checkpoint.identity if checkpoint is not None else None
     return rights.Names(
         application_id,
         group_of(application_id, target.group_id),

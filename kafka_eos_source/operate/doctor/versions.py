@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,13 +24,11 @@ class Versions:
         packages: version of each package as text; None = it is not installed.
         python: version of this Python.
         java: major version of Java; None = there is no usable Java.
-        free_threaded: whether this Python runs without the GIL.
     """
 
     packages: Mapping[str, str | None]
     python: str
     java: int | None
-    free_threaded: bool = False
 
     def of(self, package: str) -> Version:
         """Returns the version of a package as numbers; empty = it is not installed."""
@@ -127,13 +124,6 @@ _COMBINATIONS = (
         "this package is tested with Python 3.10 to 3.13",
         "use Python 3.13 if something fails.",
     ),
-    _Combination(
-        lambda versions: versions.free_threaded,
-        Severity.NOTE,
-        "Python without the GIL",
-        "the C kernel needs the GIL, so the slower Python code moves records",
-        "use a Python with the GIL.",
-    ),
 )
 
 
@@ -147,7 +137,6 @@ def installed(java: int | None) -> Versions:
         {name: version_of(name) for name in _PACKAGES},
         platform.python_version(),
         java,
-        bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from kafka_eos_source.registry.avro import kernel  # the module, as a function would take its name
 from kafka_eos_source.registry.avro.decode import AvroDecoder
 from kafka_eos_source.registry.avro.derive import derive
 from kafka_eos_source.registry.avro.encode import AvroEncoder
@@ -35,7 +36,9 @@ def decoder(writer: Schema, reader: Schema | None = None) -> Decoder:
             schema cannot read records of the writer's.
     """
     written = parse(writer)
-    return AvroDecoder(compile_program(written, written if reader is None else parse(reader)))
+    return AvroDecoder(
+        compile_program(written, written if reader is None else parse(reader)), kernel.kernel()
+    )
 
 
 def encoder(schema: Schema, values: pa.DataType) -> Encoder:
@@ -52,7 +55,7 @@ def encoder(schema: Schema, values: pa.DataType) -> Encoder:
         InvalidSchemaError: if the schema is not valid, or cannot take the type. The message names the field,
             both types and the fix.
     """
-    return AvroEncoder(compile_encoder(parse(schema), values))
+    return AvroEncoder(compile_encoder(parse(schema), values), kernel.kernel())
 
 
 def schema_for(values: pa.DataType, name: str = "topLevelRecord") -> Schema:

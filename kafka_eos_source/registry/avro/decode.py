@@ -1,4 +1,4 @@
-"""Decodes columns of Avro payloads with the C library or its Python twin."""
+"""Decodes columns of Avro payloads with native/avro.c."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.registry.avro.decode_twin import decode_rows
 from kafka_eos_source.registry.avro.kernel import (
     ERROR,
     NO_MEMORY,
@@ -17,7 +16,6 @@ from kafka_eos_source.registry.avro.kernel import (
     Input,
     Memory,
     buffer,
-    choice,
     columns,
 )
 from kafka_eos_source.registry.avro.messages import message
@@ -28,9 +26,9 @@ from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 class AvroDecoder:
     """Decodes the payloads of one writer schema into values of one reader schema."""
 
-    def __init__(self, program: Program, kernel: AvroKernel | None = None) -> None:
+    def __init__(self, program: Program, kernel: AvroKernel) -> None:
         self._program = program
-        self._kernel = kernel or choice().kernel
+        self._kernel = kernel
         self._arrays = _arrays(program)
 
     @property
@@ -44,11 +42,6 @@ class AvroDecoder:
             messages = messages.combine_chunks()
         if not (pa.types.is_binary(messages.type) or pa.types.is_large_binary(messages.type)):
             messages = messages.cast(pa.large_binary())
-        if self._kernel is None:
-            return decode_rows(self._program, messages, start, most_bytes)
-        return self._decode(self._kernel, messages, start, most_bytes)
-
-    def _decode(self, kernel: AvroKernel, messages: pa.Array, start: int, most_bytes: int) -> Converted:
         validity, offsets, data = messages.buffers()
         given = Input(
             *(array.ctypes.data for array in self._arrays),
@@ -62,7 +55,7 @@ class AvroDecoder:
             start,
             most_bytes,
         )
-        memory = Memory(kernel, kernel.decode(ctypes.byref(given)))
+        memory = Memory(self._kernel, self._kernel.decode(ctypes.byref(given)))
         block = memory.block
         if block.status == NO_MEMORY:
             raise MemoryError("not enough memory for a batch of Avro records")

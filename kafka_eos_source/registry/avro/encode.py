@@ -1,4 +1,4 @@
-"""Encodes columns as Avro payloads with the C library or its Python twin."""
+"""Encodes columns as Avro payloads with native/avro.c."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.registry.avro.encode_program import EncodeProgram
-from kafka_eos_source.registry.avro.encode_twin import encode_rows
 from kafka_eos_source.registry.avro.kernel import (
     ERROR,
     NO_MEMORY,
@@ -19,7 +18,6 @@ from kafka_eos_source.registry.avro.kernel import (
     Values,
     array_pointer,
     buffer,
-    choice,
     columns,
 )
 from kafka_eos_source.registry.avro.messages import message
@@ -29,9 +27,9 @@ from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 class AvroEncoder:
     """Encodes values of one Arrow type with one schema."""
 
-    def __init__(self, program: EncodeProgram, kernel: AvroKernel | None = None) -> None:
+    def __init__(self, program: EncodeProgram, kernel: AvroKernel) -> None:
         self._program = program
-        self._kernel = kernel or choice().kernel
+        self._kernel = kernel
         self._arrays: list[npt.NDArray[Any]] = [
             np.array([node.numbers() for node in program.nodes], np.int64),
             np.array(program.links or [0], np.int64),
@@ -47,11 +45,6 @@ class AvroEncoder:
             values = values.storage
         if not values.type.equals(self._program.type):
             values = values.cast(self._program.type)
-        if self._kernel is None:
-            return encode_rows(self._program, values, prefix, most_bytes)
-        return self._encode(self._kernel, values, prefix, most_bytes)
-
-    def _encode(self, kernel: AvroKernel, values: pa.Array, prefix: bytes, most_bytes: int) -> Converted:
         capsules = values.__arrow_c_array__()  # keeps the exported array alive
         given = Values(
             *(array.ctypes.data for array in self._arrays),
@@ -61,7 +54,7 @@ class AvroEncoder:
             len(prefix),
             most_bytes,
         )
-        memory = Memory(kernel, kernel.encode(ctypes.byref(given)))
+        memory = Memory(self._kernel, self._kernel.encode(ctypes.byref(given)))
         block = memory.block
         if block.status == NO_MEMORY:
             raise MemoryError("not enough memory for a batch of Avro records")

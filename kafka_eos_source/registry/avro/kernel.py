@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p, py_object
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.native.loader import KernelUnavailableError, load_avro
-
-_log = logging.getLogger("kafka_eos_source")
+from kafka_eos_source.native.loader import load
 
 #: ``error_t`` of avro.c.
 ERROR = np.dtype(
@@ -106,30 +103,14 @@ class AvroKernel:
         self.free.restype, self.free.argtypes = None, (POINTER(Block),)
 
 
-class Choice(NamedTuple):
-    """Whether this process uses the library.
-
-    Attributes:
-        kernel: None = this process uses the Python twin.
-        why_not: why the library is not available, as a clause; empty if it is.
-    """
-
-    kernel: AvroKernel | None
-    why_not: str
-
-
 @lru_cache(maxsize=1)
-def choice() -> Choice:
-    """Returns whether this process uses the library. The first call decides, and warns if it does not."""
-    try:
-        return Choice(AvroKernel(load_avro()), "")
-    except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
-        _log.warning(
-            "Avro records are decoded and encoded by slow Python code, because the C kernel is not "
-            "available: %s",
-            failure,
-        )
-        return Choice(None, str(failure))
+def kernel() -> AvroKernel:
+    """Returns the library.
+
+    Raises:
+        KernelUnavailableError: if it is missing or cannot be used.
+    """
+    return AvroKernel(load("avro"))
 
 
 class Memory:

@@ -1,4 +1,4 @@
-"""Programs that decode: a flat array of nodes, which native/avro.c and its Python twin interpret.
+"""Programs that decode: a flat array of nodes, which native/avro.c interprets.
 
 A node has six numbers: what to read, the column to append to (-1 = only skip), the first and the number of
 its children in `links`, and two operands. Each node appends exactly one value to its column. The children of

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
-from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.compatibility import check_readable
-from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.files import (
     compile_schema,
@@ -19,8 +18,8 @@ from kafka_eos_source.registry.protobuf.files import (
     message_at,
     path_of,
 )
+from kafka_eos_source.registry.protobuf.kernel import kernel
 from kafka_eos_source.registry.protobuf.tree import build_tree
-from kafka_eos_source.registry.protobuf.twin import TwinDecoder
 
 
 def decoder(
@@ -55,9 +54,7 @@ def decoder(
                 fix="keep records of other types out of the topic, or set them aside with onInvalidRecord",
             )
         check_readable(written, found)
-    tree = build_tree(found)
-    library = native.choice().library
-    return TwinDecoder(tree) if library is None else NativeDecoder(tree, library)
+    return MessageDecoder(build_tree(found), kernel())
 
 
 def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> Encoder:
@@ -66,7 +63,7 @@ def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> 
     Raises:
         InvalidSchemaError: if the schema is not usable, or a column does not fit its field.
     """
-    return MessageEncoder(build_tree(_message(schema, message)), values, native.choice().library)
+    return MessageEncoder(build_tree(_message(schema, message)), values, kernel())
 
 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:

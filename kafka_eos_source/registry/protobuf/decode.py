@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted
-from kafka_eos_source.registry.protobuf import native
+from kafka_eos_source.registry.protobuf.kernel import COLUMN, ERROR, ROWS, ProtobufKernel, tables, view
 from kafka_eos_source.registry.protobuf.program import Program, Slot, compile_tree
 from kafka_eos_source.registry.protobuf.tree import Kind, Message
 from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
@@ -34,19 +34,19 @@ _NUMBERS = {
 }
 
 
-class NativeDecoder:
+class MessageDecoder:
     """Decodes the messages of one type (see `codec.Decoder`).
 
     Args:
         root: the tree of the message.
-        library: the loaded library.
+        kernel: the loaded library.
     """
 
-    def __init__(self, root: Message, library: native.Library) -> None:
+    def __init__(self, root: Message, kernel: ProtobufKernel) -> None:
         self._root = root
-        self._library = library
+        self._kernel = kernel
         self._program = compile_tree(root)
-        self._tables = native.tables(self._program)
+        self._tables = tables(self._program)
         self._used = (self._tables, self._program)  # a result refers to both
         self._type = root.arrow_type
 
@@ -74,17 +74,17 @@ class NativeDecoder:
             start,
             most_bytes,
         )
-        spare = _Memory.spare(self._library, self._used, most_bytes)
+        spare = _Memory.spare(self._kernel, self._used, most_bytes)
         memory = self._memory(*given, spare)
         if spare is not None and not memory.pointer.contents.rows:
             memory = self._memory(*given, None)  # whether a record fits does not depend on earlier ones
         return _Result(self._root, self._program, memory, most_bytes).convert(self._type)
 
     def _memory(self, *given: Any) -> _Memory:
-        pointer = self._library.decode(ctypes.byref(self._tables), *given)
+        pointer = self._kernel.decode(ctypes.byref(self._tables), *given)
         if not pointer:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        return _Memory(self._library, pointer, self._used)
+        return _Memory(self._kernel, pointer, self._used)
 
 
 class _Memory:
@@ -96,31 +96,31 @@ class _Memory:
     #: A result that nobody reads any more; at most one, whatever the number of decoders.
     _spares: ClassVar[list[_Memory]] = []
 
-    def __init__(self, library: native.Library, pointer: Any, used: object) -> None:
-        self._library = library
+    def __init__(self, kernel: ProtobufKernel, pointer: Any, used: object) -> None:
+        self._kernel = kernel
         self.pointer = pointer
         self._used = used
 
     @classmethod
-    def spare(cls, library: native.Library, used: object, most_bytes: int) -> Any:
+    def spare(cls, kernel: ProtobufKernel, used: object, most_bytes: int) -> Any:
         """Returns a result to reuse; None if there is none of this program within the limit."""
         try:
             found = cls._spares.pop()
         except IndexError:
             return None
         pointer, found.pointer = found.pointer, None
-        if found._used is used and library.capacity(pointer) <= most_bytes:
+        if found._used is used and kernel.capacity(pointer) <= most_bytes:
             return pointer
-        library.free(pointer)
+        kernel.free(pointer)
         return None
 
     def __del__(self) -> None:
         if self.pointer is None:
             return
-        if not self._spares and self._library.capacity(self.pointer) <= _MOST_SPARE_BYTES:
-            self._spares.append(_Memory(self._library, self.pointer, self._used))
+        if not self._spares and self._kernel.capacity(self.pointer) <= _MOST_SPARE_BYTES:
+            self._spares.append(_Memory(self._kernel, self.pointer, self._used))
         else:
-            self._library.free(self.pointer)
+            self._kernel.free(self.pointer)
 
 
 class _Result:
@@ -133,13 +133,11 @@ class _Result:
         found = memory.pointer.contents
         if found.no_memory:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        columns = native.view(found.columns, native.COLUMN, len(program.fields))
-        self._columns = [dict(zip(native.COLUMN.names or (), each, strict=True)) for each in columns.tolist()]
-        self._rows = native.view(found.frames, native.ROWS, len(program.frames))["rows"]
-        self._validity = native.view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
-        self._found_errors = native.view(
-            found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize
-        )
+        columns = view(found.columns, COLUMN, len(program.fields))
+        self._columns = [dict(zip(COLUMN.names or (), each, strict=True)) for each in columns.tolist()]
+        self._rows = view(found.frames, ROWS, len(program.frames))["rows"]
+        self._validity = view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
+        self._found_errors = view(found.errors.at, ERROR, found.errors.bytes // ERROR.itemsize)
         self._errors: dict[int, str] = {}
         self._fitting = found.rows
         self._json_bytes = most_bytes

@@ -1,4 +1,4 @@
-"""Encodes Arrow columns as Protobuf messages, with native/protobuf.c or without."""
+"""Encodes Arrow columns as Protobuf messages, with native/protobuf.c."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted
-from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.inputs import Column, check_types, gather
+from kafka_eos_source.registry.protobuf.kernel import ERROR, ProtobufKernel, tables, view
 from kafka_eos_source.registry.protobuf.program import compile_tree
 from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
-from kafka_eos_source.registry.protobuf.twin_writer import RefusedError, write_rows
-from kafka_eos_source.registry.slices import Collector
 
 _REQUIRED, _NULL_ELEMENT, _ONEOF, _UTF8 = 9, 12, 13, 6
 
@@ -25,19 +23,19 @@ class MessageEncoder:
     Args:
         root: the tree of the message.
         values: the type of the values.
-        library: the loaded library; without it, Python does its work.
+        kernel: the loaded library.
 
     Raises:
         InvalidSchemaError: if a column does not fit its field.
     """
 
-    def __init__(self, root: Message, values: pa.DataType, library: native.Library | None) -> None:
+    def __init__(self, root: Message, values: pa.DataType, kernel: ProtobufKernel) -> None:
         check_types(root, values)
         self._root = root
         self._values = values
-        self._library = library
+        self._kernel = kernel
         self._program = compile_tree(root)
-        self._tables = native.tables(self._program)
+        self._tables = tables(self._program)
 
     def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
         """Encodes values (see `codec.Encoder`)."""
@@ -51,43 +49,30 @@ class MessageEncoder:
             if not values.null_count
             else values.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
         )
-        if self._library is not None:
-            return self._encode(self._library, columns, valid, len(values), prefix, most_bytes)
-        return self._encode_in_python(columns, valid, len(values), prefix, most_bytes)
-
-    def _encode(
-        self,
-        library: native.Library,
-        columns: list[Column],
-        valid: Any,
-        rows: int,
-        prefix: bytes,
-        most_bytes: int,
-    ) -> Converted:
         table = np.array([_addresses(column) for column in columns], np.uint64).reshape(len(columns), 8)
-        pointer = library.encode(
+        pointer = self._kernel.encode(
             ctypes.byref(self._tables),
             table.ctypes.data,
             0 if valid is None else valid.ctypes.data,
-            rows,
+            len(values),
             prefix,
             len(prefix),
             most_bytes,
         )
         if not pointer:
             raise MemoryError("not enough memory to encode Protobuf messages")
-        memory = _Memory(library, pointer)
+        memory = _Memory(self._kernel, pointer)
         found = pointer.contents
         if found.no_memory:
             raise MemoryError("not enough memory to encode Protobuf messages")
         rows = found.rows
         errors = {
             row: self._message(columns, code, field, detail)
-            for row, code, field, detail in native.view(
-                found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize
+            for row, code, field, detail in view(
+                found.errors.at, ERROR, found.errors.bytes // ERROR.itemsize
             ).tolist()
         }
-        bits = np.packbits(native.view(found.validity.at, np.dtype(bool), rows), bitorder="little")
+        bits = np.packbits(view(found.validity.at, np.dtype(bool), rows), bitorder="little")
         offsets, data = (
             pa.foreign_buffer(part.at, part.bytes, memory) if part.at else pa.py_buffer(b"")
             for part in (found.offsets, found.data)
@@ -95,21 +80,6 @@ class MessageEncoder:
         return Converted(
             pa.Array.from_buffers(pa.binary(), rows, [pa.py_buffer(bits), offsets, data]), errors
         )
-
-    def _encode_in_python(
-        self, columns: list[Column], valid: Any, rows: int, prefix: bytes, most_bytes: int
-    ) -> Converted:
-        payloads = Collector(pa.binary(), most_bytes)
-        errors: dict[int, str] = {}
-        for row, result in enumerate(write_rows(self._program, columns, valid, rows)):
-            if isinstance(result, RefusedError):
-                errors[row] = self._message(columns, result.code, result.field, result.detail)
-                payloads.add(None)
-            else:
-                payloads.add(None if result is None else prefix + result)
-            if payloads.is_full:
-                break
-        return payloads.converted(errors)
 
     def _message(self, columns: list[Column], code: int, index: int, detail: int) -> str:
         name = f"message {self._root.descriptor.full_name}"
@@ -140,12 +110,12 @@ class MessageEncoder:
 class _Memory:
     """Owns a result, and frees it when the last array that refers to it is gone."""
 
-    def __init__(self, library: native.Library, pointer: Any) -> None:
-        self._library = library
+    def __init__(self, kernel: ProtobufKernel, pointer: Any) -> None:
+        self._kernel = kernel
         self._pointer = pointer
 
     def __del__(self) -> None:
-        self._library.free_encoded(self._pointer)
+        self._kernel.free_encoded(self._pointer)
 
 
 def _addresses(column: Column) -> list[int]:
