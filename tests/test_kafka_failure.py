@@ -6,7 +6,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
-    AbortableError,
     AuthorizationError,
     FencedError,
     InvalidOptionError,
@@ -19,30 +18,24 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.failure import classify, is_transient, unreachable
 
 
-def error(code: int, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaError:
-    return KafkaError(code, "said so", fatal, retriable, abort)
+def error(code: int, *, retriable: bool = False) -> KafkaError:
+    return KafkaError(code, "said so", False, retriable, False)
 
 
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
-        # librdkafka flags PRODUCER_FENCED only as abortable, so the code must decide
-        (error(KafkaError.PRODUCER_FENCED, abort=True), FencedError),
-        (error(KafkaError._FENCED, fatal=True), FencedError),
-        (error(KafkaError.INVALID_PRODUCER_EPOCH, fatal=True), FencedError),
-        # these are flagged as abortable too, although a retry does not help
-        (error(KafkaError.TOPIC_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
-        (error(KafkaError.GROUP_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
-        (error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, fatal=True), AuthorizationError),
-        (error(KafkaError.MSG_SIZE_TOO_LARGE, abort=True), InvalidRecordError),
-        (error(KafkaError.INVALID_TRANSACTION_TIMEOUT, fatal=True), InvalidOptionError),
-        (error(KafkaError.UNKNOWN_TOPIC_OR_PART, abort=True), UnavailableError),
-        (error(KafkaError.UNKNOWN_PRODUCER_ID, abort=True), AbortableError),
-        (error(KafkaError._TIMED_OUT, retriable=True), RetriableError),
-        (error(KafkaError._TIMED_OUT, abort=True, retriable=True), AbortableError),
-        (error(KafkaError._MSG_TIMED_OUT, abort=True), AbortableError),
+        (error(KafkaError.PRODUCER_FENCED), FencedError),
+        (error(KafkaError.INVALID_PRODUCER_EPOCH), FencedError),
+        (error(KafkaError.TOPIC_AUTHORIZATION_FAILED), AuthorizationError),
+        (error(KafkaError.GROUP_AUTHORIZATION_FAILED), AuthorizationError),
+        (error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), AuthorizationError),
+        (error(KafkaError.MSG_SIZE_TOO_LARGE), InvalidRecordError),
+        (error(KafkaError.INVALID_TRANSACTION_TIMEOUT), InvalidOptionError),
+        (error(KafkaError.UNKNOWN_TOPIC_OR_PART), UnavailableError),
+        (error(KafkaError._TIMED_OUT), RetriableError),
+        (error(KafkaError.UNKNOWN, retriable=True), RetriableError),
         (error(KafkaError._MSG_TIMED_OUT), UnavailableError),
-        (error(KafkaError.INVALID_TXN_STATE, fatal=True), AbortableError),
         (error(KafkaError.UNKNOWN), OperatorError),
     ],
 )

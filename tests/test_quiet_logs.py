@@ -105,7 +105,8 @@ def refused(client: int, port: int, ms: int) -> str:
     address = f"127.0.0.1:{port}/bootstrap"
     return (
         f"FAIL [rdkafka#producer-{client}] [thrd:{address}]: {address}: Connect to ipv4#127.0.0.1:{port} "
-        f"failed: Connection refused (after {ms}ms in state CONNECT)"
+        f"failed: Connection refused (after {ms}ms in state CONNECT"
+        f"{', 1 identical error(s) suppressed' if ms else ''})"
     )
 
 

@@ -1,10 +1,7 @@
 """Maps Kafka's error codes to the errors of this package. No other module does that.
 
-The order of the checks matters (KIP-1050, and tests with librdkafka):
-
-1. Fencing, by error code, because librdkafka flags PRODUCER_FENCED as merely abortable.
-2. Errors that a person must fix and no retry can mend; librdkafka flags some of them as abortable too.
-3. librdkafka's own flags: abortable, retriable, fatal.
+The order of the checks matters (KIP-1050): fencing first, then errors that a person must fix and no retry can
+mend, then temporary ones. Which errors of a transaction a new try mends, `wire.transaction` knows.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
-    AbortableError,
     AuthorizationError,
     FencedError,
     InvalidOptionError,
@@ -40,7 +36,6 @@ FENCED_FIX = (
 
 _FENCED = frozenset(
     {
-        KafkaError._FENCED,
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.FENCED_INSTANCE_ID,
@@ -115,8 +110,6 @@ _TRANSIENT = frozenset(
         KafkaError._TRANSPORT,
         _BROKER_LEFT,
         KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._WAIT_COORD,
         KafkaError._RESOLVE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -209,8 +202,6 @@ def classify(
             fix="raise offset.metadata.max.bytes of the brokers; or shorten application.id, which is part of "
             "the offset metadata (a query that has committed batches then needs a new checkpoint).",
         )
-    if error.txn_requires_abort():
-        return AbortableError(text)
     if code == KafkaError._MSG_TIMED_OUT:
         return UnavailableError(
             text,
@@ -219,9 +210,6 @@ def classify(
         )
     if is_transient(error):
         return RetriableError(text)
-    if error.fatal():
-        # this client is unusable, but a new producer can send the rows again
-        return AbortableError(text)
     return OperatorError(text)
 
 

@@ -56,9 +56,12 @@ class TopicAdmin:
 
     Args:
         kafka: librdkafka properties; only those for connecting to the cluster are used.
+        starts: whether a command makes its first requests with it, which then fail soon if brokers refuse
+            connections.
     """
 
-    def __init__(self, kafka: Mapping[str, Any]) -> None:
+    def __init__(self, kafka: Mapping[str, Any], *, starts: bool = False) -> None:
+        self._starts = starts
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
         self._complaints = Complaints(kafka)
         config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
@@ -91,7 +94,7 @@ class TopicAdmin:
             led = all(each.leader is not None and each.leader.id >= 0 for each in found.partitions)
             return TopicShape(len(found.partitions), led, str(found.topic_id))
 
-        return self._ask(f"looking up topic {name!r}", ask, deadline)
+        return self._ask(f"looking up topic {name!r}", ask, deadline, only_reads=True)
 
     def cluster_id(self, deadline: Deadline) -> str:
         """Returns Kafka's id of the cluster; "" = the brokers report none.
@@ -120,7 +123,9 @@ class TopicAdmin:
             return {each.name: each.value for each in self._await_answer(future).values()}
 
         try:
-            return self._ask(f"looking up the configuration of topic {name!r}", ask, deadline)
+            return self._ask(
+                f"looking up the configuration of topic {name!r}", ask, deadline, only_reads=True
+            )
         except AuthorizationError as refused:
             raise AuthorizationError(
                 refused.message, fix=f"grant the principal DescribeConfigs on topic {name!r}."
@@ -237,9 +242,17 @@ class TopicAdmin:
         """Pauses, or raises an `UnavailableError` with this state after the deadline."""
         pauses.wait(lambda: unreachable(self._bootstrap, deadline.budget_seconds * 1000, state))
 
-    def _ask(self, doing: str, ask: Callable[[float], T], deadline: Deadline) -> T:
+    def _ask(
+        self, doing: str, ask: Callable[[float], T], deadline: Deadline, *, only_reads: bool = False
+    ) -> T:
         return request(
-            doing, ask, deadline, self._complaints, self._bootstrap, poll=lambda s: self._client.poll(s)
+            doing,
+            ask,
+            deadline,
+            self._complaints,
+            self._bootstrap,
+            poll=lambda s: self._client.poll(s),
+            starts=only_reads and self._starts,
         )
 
     def _await_answer(self, future: Any) -> Any:
