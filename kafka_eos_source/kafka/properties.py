@@ -276,9 +276,9 @@ _TLS = (
     _supported("ssl.ca.location", TEXT, "PEM file or folder of the authorities; `probe` = the system's"),
     _supported("ssl.ca.pem", PEM, "the authorities' certificates as PEM text"),
     _supported("ssl.certificate.location", TEXT, "PEM file of the client's certificate and its chain"),
-    _supported("ssl.certificate.pem", PEM, "the same as PEM text"),
+    _supported("ssl.certificate.pem", PEM, "the client's certificate and its chain as PEM text"),
     _supported("ssl.key.location", TEXT, "PEM file of the client's private key, which may be encrypted"),
-    _supported("ssl.key.pem", PEM, "the same as PEM text"),
+    _supported("ssl.key.pem", PEM, "the client's private key as PEM text, which may be encrypted"),
     _supported("ssl.key.password", TEXT, "password of the private key"),
     _supported(
         "ssl.keystore.location",
@@ -319,7 +319,12 @@ _LOGIN = (
     _supported("sasl.kerberos.keytab", TEXT, "file from which tickets are got and renewed"),
     *_ignored(
         "the Kerberos library renews tickets from the keytab",
-        {"sasl.kerberos.kinit.cmd": TEXT, "sasl.kerberos.min.time.before.relogin": Whole(0, _DAY_MS)},
+        {"sasl.kerberos.min.time.before.relogin": Whole(0, _DAY_MS)},
+    ),
+    *_refused(
+        "set kafka.sasl.kerberos.keytab and kafka.sasl.kerberos.principal, from which tickets are renewed; or let "
+        "another program keep the ticket cache fresh (KRB5CCNAME), and set neither",
+        "sasl.kerberos.kinit.cmd",
     ),
     _supported(
         "sasl.oauthbearer.method",
@@ -361,7 +366,7 @@ _LOGIN = (
     _supported("sasl.oauthbearer.assertion.claim.sub", TEXT, _SIGNS + "subject"),
     _supported("sasl.oauthbearer.assertion.jwt.template.file", TEXT, _SIGNS + "JSON file with other claims"),
     _supported("https.ca.location", TEXT, "PEM file of the authorities of the service"),
-    _supported("https.ca.pem", PEM, "the same as PEM text"),
+    _supported("https.ca.pem", PEM, "their certificates as PEM text"),
     _supported(
         "enable.sasl.oauthbearer.unsecure.jwt", SWITCH, "tokens without a signature, for tests (false)"
     ),
