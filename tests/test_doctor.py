@@ -103,7 +103,7 @@ def test_missing_components_fail_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> 
     assert "fix: install it.\n" in result.output
     assert "BAD  discovery    Spark does not find format('kafka-eos')\n" in result.output
     assert "BAD  python       PYSPARK_PYTHON=/nowhere/python, which does not exist" in result.output
-    assert "BAD  brokers      no answer from Kafka" in result.output
+    assert "BAD  brokers      reading the cluster's metadata: no answer from Kafka" in result.output
 
 
 def test_only_the_named_checks_run(monkeypatch: pytest.MonkeyPatch) -> None:

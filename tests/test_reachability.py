@@ -17,6 +17,8 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 NO_SUCH_HOST = "broker.kafka-eos.invalid"
@@ -114,6 +116,20 @@ def test_a_listener_of_another_protocol_is_a_likely_cause(protocol: str) -> None
         error = refused(address, **{"security.protocol": protocol})
         assert f"cannot connect to {address}: it ended the connection" in error.message
         assert "kafka.security.protocol" in error.message
+
+
+def test_a_task_whose_time_is_up_names_the_advertised_address() -> None:
+    with WireCluster({"t": 1}) as server:
+        server.advertised[1] = (NO_SUCH_HOST, 9092)
+        cluster, deadline = Cluster({"bootstrap.servers": server.bootstrap}), Deadline.after_seconds(0.5)
+        with pytest.raises(
+            UnavailableError, match=rf"broker 1 at {NO_SUCH_HOST}:9092 \(its advertised"
+        ) as caught:
+            cluster.retried(
+                "reading the ends", deadline, lambda: cluster.offsets([TopicPartition("t", 0)], deadline)
+            )
+        cluster.close()
+    assert "reading the ends" in caught.value.message
 
 
 # -- requests of librdkafka's admin client

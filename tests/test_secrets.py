@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import threading
 import traceback
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -15,12 +17,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from wire_cluster import WireCluster
 
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.datasource.commit_message import CommitMessage
 from kafka_eos_source.datasource.reader import stream_reader
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
@@ -28,6 +31,7 @@ from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
@@ -54,9 +58,10 @@ any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12
 
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
 def test_secrets_in_messages_of_client_and_broker_are_masked(name: str, secret: str, code: int) -> None:
-    ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
-    assume(secret not in ours)  # a secret that occurs in a message's fixed wording reveals nothing
     config = {name: secret}
+    ours = str(classify(KafkaError(code, ""), "reading")) + str(unreachable("servers", 1000, ""))
+    ours += str(Login(config).error(KafkaError(code, ""), "reading"))
+    assume(secret not in ours)  # a secret that occurs in a message's fixed wording reveals nothing
     for said in (secret, repr(secret), f"refused {secret!r}: {secret}", json.dumps({"with": secret})):
         complaints = Complaints(config)
         complaints.on_error(KafkaError(code, said))
@@ -141,7 +146,7 @@ def test_parts_of_a_secret_that_librdkafka_quotes_are_masked(words: list[str]) -
 @pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
 def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any) -> None:
     class Refuses:
-        def __init__(self, config: Mapping[str, Any]) -> None:
+        def __init__(self, config: Mapping[str, Any], logger: Any) -> None:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot use {config['sasl.password']}"))
 
     with pytest.raises(InvalidOptionError) as caught:
@@ -181,6 +186,41 @@ def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
     printed = capfd.readouterr()
     for shown in ("".join(traceback.format_exception(caught.value)), caplog.text, printed.out, printed.err):
         assert SECRET not in shown
+
+
+class QuotingService(BaseHTTPRequestHandler):
+    """A token service that refuses each request with a reason that quotes its credentials."""
+
+    def do_POST(self) -> None:
+        header = self.headers["Authorization"]
+        login = base64.b64decode(header.rpartition(" ")[2]).decode()
+        self.send_response(401, f"{header} stands for {login.partition(':')[2]}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+def test_a_refusal_that_quotes_the_credentials_shows_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with ThreadingHTTPServer(("127.0.0.1", 0), QuotingService) as service, WireCluster({"t": 1}) as cluster:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        login = {
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanisms": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "loader",
+            "sasl.oauthbearer.client.secret": SECRET,
+            "sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{service.server_port}/token",
+        }
+        with pytest.raises(AuthorizationError, match="answered 401") as caught:
+            check_reachable({"bootstrap.servers": cluster.bootstrap, **login})
+        service.shutdown()
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert MASK in caught.value.message
+    assert SECRET not in str(caught.value)
+    assert base64.b64encode(f"loader:{SECRET}".encode()).decode() not in shown
 
 
 OPTIONS = {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -26,11 +29,54 @@ from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.errors import KafkaEosError
 
 #: Users and passwords for SASL/PLAIN. The first user may do everything.
 PASSWORDS = {"admin": "admin-pass-7f", "alice": "alice-pass-9c"}
 #: Users and passwords for SCRAM, on the TLS listener.
 SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d", "operator": "operator-pass-1c"}
+
+
+#: Secret options that this login does not need, each with a value that nothing else has.
+UNUSED_SECRETS = {"ssl.key.password": "key-pass-6e", "sasl.oauthbearer.client.secret": "client-secret-8d"}
+
+
+class Said(logging.Handler):
+    """Collects all that this process says while it is installed: each log line, and each error's texts."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(_FORMAT.format(record))
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        made, logger = KafkaEosError.__init__, logging.getLogger("kafka_eos_source")
+        level = logger.level
+
+        def init(error: KafkaEosError, message: str, fix: str = "") -> None:
+            made(error, message, fix)
+            self.texts.append(f"{message} {fix}")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KafkaEosError, "__init__", init)
+            logging.getLogger().addHandler(self)
+            logger.setLevel(logging.DEBUG)
+            try:
+                yield
+            finally:
+                logger.setLevel(level)
+                logging.getLogger().removeHandler(self)
+
+    def secrets(self, secrets: Iterable[str]) -> list[str]:
+        """Returns the texts that contain a secret, plain or in base64."""
+        forms = [form for each in secrets for form in (each, base64.b64encode(each.encode()).decode())]
+        return [text for text in self.texts if any(form in text for form in forms)]
+
+
+_FORMAT = logging.Formatter("%(name)s %(message)s")
 
 
 class Acls:
@@ -130,6 +176,7 @@ class TlsCluster(Acls):
             "sasl.mechanism": "SCRAM-SHA-512",
             "sasl.username": user,
             "sasl.password": SCRAM_PASSWORDS[user],
+            **UNUSED_SECRETS,
             **{name.replace("_", "."): value for name, value in changed.items()},
         }
         return as_options(login.pop("bootstrap.servers", self.bootstrap_servers), login)

@@ -26,7 +26,6 @@ from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kaf
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.native_support import missing
 from kafka_eos_source.kafka.request import (
-    EXPLAIN_SECONDS,
     REQUEST_SECONDS,
     START_SECONDS,
     Complaints,
@@ -384,7 +383,7 @@ class SourceAdmin:
             self._seconds = limit.seconds()
             if self._client is None:
                 config = {**self._config, "error_cb": self._complaints.on_error}
-                self._client = make(_AdminClient, config, logger=_log)
+                self._client = make(_AdminClient, config)
             return ask(self._client)
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:
@@ -405,7 +404,7 @@ class SourceAdmin:
             if failures[is_missing] > self._retries and (not means_little or patience.expired):
                 return (
                     self._complaints.login_error(doing)
-                    or self._complaints.explanation(doing, error, EXPLAIN_SECONDS)
+                    or self._complaints.explanation(doing, error)
                     or self._unavailable(error, doing, is_missing, failures.total())
                 )
             if not is_missing:
@@ -414,6 +413,7 @@ class SourceAdmin:
 
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
         answer = retry(call, KafkaException, pauses, permanent=permanent)
+        self._client.poll(0)  # logs what librdkafka has logged
         self._complaints.answered()
         self._complaints.forget()
         return answer

@@ -12,28 +12,27 @@ from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.tokens import for_confluent
-from kafka_eos_source.runtime.client_log import with_log_level
+from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 
 T = TypeVar("T")
 
 
-def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
-    """Creates a client without contacting a broker.
+def make(kind: Callable[..., T], config: Mapping[str, Any]) -> T:
+    """Creates a client without contacting a broker. What it logs appears when its ``poll`` is called.
 
     Args:
         kind: a client class of confluent-kafka.
         config: librdkafka properties and callbacks.
-        more: further arguments of the class.
 
     Raises:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
         AuthorizationError, UnavailableError: if OAUTHBEARER gets no token.
     """
-    login = for_confluent(config)
+    login, secrets = for_confluent(config), Secrets.of(config)
     try:
-        return kind(for_librdkafka(with_log_level(login)), **more)
+        return kind(for_librdkafka(with_log_level(login)), logger=ClientLog(secrets.hide))
     except KafkaException as error:
-        reason = Secrets.of(config).hide(kafka_error(error).str())
+        reason = secrets.hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     newer = "; newer versions of confluent-kafka may have it" if "No such configuration" in reason else ""
     raise InvalidOptionError(

@@ -59,7 +59,7 @@ _TLS_FIX = (
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
-_UNREACHABLE_FIX = (
+UNREACHABLE_FIX = (
     "check the addresses, that the brokers run, and that kafka.security.protocol matches theirs."
 )
 
@@ -286,5 +286,5 @@ def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> Una
     return UnavailableError(
         f"no answer from Kafka at kafka.bootstrap.servers={bootstrap_servers!r} "
         f"within {waited_ms / 1000:.0f} s.{reported}",
-        fix=_UNREACHABLE_FIX,
+        fix=UNREACHABLE_FIX,
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.failure import ADVERTISED_FIX, unreachable
+from kafka_eos_source.kafka.failure import ADVERTISED_FIX, UNREACHABLE_FIX
 from kafka_eos_source.kafka.request import START_SECONDS
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.runtime.deadline import Deadline
@@ -43,7 +43,7 @@ def check_reachable(config: Mapping[str, Any], seconds: float = START_SECONDS, *
 
     Args:
         config: librdkafka properties of a client.
-        seconds: how long to try.
+        seconds: how long to try; 0 = once.
         every: connect to all brokers, instead of stopping at the first one that answers.
 
     Returns:
@@ -74,7 +74,10 @@ def check_reachable(config: Mapping[str, Any], seconds: float = START_SECONDS, *
             return str(failure)
         if isinstance(failure, _AdvertisedError):
             raise UnavailableError(f"{failure}.", fix=ADVERTISED_FIX) from failure
-        raise unreachable(cluster.bootstrap, seconds * 1000, cluster.unreached) from failure
+        raise UnavailableError(
+            f"no answer from Kafka at kafka.bootstrap.servers={cluster.bootstrap!r}: {cluster.unreached}.",
+            fix=UNREACHABLE_FIX,
+        ) from failure
     finally:
         cluster.close()
     if some:

@@ -33,8 +33,6 @@ _SILENT = frozenset(
 )
 #: Time in which a request that starts a query fails if brokers refuse connections.
 START_SECONDS = 7.0
-#: Time to find out why brokers do not answer.
-EXPLAIN_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -87,14 +85,14 @@ class Complaints:
         return None if self._login.has_worked else self.login_error(doing)
 
     def explanation(
-        self, doing: str, failure: KafkaError | KafkaException, seconds: float
+        self, doing: str, failure: KafkaError | KafkaException, seconds: float = 0.0
     ) -> KafkaEosError | None:
         """Returns the error that says why no broker has answered, found out with the package's own client.
 
         Args:
             doing: what was attempted.
             failure: of the request.
-            seconds: how long brokers may refuse connections.
+            seconds: how long brokers may refuse connections; 0 = each is asked once.
 
         Returns:
             None if brokers have answered, or may answer later; `last` then names what is wrong with some.
@@ -125,7 +123,7 @@ class Complaints:
         if self._explained or self._login.has_worked or kafka_error(failure).code() not in _SILENT:
             return None
         self._explained = True
-        return self.explanation(doing, failure, max(EXPLAIN_SECONDS, deadline.remaining_seconds()))
+        return self.explanation(doing, failure, deadline.remaining_seconds())
 
     def forget(self) -> None:
         """Forgets the newest report, because brokers have since done all that they were asked to."""
@@ -179,6 +177,7 @@ def request(
     poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
+    only_reads: bool = False,
     starts: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
@@ -192,6 +191,7 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
+        only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
         starts: whether the request is the first of a query or command. It then fails soon if brokers refuse
             connections, see `Complaints.start_error`.
 
@@ -200,7 +200,7 @@ def request(
         AuthorizationError: if a broker refused the login, or the principal lacks a right.
         KafkaEosError: if the request failed for another reason that no retry mends; see `failure.classify`.
     """
-    soon = Deadline.after_seconds(START_SECONDS)
+    soon = Deadline.after_seconds(deadline.remaining_seconds(START_SECONDS))
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:
         if is_login(failure):
@@ -216,7 +216,7 @@ def request(
         refused = complaints.login_error(doing)
         if refused is not None:
             return refused
-        explained = complaints.explanation(doing, failure, EXPLAIN_SECONDS)
+        explained = complaints.explanation(doing, failure)
         if explained is not None:
             return explained
         reason = f"{doing}: {complaints.last or complaints.secrets.hide(kafka_error(failure).str())}"
@@ -226,7 +226,11 @@ def request(
         text = complaints.secrets.hide(kafka_error(failure).str())
         _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
+    limit = TryLimit()
+
     def send_once() -> T:
+        if only_reads:
+            return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
 
     answer = retry(

@@ -40,7 +40,7 @@ class Rights:
         self._kafka, self._deadline = dict(kafka), deadline
         self._complaints = Complaints(self._kafka)
         self._client = make(
-            _AdminClient, {**admin_config(self._kafka), "error_cb": self._complaints.on_error}, logger=_log
+            _AdminClient, {**admin_config(self._kafka), "error_cb": self._complaints.on_error}
         )
 
     def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
@@ -97,7 +97,7 @@ class Rights:
             "error_cb": complaints.on_error,
         }
         doing = f"looking up the rights on transactional id {transactional_id!r}"
-        producer: Any = make(Producer, config, logger=_log)
+        producer: Any = make(Producer, config)
 
         def send(seconds: float) -> bool | None:
             try:

@@ -265,8 +265,8 @@ class OAuthService:
             said = self._secrets.hide(f"{error.reason}{_explanation(error)}")
             text = f"{self._url} answered {error.code} {said}"
             if error.code >= 500 or error.code == 429:
-                raise ConnectionError(text) from error
-            raise LoginRefusedError(text) from error
+                raise ConnectionError(text) from None
+            raise LoginRefusedError(text) from None  # the service's own words may quote the secret
         except ValueError as error:
             raise ConnectionError(f"{self._url} did not answer with JSON") from error
         if not isinstance(found, dict) or not isinstance(found.get("access_token"), str):

@@ -57,13 +57,16 @@ class TopicAdmin:
 
     Args:
         kafka: librdkafka properties; only those for connecting to the cluster are used.
+        starts: whether a command makes its first requests with it, which then fail soon if brokers refuse
+            connections.
     """
 
-    def __init__(self, kafka: Mapping[str, Any]) -> None:
+    def __init__(self, kafka: Mapping[str, Any], *, starts: bool = False) -> None:
+        self._starts = starts
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
         self._complaints = Complaints(kafka)
         config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
-        self._client: Any = make(_AdminClient, config, logger=_log)
+        self._client: Any = make(_AdminClient, config)
 
     def __enter__(self) -> TopicAdmin:
         return self
@@ -92,7 +95,7 @@ class TopicAdmin:
             led = all(each.leader is not None and each.leader.id >= 0 for each in found.partitions)
             return TopicShape(len(found.partitions), led, str(found.topic_id))
 
-        return self._ask(f"looking up topic {name!r}", ask, deadline)
+        return self._ask(f"looking up topic {name!r}", ask, deadline, only_reads=True)
 
     def cluster_id(self, deadline: Deadline) -> str:
         """Returns Kafka's id of the cluster; "" = the brokers report none.
@@ -121,7 +124,9 @@ class TopicAdmin:
             return {each.name: each.value for each in self._await_answer(future).values()}
 
         try:
-            return self._ask(f"looking up the configuration of topic {name!r}", ask, deadline)
+            return self._ask(
+                f"looking up the configuration of topic {name!r}", ask, deadline, only_reads=True
+            )
         except AuthorizationError as refused:
             raise AuthorizationError(
                 refused.message, fix=f"grant the principal DescribeConfigs on topic {name!r}."
@@ -238,9 +243,18 @@ class TopicAdmin:
         """Pauses, or raises an `UnavailableError` with this state after the deadline."""
         pauses.wait(lambda: unreachable(self._bootstrap, deadline.budget_seconds * 1000, state))
 
-    def _ask(self, doing: str, ask: Callable[[float], T], deadline: Deadline) -> T:
+    def _ask(
+        self, doing: str, ask: Callable[[float], T], deadline: Deadline, *, only_reads: bool = False
+    ) -> T:
         return request(
-            doing, ask, deadline, self._complaints, self._bootstrap, poll=lambda s: self._client.poll(s)
+            doing,
+            ask,
+            deadline,
+            self._complaints,
+            self._bootstrap,
+            poll=lambda s: self._client.poll(s),
+            only_reads=only_reads,
+            starts=self._starts,
         )
 
     def _await_answer(self, future: Any) -> Any:

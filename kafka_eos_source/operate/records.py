@@ -261,7 +261,7 @@ def produce(
         InvalidOptionError: there is no such topic.
         KafkaEosError: a record is too large, or the brokers do not take it.
     """
-    with TopicAdmin(kafka) as admin:
+    with TopicAdmin(kafka, starts=True) as admin:
         if admin.shape(name, deadline) is None:
             raise no_topic(kafka, name, deadline)
     sent = 0

@@ -81,8 +81,10 @@ def create(
     Raises:
         UnavailableError, AuthorizationError, OperatorError: as `TopicAdmin.create`.
     """
-    with TopicAdmin(kafka) as admin:
-        created = admin.create(name, partitions, replication_factor, config or {}, deadline)
+    with TopicAdmin(kafka, starts=True) as admin:
+        # looked up first, because a request that changes nothing fails sooner if no broker answers
+        exists = admin.shape(name, deadline) is not None
+        created = not exists and admin.create(name, partitions, replication_factor, config or {}, deadline)
         admin.await_led(name, deadline)
     return created
 
@@ -94,7 +96,7 @@ def describe(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDe
         InvalidOptionError: there is no such topic.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
-    with TopicAdmin(kafka) as admin:
+    with TopicAdmin(kafka, starts=True) as admin:
         shape = admin.shape(name, deadline)
         if shape is None:
             raise no_topic(kafka, name, deadline)

@@ -181,6 +181,8 @@ class Cluster:
             deadline: the deadline.
             last: what was attempted, and what went wrong last.
         """
+        if self.unreached not in last:
+            last = f"{last}; {self.unreached}"
         return self._refusal or unreachable(self.bootstrap, deadline.budget_seconds * 1000, last)
 
     @property
@@ -538,8 +540,8 @@ class Cluster:
             error = KafkaError(code, f"handshake: {said}" if is_tls else said)
             self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
-                raise self._refusal from refusal
-            raise TemporaryError(said) from refusal
+                raise self._refusal from None  # the broker's own words may quote a secret
+            raise TemporaryError(said) from None
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker
             if isinstance(failure, TimeoutError):
