@@ -475,7 +475,7 @@ _WRITE = (
         "acks",
         Whole(-1, 1, all=-1),
         "whose acknowledgements a write with `at_least_once` waits for: those of all in-sync replicas (`all`), or of the "
-        "leader (`1`; `0` means the same). With `exactly_once`, it is `all`",
+        "leader (`1`). `0` is refused: a lost record could not be reported. With `exactly_once`, it is `all`",
         instead="set all or 1, because brokers refuse other numbers",
     ),
     _supported(
