@@ -259,7 +259,7 @@ def test_a_property_that_breaks_reads_is_refused(kafka: dict[str, str], message:
         ({}, None, "true"),
         ({"acks": "all"}, "-1", "true"),
         ({"acks": "1"}, "1", "false"),
-        ({"request.required.acks": "0"}, "1", "false"),
+        ({"request.required.acks": "1"}, "1", "false"),
         ({"acks": "1", "enable.idempotence": "false"}, "1", "false"),
         ({"enable.idempotence": "f"}, None, "false"),
     ],
@@ -270,6 +270,12 @@ def test_at_least_once_is_idempotent_unless_the_users_properties_forbid_it(
     made = producer_config(check_producer({**SERVERS, **kafka}, exactly_once=False))
     assert (made.get("acks"), made["enable.idempotence"]) == (acks, idempotence)
     Producer(made).close()
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_write_without_acknowledgements_is_refused(exactly_once: bool) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'kafka\.acks' has the value '0'; expected all"):
+        check_producer({"acks": "0"}, exactly_once=exactly_once)
 
 
 def test_idempotence_that_the_user_requires_is_never_switched_off() -> None:

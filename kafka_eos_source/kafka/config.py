@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import login_options, tls
 from kafka_eos_source.kafka.java import translated
-from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, is_property, refused, unknown
+from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, refused, unknown
 from kafka_eos_source.kafka.secrets import is_secret, shown
 
 __all__ = [
@@ -61,6 +61,11 @@ def _is(value: str) -> Callable[[str], bool]:
 
 #: Values are in the form of `properties.canonical` (``acks=all`` is -1).
 _ACKS = _Rule(_is("-1"), "all", "needs acknowledgements of all in-sync replicas")
+_ACKNOWLEDGED = _Rule(
+    lambda value: value != "0",
+    "all, or 1 to do without the in-sync replicas",
+    "needs the leader's acknowledgement, because it could not report a lost record without",
+)
 _EXACTLY_ONCE: Mapping[str, _Rule] = {
     "enable.idempotence": _Rule(_is("true"), "true", "needs an idempotent producer"),
     "acks": _ACKS,
@@ -122,13 +127,12 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
         return {
             name: value for name, value in checked.effective().items() if name not in _IMPLIED_BY_TRANSACTIONS
         }
+    checked.obey({"acks": _ACKNOWLEDGED}, "a sink")
     found = checked.effective()
     if found.get("enable.idempotence") == "true":
         checked.obey({"acks": _ACKS}, "kafka.enable.idempotence=true", "or set that to false")
     elif found.get("acks", "-1") != "-1":
         found["enable.idempotence"] = "false"  # as Java does, unless the user asks for it
-    if found.get("acks") == "0":
-        found["acks"] = "1"  # a batch that nobody acknowledges could not be repeated
     return found
 
 
@@ -167,7 +171,7 @@ def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 def is_known(name: str) -> bool:
     """Returns whether an option ``kafka.<name>`` exists. Helps to report a missing or misspelt prefix."""
-    return is_property(name)
+    return name in PROPERTIES
 
 
 class _Checked:

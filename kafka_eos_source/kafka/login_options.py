@@ -142,12 +142,6 @@ def _check_kerberos(kafka: Mapping[str, str]) -> None:
             "It is built from source, with a C compiler and the headers of MIT Kerberos (Debian and Ubuntu: "
             "libkrb5-dev; Red Hat: krb5-devel).",
         )
-    if "sasl.kerberos.kinit.cmd" in kafka:
-        raise InvalidOptionError(
-            "option 'kafka.sasl.kerberos.kinit.cmd' cannot be used: this client runs no kinit.",
-            fix="set kafka.sasl.kerberos.keytab and kafka.sasl.kerberos.principal, from which tickets are "
-            "renewed; or let another program keep the ticket cache fresh (KRB5CCNAME), and set neither.",
-        )
 
 
 def _use_aws(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 _PACKAGE = "kafka_eos_source.kafka.wire"
@@ -63,20 +64,21 @@ def configure(kafka: Mapping[str, str]) -> None:
 
 def request(address: str, sent: Any, correlation_id: int) -> None:
     """Logs a request that is sent."""
-    log = _of(sent)
+    log = _logger(type(sent).__name__)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s: request %d, version %d", address, correlation_id, sent.API_VERSION)
 
 
 def answer(address: str, sent: Any, correlation_id: int, size: int) -> None:
     """Logs the answer to a request."""
-    log = _of(sent)
+    log = _logger(type(sent).__name__)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s: answer %d, %d bytes", address, correlation_id, size)
 
 
-def _of(sent: Any) -> logging.Logger:
-    return _requests.getChild(type(sent).__name__.removesuffix("Request"))
+@cache
+def _logger(kind: str) -> logging.Logger:
+    return _requests.getChild(kind.removesuffix("Request"))
 
 
 def _is_shown() -> bool:
