@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, first_batch, machine, session, sink_session, sinks
+from kafka_eos_source.commit import direct, identity_file, machine, session, sink_session, sinks
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
@@ -117,7 +117,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
         patch.object(session, "_sessions", kept["_sessions"]),
         patch.object(sink_session, "_opened", kept["_opened"]),
         patch.object(sink_session, "_checked", kept["_checked"]),
-        patch.object(first_batch, "_checked", kept["_identities"]),
+        patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from kafka_eos_source.kafka import login, secrets
+from kafka_eos_source.kafka import login
 from kafka_eos_source.observe import journal
 from kafka_eos_source.stage import sealing_plan
 
@@ -34,12 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forget_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets which credentials worked, as a new process does."""
     monkeypatch.setattr(login, "_worked", set())
-
-
-@pytest.fixture(autouse=True)
-def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forgets the secrets of other tests. A password "x" would hide each x in the messages of later tests."""
-    monkeypatch.setattr(secrets, "_registered", set())
 
 
 @pytest.fixture(autouse=True)

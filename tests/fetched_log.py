@@ -1,14 +1,20 @@
-"""A model of one partition's log, which answers fetches with the bytes that a broker would send."""
+"""A model of one partition's log: takes what producers send, and answers fetches with a broker's bytes.
+
+Where brokers differ, it does the worst that any of them may do: a log that does not know a producer accepts
+any sequence number.
+"""
 
 from __future__ import annotations
 
 import gzip
 import random
 import struct
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka.kernel import choice
 
@@ -18,6 +24,8 @@ COMMIT, ABORT = 1, 0
 _HEAD = struct.Struct(">qiibIhiqqqhii")
 #: Position of the checksum, and of the first byte that it covers.
 _CRC, _COVERED = 17, 21
+
+OK, OUT_OF_ORDER, INVALID_EPOCH = 0, 45, 47
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -47,6 +55,10 @@ class Batch:
         append_ms: the time at which the broker appended it, if the topic is configured so.
         horizon_ms: when compaction may delete its tombstones (KIP-534).
         epoch: of the leader that appended it.
+        sent: the bytes that a producer sent; None = they follow from the other attributes.
+        producer_epoch: of the producer that sent it.
+        sequences: the first and last sequence number.
+        outcome: whether its transaction was committed; None = it is open.
     """
 
     first: int
@@ -59,9 +71,20 @@ class Batch:
     append_ms: int | None = None
     horizon_ms: int | None = None
     epoch: int = 0
+    sent: bytes | None = None
+    producer_epoch: int = 0
+    sequences: tuple[int, int] = (0, 0)
+    outcome: bool | None = None
 
     def encoded(self) -> bytes:
         """Returns the bytes of the batch."""
+        if self.sent is not None:  # brokers change only what the checksum does not cover
+            return (
+                struct.pack(">q", self.first)
+                + self.sent[8:12]
+                + struct.pack(">i", self.epoch)
+                + self.sent[16:]
+            )
         first_ms = self.horizon_ms if self.horizon_ms is not None else next((e.ms for e in self.records), -1)
         plain = b"".join(encoded_record(each, self.first, first_ms) for each in self.records)
         codec = self.codec if self.records else NONE
@@ -171,17 +194,20 @@ class Log:
         batches: what compaction left.
         end: the high watermark.
         aborted: producer, first offset and offset of the marker of each aborted transaction.
-        open: first offset of each open transaction, by its producer.
+        open: first offset of each open transaction, by its producer; of those that producers sent, also by
+            the producer's epoch.
         start: the first offset of the log.
         epochs: leader epochs with their first offsets.
+        recent: the last five batches of each producer.
     """
 
     batches: list[Batch] = field(default_factory=list)
     end: int = 0
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
-    open: dict[int, int] = field(default_factory=dict)
+    open: dict[int | tuple[int, int], int] = field(default_factory=dict)
     start: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    recent: dict[int, deque[Batch]] = field(default_factory=dict)
 
     def elect(self, epoch: int, *, end: int | None = None, forgets: bool = False) -> None:
         """Begins an epoch.
@@ -215,6 +241,77 @@ class Log:
         how["epoch"] = self.epochs[-1][0]
         self.batches.append(Batch(self.end, last, placed, producer, transaction, **how))  # type: ignore[arg-type]
         self.end = last + 1
+
+    def produce(self, sent: bytes) -> tuple[int, int]:
+        """Appends a batch that a producer sent; returns an error code and the offset of its first record."""
+        batch = MemoryRecords(sent).next_batch()
+        assert batch is not None
+        assert batch.validate_crc()
+        producer, epoch, first = batch.producer_id, batch.producer_epoch, batch.base_sequence
+        records = [
+            Record(
+                self.end + at,
+                each.key,
+                each.value,
+                [(k.encode(), v) for k, v in each.headers],
+                each.timestamp,
+            )
+            for at, each in enumerate(batch)
+        ]
+        last = (first + len(records) - 1) & 0x7FFFFFFF
+        known = self.recent.get(producer) if producer >= 0 else None
+        if known:
+            newest = known[-1]
+            if epoch < newest.producer_epoch:
+                return INVALID_EPOCH, -1
+            if epoch > newest.producer_epoch and first != 0:
+                return OUT_OF_ORDER, -1
+            if epoch == newest.producer_epoch:
+                for each in known:
+                    if each.sequences == (first, last):
+                        return OK, each.first
+                if first != (newest.sequences[1] + 1) & 0x7FFFFFFF:
+                    return OUT_OF_ORDER, -1
+        made = Batch(
+            self.end,
+            self.end + len(records) - 1,
+            records,
+            producer,
+            epoch=self.epochs[-1][0],
+            sent=sent,
+            producer_epoch=epoch,
+            sequences=(first, last),
+        )
+        if batch.is_transactional:
+            made.transaction = self.open.setdefault((producer, epoch), self.end)
+        else:
+            made.outcome = True
+        self.end += len(records)
+        self.batches.append(made)
+        if not known or known[-1].producer_epoch != epoch:
+            known = self.recent[producer] = deque(maxlen=5)
+        known.append(made)
+        return OK, made.first
+
+    def end_transaction(self, producer: int, epoch: int, kind: int) -> None:
+        """Appends the marker that ends what a producer sent with an epoch; nothing if it sent nothing."""
+        first = self.open.pop((producer, epoch), None)
+        if first is None:
+            return
+        for each in self.batches:
+            if (each.producer, each.transaction) == (producer, first):
+                each.outcome = kind == COMMIT
+        self.open[producer] = first
+        self.finish(producer, kind)
+
+    def lose(self, batches: int) -> None:
+        """Loses the last batches that producers sent, and what the broker knew of them."""
+        sent = [each for each in self.batches if each.sent is not None][-batches:]
+        self.end = sent[0].first
+        self.batches = [each for each in self.batches if each.first < self.end]
+        for known in self.recent.values():
+            while known and known[-1] in sent:
+                known.pop()
 
     def finish(self, producer: int, kind: int) -> None:
         """Appends the marker that ends the open transaction of a producer."""

@@ -12,7 +12,7 @@ from model_broker import TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, Killed, broker_with_genesis, committed, request, rows
 
 from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.identity_file import Identity, IdentityFile
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.steps import Step
@@ -283,8 +283,8 @@ def test_setting_and_removing_the_token_topic_between_runs_never_duplicates_a_ba
     with TemporaryDirectory() as checkpoint:
         for run in schedule:
             name = TOKENS if run.with_topic else None
-            file = FirstBatchFile(
-                checkpoint, FirstBatch("app", "query", batch_id, "file:/checkpoint", token_topic=name)
+            file = IdentityFile(
+                checkpoint, Identity("app", "query", batch_id, "file:/checkpoint", token_topic=name)
             )
             wanted = request(batch_id, promised=file.promises_token)
             staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)

@@ -6,10 +6,7 @@ import json
 import os
 import resource
 import shutil
-import socket
-import struct
 import sys
-import threading
 from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +21,7 @@ from pyspark.errors import PySparkException
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import api_versions, kernel
+from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate import json_shape, json_shapes
@@ -474,54 +471,6 @@ def test_the_finalized_level_of_transactions_is_reported(
     assert ("transactions are written by" in found.what) == isinstance(features, dict)
 
 
-def _varint(number: int) -> bytes:
-    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _varint(number >> 7)
-
-
-def _feature_answer(features: Mapping[str, int], apis: int = 200) -> bytes:
-    """Writes an answer to ApiVersions 3 as a broker does."""
-    body = struct.pack(">ih", 1, 0) + _varint(apis + 1)
-    body += b"".join(struct.pack(">hhh", number, 0, 9) + b"\0" for number in range(apis))
-    body += struct.pack(">i", 0)
-    listed = _varint(len(features) + 1) + b"".join(
-        _varint(len(name) + 1) + name.encode() + struct.pack(">hh", level, 0) + b"\0"
-        for name, level in features.items()
-    )
-    tags = [(1, struct.pack(">q", 7)), (2, listed)]
-    return body + _varint(len(tags)) + b"".join(_varint(n) + _varint(len(v)) + v for n, v in tags)
-
-
-def test_a_broker_is_asked_for_its_features_over_a_socket() -> None:
-    wanted = {"transaction.version": 2, "group.version": 1}
-    assert api_versions.parse(_feature_answer(wanted)) == wanted
-    assert api_versions.parse(_feature_answer({})) == {}
-    assert api_versions.parse(struct.pack(">ihi", 1, 35, 0)) is None
-    with pytest.raises(ValueError, match="too short"):
-        api_versions.parse(_feature_answer(wanted)[:-3])
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer(sent: bytes) -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(sent)
-
-        for sent, outcome in (
-            (struct.pack(">i", len(_feature_answer(wanted))) + _feature_answer(wanted), wanted),
-            (b"HTTP/1.1 400 Bad Request\r\n\r\n", ValueError),
-            (b"\0\0", ConnectionResetError),
-        ):
-            thread = threading.Thread(target=answer, args=(sent,))
-            thread.start()
-            host, port = server.getsockname()
-            if isinstance(outcome, dict):
-                assert api_versions.finalized_features(host, port, {}, 5.0) == outcome
-            else:
-                with pytest.raises(outcome):
-                    api_versions.finalized_features(host, port, {}, 5.0)
-            thread.join()
-
-
 def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
     found = cluster.replicas(TWO, ["in", "out", "unknown"])
     complete(found)
@@ -675,7 +624,7 @@ def test_a_missing_dead_letter_topic_is_reported() -> None:
 
 def inspection(*, planned: float | None, token: bool = True, committed: bool = True) -> Any:
     return SimpleNamespace(
-        checkpoint=SimpleNamespace(planned_at_seconds=planned, first_batch="file" if committed else None),
+        checkpoint=SimpleNamespace(planned_at_seconds=planned, identity="file" if committed else None),
         kafka=SimpleNamespace(token="token" if token else None),
     )
 

@@ -11,7 +11,7 @@ from kafka_eos_source.kafka.config import check_consumer, is_known
 from kafka_eos_source.kafka.tokens import PROVIDER
 
 SECRET = "hunter2-is-secret"
-SASL = {"security.protocol": "SASL_SSL"}
+SASL = {"security.protocol": "sasl_ssl"}
 MSK = "b-1.sales.a1b2c3.c2.kafka.eu-central-1.amazonaws.com:9098"
 IAM = "software.amazon.msk.auth.iam"
 AWS_HANDLER = f"{IAM}.IAMClientCallbackHandler"
@@ -219,7 +219,7 @@ _REFUSED: list[tuple[dict[str, str], str]] = [
         {"sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_team="{SECRET}";'},
         "unsecuredLoginStringClaim_sub",
     ),
-    ({"sasl.mechanism": "GSSAPI", "sasl.kerberos.kinit.cmd": "kinit me"}, "kinit.cmd' cannot be used"),
+    ({"sasl.mechanism": "GSSAPI", "sasl.kerberos.kinit.cmd": "kinit me"}, "kinit.cmd' .* cannot be used"),
 ]  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def test_a_missing_package_is_named_with_the_command(
 
 
 def test_options_without_sasl_are_not_checked() -> None:
-    assert check_consumer({"security.protocol": "SSL", "sasl.mechanism": "CRAM"}) != {}
+    assert check_consumer({"security.protocol": "SSL", "sasl.mechanism": "OAUTHBEARER"}) != {}
 
 
 @pytest.mark.parametrize("name", [PROVIDER, "sasl.jaas.config", "sasl.client.callback.handler.class"])

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import admin_client
+from kafka_eos_source.kafka import admin_client, reachability
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -92,6 +92,7 @@ def test_a_transient_error_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_error_without_a_broker_contains_the_clients_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "check_reachable", lambda *_, **__: "")
     said = KafkaError(KafkaError._RESOLVE, "no such host b")
     found, _ = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(said,))
     with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):

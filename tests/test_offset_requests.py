@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -14,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
 
-from kafka_eos_source.errors import AbortableError, OperatorError
+from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
 from kafka_eos_source.kafka.transactional import TransactionalProducer
-from kafka_eos_source.kafka.wire import offset_refusals
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -111,50 +108,40 @@ def test_the_producer_sends_many_offsets_in_several_requests(
     assert mock.requests()[Api.END_TXN] == 1
 
 
-class Cluster:
-    """Stands in for the request for the configuration of the coordinator's topic."""
+def refused_with(code: int) -> Callable[[Collection[GroupOffset], str, Deadline], None]:
+    def send(_offsets: Collection[GroupOffset], _group_id: str, _deadline: Deadline) -> None:
+        failure = KafkaException(KafkaError(code))
+        raise AbortableError("refused") from failure
 
-    found: dict[str, str]
-
-    def __init__(self, _kafka: object) -> None: ...
-    def describe_configs(self, resources: list[Any], _seconds: float) -> dict[Any, Future[Any]]:
-        assert resources[0].name == "__consumer_offsets"
-        future: Future[Any] = Future()
-        future.set_result({name: SimpleNamespace(value=value) for name, value in self.found.items()})
-        return {resources[0]: future}
+    return send
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"max.message.bytes": "1000"}, OperatorError),
-        ({"max.message.bytes": str(LIMIT_BYTES)}, AbortableError),
-        ({}, AbortableError),
-    ],
+    ("limit", "expected"),
+    [("1000", OperatorError), (str(LIMIT_BYTES), AbortableError), (None, AbortableError)],
 )
 def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
-    mock: MockCluster,
-    producer_in_transaction: TransactionalProducer,
-    monkeypatch: pytest.MonkeyPatch,
-    config: dict[str, str],
-    expected: type[Exception],
+    limit: str | None, expected: type[Exception]
 ) -> None:
-    Cluster.found = config
-    monkeypatch.setattr(offset_refusals, "WireAdmin", Cluster)
-    mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.UNKNOWN)
+    def topic_property(topic: str, name: str, _deadline: Deadline) -> str:
+        assert (topic, name) == ("__consumer_offsets", "max.message.bytes")
+        if limit is None:
+            raise AuthorizationError("the principal may not describe the topic")
+        return limit
+
     with pytest.raises(expected) as caught:
-        producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
+        send_in_parts(topic_property, offsets(100), "app", deadline_soon(), refused_with(KafkaError.UNKNOWN))
     assert type(caught.value) is expected
     assert ("max.message.bytes=1000" in str(caught.value)) == (expected is OperatorError)
 
 
-def test_a_refusal_with_a_reason_is_raised_unchanged(
-    mock: MockCluster, producer_in_transaction: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offset_refusals, "WireAdmin", None)
-    mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.TRANSACTION_ABORTABLE)
+def test_a_refusal_with_a_reason_is_raised_unchanged() -> None:
+    def topic_property(*_: object) -> str:
+        raise AssertionError("nobody needs it")
+
+    send = refused_with(KafkaError.TRANSACTION_ABORTABLE)
     with pytest.raises(AbortableError) as caught:
-        producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
+        send_in_parts(topic_property, offsets(100), "app", deadline_soon(), send)
     assert isinstance(caught.value.__cause__, KafkaException)
 
 

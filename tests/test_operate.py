@@ -24,7 +24,7 @@ from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.commit.facts import Batch, Held
-from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, set_unproven
+from kafka_eos_source.commit.identity_file import Identity, IdentityFile, set_unproven
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import Cluster, CommitRequest
@@ -125,9 +125,9 @@ class GeneratedCheckpoint(SparkCheckpoint):
             self.log_commit(batch_id)
         return self
 
-    def write_first_batch_file(self, first_batch: int = 0, application_id: str = APP) -> GeneratedCheckpoint:
-        FirstBatchFile(
-            self.location, FirstBatch(application_id, self.query_id, first_batch, location(self.location))
+    def write_identity_file(self, first_batch: int = 0, application_id: str = APP) -> GeneratedCheckpoint:
+        IdentityFile(
+            self.location, Identity(application_id, self.query_id, first_batch, location(self.location))
         ).write()
         return self
 
@@ -156,10 +156,8 @@ class GeneratedCheckpoint(SparkCheckpoint):
         )
         return CommitRequest(batch, APP, OUT, tuple(ranges(logged, before)), "out")
 
-    def file(self, batch_id: int) -> FirstBatchFile:
-        return FirstBatchFile(
-            self.location, FirstBatch(APP, self.query_id, batch_id, location(self.location))
-        )
+    def file(self, batch_id: int) -> IdentityFile:
+        return IdentityFile(self.location, Identity(APP, self.query_id, batch_id, location(self.location)))
 
     def group_offsets(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
         """Returns the group's offsets after that batch."""
@@ -275,7 +273,7 @@ def test_commands_never_print_a_password(
         f"sasl.password={SECRET}\nbootstrap.servers=host:1\n"
     )
     seen = fake_cluster(
-        monkeypatch, FakeReader(made.write_batches(0, 1).write_first_batch_file().group_offsets(0))
+        monkeypatch, FakeReader(made.write_batches(0, 1).write_identity_file().group_offsets(0))
     )
     result = run("inspect", "--checkpoint", made.location, "--kafka-properties", str(file))
     assert result.exit_code == 0
@@ -300,7 +298,7 @@ def test_commands_never_print_a_password(
 def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_restart(
     made: GeneratedCheckpoint,
 ) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
     assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
     assert not found.needs_a_person
@@ -318,7 +316,7 @@ def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_re
     [(1_760_000_000_500, "2025-10-09 08:53:20 UTC"), (2**62, "4611686018427387904 ms since 1970")],
 )
 def test_inspect_shows_when_timers_are_due(made: GeneratedCheckpoint, at_ms: int, shown: str) -> None:
-    made.write_batches(7, 7).write_first_batch_file()
+    made.write_batches(7, 7).write_identity_file()
     due_at = Due(at_ms, 1_760_000_000_000)
     found = inspect_checkpoint(made, FakeReader(made.group_offsets(7, due=due_at)))
     text = io.StringIO()
@@ -329,14 +327,14 @@ def test_inspect_shows_when_timers_are_due(made: GeneratedCheckpoint, at_ms: int
 def test_a_planned_batch_that_kafka_does_not_hold_is_written_after_a_restart(
     made: GeneratedCheckpoint,
 ) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     found = inspect_checkpoint(made, FakeReader(made.group_offsets(6)))
     assert found.verdict.text == "batch 7 is planned but not in Kafka: a restart writes it once."
     assert not found.needs_a_person
 
 
 def test_a_batch_that_both_logs_hold_is_complete(made: GeneratedCheckpoint) -> None:
-    made.write_batches(7, 7).write_first_batch_file()
+    made.write_batches(7, 7).write_identity_file()
     found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
     assert (
         found.verdict.text == "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8."
@@ -373,7 +371,7 @@ def test_inspect_names_the_condition_with_which_the_query_would_fail(
     condition: str,
 ) -> None:
     made.first = 5
-    made.write_batches(committed, planned).write_first_batch_file()
+    made.write_batches(committed, planned).write_identity_file()
     newer = GeneratedCheckpoint(tmp_path / "newer").write_batches(
         9, 9
     )  # its batches end in the middle of those of the old copy
@@ -385,7 +383,7 @@ def test_inspect_names_the_condition_with_which_the_query_would_fail(
 
 
 def test_an_old_checkpoint_copy_whose_batches_kafka_holds_is_skipped(made: GeneratedCheckpoint) -> None:
-    made.write_batches(8, 9).write_first_batch_file()
+    made.write_batches(8, 9).write_identity_file()
     offsets = made.group_offsets(9)
     made.forget("offsets/9", "offsets/8", "commits/8", "commits/7")
     found = inspect_checkpoint(made, FakeReader(offsets))
@@ -393,7 +391,7 @@ def test_an_old_checkpoint_copy_whose_batches_kafka_holds_is_skipped(made: Gener
 
 
 def test_a_token_of_another_query_is_reported_as_foreign_query(made: GeneratedCheckpoint) -> None:
-    made.write_batches(-1, 0).write_first_batch_file()
+    made.write_batches(-1, 0).write_identity_file()
     found = inspect_checkpoint(made, FakeReader(made.group_offsets(0, query_id="another")))
     assert found.verdict.condition == "FOREIGN_QUERY"
 
@@ -416,8 +414,8 @@ class FakeTokenTopic:
 def inspect_with_token_topic(
     made: GeneratedCheckpoint, reader: FakeReader, record: TokenRecord | UnavailableError | None
 ) -> Inspection:
-    FirstBatchFile(
-        made.location, FirstBatch(APP, made.query_id, 0, location(made.location), token_topic="tokens")
+    IdentityFile(
+        made.location, Identity(APP, made.query_id, 0, location(made.location), token_topic="tokens")
     ).write()
     file = Path(made.location, "kafka-eos/identity.json")
     assert json.loads(file.read_text())["token_topic"] == "tokens"
@@ -451,7 +449,7 @@ def test_inspect_completes_a_lost_group_from_the_token_topic(made: GeneratedChec
 
 def test_a_token_older_than_a_mark_is_reported_as_missing(made: GeneratedCheckpoint) -> None:
     """An outdated token must not decide the fate of prepared sink transactions."""
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     newer = _token(made.request(7))
     offsets = {**made.group_offsets(5), IN: GroupOffset(IN, 80, Mark.of(newer).encode())}
     found = inspect_checkpoint(made, FakeReader(offsets))
@@ -461,7 +459,7 @@ def test_a_token_older_than_a_mark_is_reported_as_missing(made: GeneratedCheckpo
 
 
 def test_inspect_without_a_broker_reports_the_checkpoint_alone(made: GeneratedCheckpoint) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     found = inspect_checkpoint(made, None)
     assert "it is unknown whether Kafka holds batch 7" in found.verdict.text
     assert not found.needs_a_person
@@ -487,7 +485,7 @@ def test_inspect_without_a_checkpoint_reports_what_kafka_holds(
 def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
     made: GeneratedCheckpoint,
 ) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     reader = FakeReader(
         made.group_offsets(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "another id"}
     )
@@ -510,7 +508,7 @@ def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
 
 
 def test_inspect_names_a_damaged_file(made: GeneratedCheckpoint) -> None:
-    made.write_batches(0, 1).write_first_batch_file()
+    made.write_batches(0, 1).write_identity_file()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
     with pytest.raises(OperatorError, match="is damaged"):
         inspect_checkpoint(made, None)
@@ -554,7 +552,7 @@ def commit(broker: ModelBroker, made: GeneratedCheckpoint, batch_id: int) -> Ste
     rows = [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
     staged, file = ModelRows(rows), made.file(batch_id)
     machine = Commit(
-        made.request(batch_id), staged, broker, ProducerSession(), five_seconds(), first_batch=file
+        made.request(batch_id), staged, broker, ProducerSession(), five_seconds(), identity_file=file
     )
     return machine.run().step
 
@@ -669,7 +667,7 @@ def test_adopt_ends_a_time_of_at_least_once(made: GeneratedCheckpoint, tmp_path:
     made.write_batches(1, 1)
     for batch_id in (0, 1):
         commit(broker, made, batch_id)
-    made.write_first_batch_file().write_batches(2, 3)
+    made.write_identity_file().write_batches(2, 3)
     for batch_id in (2, 3):
         set_unproven(made.location, batch_id)
     with pytest.raises(GuaranteeChangedError, match="from batch 2 on"):
@@ -698,7 +696,7 @@ def test_adopt_keeps_a_batch_that_kafka_holds_although_at_least_once_has_repeate
     made.write_batches(1, 2)
     for batch_id in (0, 1, 2):
         commit(broker, made, batch_id)
-    made.write_first_batch_file()
+    made.write_identity_file()
     set_unproven(made.location, 2)
     for tp, each in broker.group.items():
         token = Token.decode(each.metadata)
@@ -720,7 +718,7 @@ def test_the_token_says_that_batches_were_written_without_one(
     made.write_batches(1, 1)
     for batch_id in (0, 1):
         commit(broker, made, batch_id)
-    made.write_first_batch_file().write_batches(1, 2)
+    made.write_identity_file().write_batches(1, 2)
     before = dict(broker.group)
     monkeypatch.setattr(session, "KafkaClients", lambda *_: broker)
     options = parse_write(
@@ -803,7 +801,7 @@ def test_sweep_keeps_every_entry_that_may_still_be_read(
 def test_sweep_deletes_old_entries_only_with_yes(
     made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.write_batches(2, 3).write_first_batch_file()
+    made.write_batches(2, 3).write_identity_file()
     fake_cluster(monkeypatch, FakeReader(made.group_offsets(2)))
     week = 7 * 86_400
     old_entries = [made.stage("1", 7), made.stage("2", 5, week), made.stage("write-" + "0" * 32, 3, week)]
@@ -824,7 +822,7 @@ def test_sweep_deletes_old_entries_only_with_yes(
 def test_sweep_ignores_the_token_of_another_query(
     made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.write_batches(2, 3).write_first_batch_file()
+    made.write_batches(2, 3).write_identity_file()
     fake_cluster(monkeypatch, FakeReader(made.group_offsets(3, query_id="another", batch_id=99)))
     path = made.stage("1", age_seconds=7 * 86_400)
     result = run("sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1", "--yes")
@@ -866,7 +864,7 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[Ma
 def test_the_exit_code_of_inspect_follows_the_verdict(
     made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     made.stage("7", 1234)
     reader = FakeReader(made.group_offsets(7))
     fake_cluster(monkeypatch, reader)
@@ -908,7 +906,7 @@ def test_inspect_without_arguments_names_the_options_it_needs() -> None:
 def test_commands_that_change_kafka_need_brokers_and_yes(
     made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    made.write_batches(6, 7).write_first_batch_file()
+    made.write_batches(6, 7).write_identity_file()
     fake_cluster(monkeypatch, FakeReader())
 
     def never(*_arguments: object, **_named: object) -> None:

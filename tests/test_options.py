@@ -440,7 +440,7 @@ def test_a_sink_accepts_include_headers_without_effect() -> None:
     assert write(includeHeaders="true") == write()
 
 
-@pytest.mark.parametrize("name", ["kafka.sasl.password", "kafka.ssl.key.pem"])
+@pytest.mark.parametrize("name", ["kafka.sasl.password", "kafka.ssl.key.password"])
 def test_the_repr_of_parsed_options_hides_secrets(name: str) -> None:
     for parsed in (read(**{name: "hunter2"}), write(**{name: "hunter2"})):
         assert "hunter2" in parsed.kafka.values()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import pickle
 import traceback
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -18,15 +21,16 @@ from kafka_eos_source.datasource.commit_message import CommitMessage
 from kafka_eos_source.datasource.reader import stream_reader
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka import secrets
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.producer import RecordProducer
-from kafka_eos_source.kafka.secrets import MASK
+from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
@@ -49,24 +53,80 @@ any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12
 )
 
 
-@pytest.fixture(autouse=True)
-def _clear_known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_registered", set())
-
-
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
 def test_secrets_in_messages_of_client_and_broker_are_masked(name: str, secret: str, code: int) -> None:
     ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
     assume(secret not in ours)  # a secret that occurs in a message's fixed wording reveals nothing
-    secrets.register_secrets({name: secret})
-    for said in (secret, repr(secret), f"refused {secret!r}: {secret}"):
+    config = {name: secret}
+    for said in (secret, repr(secret), f"refused {secret!r}: {secret}", json.dumps({"with": secret})):
+        complaints = Complaints(config)
+        complaints.on_error(KafkaError(code, said))
         for error in (
-            classify(KafkaError(code, said), f"reading with {secret}"),
-            unreachable("servers", 1000, said),
+            classify(KafkaError(code, said), "reading", complaints.secrets),
+            unreachable("servers", 1000, complaints.last),
+            Login(config).error(KafkaError(code, said), "reading"),
         ):
             assert secret not in str(error)
             assert secret not in repr(error)
             assert MASK in str(error)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), st.sampled_from("\"'/=:&?"))
+def test_a_secret_is_found_in_every_encoding(secret: str, around: str) -> None:
+    assume(secret.strip())
+    encoded = base64.b64encode(secret.encode()).decode()
+    for form in (
+        secret,
+        json.dumps(secret)[1:-1],
+        repr(secret)[1:-1],
+        quote(secret),
+        quote(secret, safe=""),
+        quote_plus(secret),
+        encoded,
+        base64.urlsafe_b64encode(secret.encode()).decode(),
+    ):
+        hidden = Secrets.of({"sasl.password": secret}).hide(f"with{around}{form}{around}end")
+        assert hidden == f"with{around}{MASK}{around}end"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kafka.bootstrap.servers='kafka:9092'",
+        "kafka-eos kafka_eos my-kafka akafka kafkas",
+        "sasl.kerberos.service.name of broker.kafka.example.com",
+    ],
+)
+def test_a_usual_word_as_password_is_not_masked_inside_other_words(text: str) -> None:
+    """Otherwise the text would show what the password is."""
+    assert Secrets.of({"sasl.password": "kafka"}).hide(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("login alice/kafka failed", f"login alice/{MASK} failed"),
+        ("password=kafka.", f"password={MASK}."),
+        ("p%3Dkafka%26", f"p%3D{MASK}%26"),
+        (repr("a\nkafka\nb"), repr(f"a\n{MASK}\nb")),
+        ("Basic " + base64.b64encode(b"alice:kafka").decode(), f"Basic {MASK}"),
+    ],
+)
+def test_a_usual_word_as_password_is_masked_as_a_word(text: str, hidden: str) -> None:
+    assert Secrets.of({"sasl.username": "alice", "sasl.password": "kafka"}).hide(text) == hidden
+
+
+def test_the_secrets_of_one_query_are_not_masked_in_the_texts_of_another() -> None:
+    with pytest.raises(InvalidOptionError):
+        make(Consumer, {**UNUSABLE, "sasl.password": "topic", "group.id": "g"})
+    error = classify(KafkaError(KafkaError._TRANSPORT, "the topic"), "reading topic 't'", Secrets.of({}))
+    assert error.message.startswith("reading topic 't': the topic (")
+
+
+def test_passwords_in_urls_are_secret_whatever_the_property() -> None:
+    found = Secrets.of({"url": "http://a:p1%40w@h:8081, https://b:p2pw@h", "uri": "postgresql://c:p3pw@h/d"})
+    text = found.hide("p1%40w p1@w p2pw p3pw postgresql h")
+    assert text == f"{MASK} {MASK} {MASK} {MASK} postgresql h"
 
 
 @given(st.lists(st.from_regex(r"[a-z]{3,8}=[A-Za-z0-9]{9,20}", fullmatch=True), min_size=1, max_size=4))
@@ -75,7 +135,7 @@ def test_parts_of_a_secret_that_librdkafka_quotes_are_masked(words: list[str]) -
     line = " ".join(words)
     for at in range(len(words)):
         rest = " ".join(words[at:])
-        said = secrets.redact(f"beginning at: {rest}", {"sasl.oauthbearer.config": line})
+        said = Secrets.of({"sasl.oauthbearer.config": line}).hide(f"beginning at: {rest}")
         assert said == f"beginning at: {MASK}"
 
 
@@ -91,7 +151,7 @@ def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any)
     assert SECRET not in shown
     assert MASK in shown
     # and real errors of librdkafka: two properties that exclude each other
-    with pytest.raises(InvalidOptionError, match="librdkafka refuses"):
+    with pytest.raises(InvalidOptionError, match=r"librdkafka \S+ refuses"):
         make(kind, {**UNUSABLE, "group.id": "g"})
 
 
@@ -119,14 +179,18 @@ UNUSABLE = {
 def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
     makes: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(KafkaEosError, match="librdkafka refuses") as caught:
+    with pytest.raises(KafkaEosError, match=r"librdkafka \S+ refuses") as caught:
         makes()
     printed = capfd.readouterr()
     for shown in ("".join(traceback.format_exception(caught.value)), caplog.text, printed.out, printed.err):
         assert SECRET not in shown
 
 
-OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
+OPTIONS = {
+    "kafka.bootstrap.servers": "h:1",
+    **{f"kafka.{name}": SECRET for name in NAMES},
+    "kafka.ssl.key.pem": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+}
 
 
 def test_the_repr_of_no_object_contains_a_secret() -> None:

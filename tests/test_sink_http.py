@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,11 +17,12 @@ import pytest
 from http_service import DELAY, LOSE_AFTER, LOSE_BEFORE, HttpService, running
 
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.http.answers import Answer, Meaning, meaning_of, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
@@ -243,7 +245,33 @@ def test_a_request_has_credentials_content_type_row_count_and_transaction_id(
     assert headers["content-type"] == "application/x-ndjson"
     assert headers["kafka-eos-rows"] == str(ROWS.num_rows)
     assert headers.get("idempotency-key") == (str(txn) if mode == IDEMPOTENCY_KEY else None)
-    assert "s3cr3t" not in concealed("refused: token s3cr3t-of-the-test")
+
+
+class Quoting(BaseHTTPRequestHandler):
+    """A service that refuses each request with a text that quotes its credentials."""
+
+    def do_GET(self) -> None:
+        value = self.headers["Authorization"]
+        text = f"no such token: {value.rpartition(' ')[2]}, of {value!r}".encode()
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+def test_the_credentials_that_a_service_quotes_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quoting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        credentials = Credentials("Authorization", variable="SERVICE_AUTH")
+        transport = Transport(f"http://127.0.0.1:{server.server_port}", credentials, 5.0)
+        answer = str(transport.request("GET", "/", deadline()))
+        transport.close()
+        server.shutdown()
+    assert answer == f"HTTP 401 no such token: {MASK}, of '{MASK}'"
 
 
 def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_path: Path) -> None:
@@ -253,7 +281,8 @@ def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_pa
     assert isinstance(sink, HttpSink)
     assert "hidden" not in f"{spec} {sink.credentials}"
     sink.open(SinkContext("a", "application", "cluster"))
-    assert "hidden" not in concealed("401: no such token hidden-in-options") + concealed(str(stated))
+    assert "hidden" not in spec.secrets(sink).hide(str(stated))
+    assert "hidden" not in sink.credentials.secrets.hide("401: no such token hidden-in-options")
 
 
 def test_recover_raises_if_the_service_does_not_list_prepared_ids(

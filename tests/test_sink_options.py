@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import secrets
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
@@ -64,9 +63,8 @@ def test_sinks_by_type_and_by_import_path() -> None:
     assert isinstance(found, OwnSink)
     assert found.token_url == "https://me:hunter2@host"
     assert "hunter2" not in f"{files!r} {own!r}"
-    assert (
-        secrets.concealed("cannot reach https://me:hunter2@host") == "cannot reach https://me:********@host"
-    )
+    hidden = own.secrets(found).hide("cannot reach https://me:hunter2@host")
+    assert hidden == "cannot reach https://me:********@host"
 
 
 @pytest.mark.parametrize(
@@ -174,8 +172,7 @@ def test_the_password_of_an_object_is_not_shown() -> None:
     writer: Any = Writer()
     with_two_phase_sinks(writer, {"own": OwnSink("https://me:swordfish@host")})
     (own,) = sinks(writer.options)
-    own.build()
-    assert secrets.concealed("me:swordfish@host") == "me:********@host"
+    assert own.secrets(own.build()).hide("me:swordfish@host") == "me:********@host"
 
 
 def test_an_object_that_is_not_a_sink_is_refused() -> None:

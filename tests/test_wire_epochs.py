@@ -8,12 +8,11 @@ from itertools import count
 
 import pytest
 from confluent_kafka import KafkaException
-from fetch_cluster import FetchCluster
 from fetched_log import Log, Record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulated.kafka import Fault, Partition, SimulatedKafka
 from test_wire_consumer import conf, read, spoiled
-from wire_cluster import Fault, Partition
 
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.kafka import kernel
@@ -44,7 +43,7 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def rows(log: Log, start: int, end: int, epoch: int, *, fails: bool = True) -> list[tuple[int, bytes | None]]:
-    with FetchCluster({("t", 0): log}) as cluster:
+    with SimulatedKafka({"t": [log]}) as cluster:
         try:
             return read(cluster, [OffsetRange(TP, start, end, epoch)], fail_on_data_loss=fails).get(
                 ("t", 0), []
@@ -87,7 +86,7 @@ def test_later_epochs_in_record_batches_alone_are_no_loss(knows: bool) -> None:
     log.elect(9)
     appended(log, 5, count())
     log.epochs = [(3, 0)]
-    with FetchCluster({("t", 0): log}) as cluster:
+    with SimulatedKafka({"t": [log]}) as cluster:
         if not knows:
             cluster.unsupported = {"OffsetForLeaderEpoch"}
         found = read(cluster, [OffsetRange(TP, 0, 10, 3)])
@@ -115,7 +114,7 @@ def test_a_cut_is_noticed_behind_a_damaged_batch_that_is_passed_over(is_found: b
             log.elect(7, end=60)
             appended(log, 40, numbers)
         spoiled(log, {15: "decoded"} if is_found else {28: "length", 29: "record"})
-    with FetchCluster({("t", 0): before}) as cluster:
+    with SimulatedKafka({"t": [before]}) as cluster:
 
         def cut(tp: Partition, records: bytes) -> bytes:
             cluster.logs[tp] = after
@@ -144,7 +143,7 @@ def test_an_epoch_without_records_that_the_new_leader_lacks_costs_one_more_fetch
     appended(log, 5, count())
     log.elect(3)
     log.elect(5, forgets=True)
-    with FetchCluster({("t", 0): log}) as cluster:
+    with SimulatedKafka({"t": [log]}) as cluster:
         found = read(cluster, [OffsetRange(TP, 0, 10, 3)])
     assert [at for at, _ in found["t", 0]] == list(range(10))
     assert (cluster.received["Fetch"], cluster.received["OffsetForLeaderEpoch"]) == (2, 0)
@@ -154,13 +153,13 @@ def test_a_leader_that_refuses_the_epoch_is_asked_without_it() -> None:
     """It does not know the epoch, and answers OFFSET_OUT_OF_RANGE although the offset is in its log."""
     log = Log()
     appended(log, 5, count())
-    with FetchCluster({("t", 0): log}) as cluster:
+    with SimulatedKafka({"t": [log]}) as cluster:
         assert len(read(cluster, [OffsetRange(TP, 2, 10, 3)])["t", 0]) == 8
 
 
 def test_a_leader_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_consumer, "_CONNECT_SECONDS", 0.3)
-    with FetchCluster({("t", 0): refilled()}) as cluster:
+    with SimulatedKafka({"t": [refilled()]}) as cluster:
         asked = iter(["silent", "silent", "cut"])
 
         def fault(kind: str) -> Fault | None:
@@ -173,7 +172,7 @@ def test_a_leader_that_does_not_answer_is_asked_again(monkeypatch: pytest.Monkey
 
 
 def test_the_ends_of_epochs_are_asked_of_the_leaders() -> None:
-    with FetchCluster({("t", 0): refilled(), ("t", 1): Log()}, brokers=2) as cluster:
+    with SimulatedKafka({"t": [refilled(), Log()]}, brokers=2) as cluster:
         wire = Cluster(conf(cluster))
         try:
             other = TopicPartition("t", 1)

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
+from fetched_log import OUT_OF_ORDER
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from wire_cluster import (
+from simulated.kafka import (
     CONCURRENT,
     LAST_EPOCH,
     NOT_COORDINATOR,
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
-    OUT_OF_ORDER,
     UNSUPPORTED_VERSION,
     Fault,
-    WireCluster,
+    SimulatedKafka,
 )
 
 from kafka_eos_source.errors import (
@@ -60,7 +60,7 @@ KINDS = [
 TRANSIENT = [NOT_LEADER, 7, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS, 14, 15, 20, CONCURRENT]
 
 
-def producer(cluster: WireCluster, **properties: str) -> WireProducer:
+def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
     """Returns a client whose batches are tiny, so that each partition has many of them."""
     assert KERNEL is not None
     config = {
@@ -105,7 +105,7 @@ def expected(transactions: int, count: int = ROWS) -> dict[int, list[bytes]]:
     }
 
 
-def write_until_committed(cluster: WireCluster, transactions: int) -> None:
+def write_until_committed(cluster: SimulatedKafka, transactions: int) -> None:
     """Writes transactions as `commit.machine` does: after an error, a new producer and the token decide."""
     client: WireProducer | None = None
     limit = soon(60)
@@ -133,7 +133,7 @@ def write_until_committed(cluster: WireCluster, transactions: int) -> None:
 
 
 def planned(*faults: tuple[str, int, Fault]) -> Callable[[str], Fault | None]:
-    """Returns a `WireCluster.fault` that misbehaves at the n-th request of a kind."""
+    """Returns a `SimulatedKafka.fault` that misbehaves at the n-th request of a kind."""
     seen: Counter[str] = Counter()
     plan = {(kind, number): fault for kind, number, fault in faults}
 
@@ -145,8 +145,8 @@ def planned(*faults: tuple[str, int, Fault]) -> Callable[[str], Fault | None]:
 
 
 @pytest.fixture(params=[2, 1], ids=["transaction.version=2", "transaction.version=1"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[WireCluster]:
-    with WireCluster({TOPIC: PARTITIONS}, brokers=2, version=request.param) as made:
+def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=2, version=request.param) as made:
         yield made
 
 
@@ -173,7 +173,7 @@ _FAULT = st.one_of(
 def test_whatever_happens_to_requests_and_answers_each_transaction_is_exact(
     version: int, faults: list[tuple[str, int, Fault]]
 ) -> None:
-    with WireCluster({TOPIC: PARTITIONS}, brokers=2, version=version) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=2, version=version) as cluster:
         cluster.fault = planned(*faults)
         write_until_committed(cluster, 3)
         assert cluster.committed(TOPIC) == expected(3)
@@ -191,14 +191,14 @@ def test_whatever_happens_to_requests_and_answers_each_transaction_is_exact(
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_answer_neither_loses_nor_doubles_records(kind: str, number: int, bit: int) -> None:
     """The requests themselves arrive; what the client believes must not tear a transaction."""
-    with pytest.MonkeyPatch.context() as patch, WireCluster({TOPIC: PARTITIONS}, brokers=2) as cluster:
+    with pytest.MonkeyPatch.context() as patch, SimulatedKafka({TOPIC: PARTITIONS}, brokers=2) as cluster:
         patch.setattr(connection, "_LONGEST_MUTE_SECONDS", 0.2)
         cluster.fault = planned((kind, number, Fault("damage", bit)))
         write_until_committed(cluster, 2)
         assert cluster.committed(TOPIC) == expected(2)
 
 
-def test_a_later_batch_acknowledged_before_an_earlier_one_is_sent_again(cluster: WireCluster) -> None:
+def test_a_later_batch_acknowledged_before_an_earlier_one_is_sent_again(cluster: SimulatedKafka) -> None:
     """The broker wrote both, and answered an error to the first: both are sent again, and recognised."""
     cluster.fault = planned(*[("Produce", number, Fault("unsure", 20)) for number in (4, 8)])
     client = producer(cluster)
@@ -213,7 +213,7 @@ def test_a_later_batch_acknowledged_before_an_earlier_one_is_sent_again(cluster:
     assert cluster.committed(TOPIC) == expected(1)
 
 
-def test_an_acknowledgement_of_a_later_batch_is_none_of_the_earlier_ones(cluster: WireCluster) -> None:
+def test_an_acknowledgement_of_a_later_batch_is_none_of_the_earlier_ones(cluster: SimulatedKafka) -> None:
     """Not even if a leader took the later one alone: nothing is forgotten before its own acknowledgement."""
     client = producer(cluster)
     client.init(soon())
@@ -232,7 +232,7 @@ def test_an_acknowledgement_of_a_later_batch_is_none_of_the_earlier_ones(cluster
 
 def test_below_version_2_nothing_ends_a_transaction_with_records_on_the_way() -> None:
     """A record that arrives after the end could join the next transaction; the next epoch ends this one."""
-    with WireCluster({TOPIC: PARTITIONS}, version=1) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, version=1) as cluster:
         client = producer(cluster)
         client.init(soon())
         client.begin()
@@ -248,7 +248,7 @@ def test_below_version_2_nothing_ends_a_transaction_with_records_on_the_way() ->
         assert cluster.committed(TOPIC) == expected(1)
 
 
-def test_pipelined_requests_survive_leaders_that_move(cluster: WireCluster) -> None:
+def test_pipelined_requests_survive_leaders_that_move(cluster: SimulatedKafka) -> None:
     """Without an abort: the batches are sent again, in order, to the new leaders."""
     cluster.fault = planned(*[("Produce", number, Fault("move")) for number in (4, 9, 10, 17)])
     client = producer(cluster)
@@ -261,7 +261,7 @@ def test_pipelined_requests_survive_leaders_that_move(cluster: WireCluster) -> N
 
 @pytest.mark.parametrize("code", [NOT_LEADER, NOT_ENOUGH_REPLICAS, CONCURRENT, OUT_OF_ORDER])
 def test_the_first_batch_of_a_partition_goes_alone_because_any_sequence_may_follow(
-    cluster: WireCluster, code: int
+    cluster: SimulatedKafka, code: int
 ) -> None:
     """A leader that does not know the producer would take the second batch after it refused the first."""
     refused = 1 if code == OUT_OF_ORDER else 3
@@ -280,7 +280,7 @@ def test_the_first_batch_of_a_partition_goes_alone_because_any_sequence_may_foll
 
 
 def test_an_answer_that_leaves_out_a_partition_is_no_acknowledgement(
-    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = cluster._on_TxnOffsetCommit
 
@@ -308,7 +308,7 @@ def finish(zombie: WireProducer, step: str) -> None:
     zombie.commit(soon())
 
 
-def test_an_answer_with_another_correlation_id_is_no_answer(cluster: WireCluster) -> None:
+def test_an_answer_with_another_correlation_id_is_no_answer(cluster: SimulatedKafka) -> None:
     """The first bits of an answer are its correlation id; the request is sent again on another connection."""
     cluster.fault = planned(("EndTxn", 1, Fault("damage", 0)))
     client = producer(cluster)
@@ -319,7 +319,7 @@ def test_an_answer_with_another_correlation_id_is_no_answer(cluster: WireCluster
     assert cluster.committed(TOPIC) == expected(1)
 
 
-def test_an_empty_transaction_needs_no_end(cluster: WireCluster) -> None:
+def test_an_empty_transaction_needs_no_end(cluster: SimulatedKafka) -> None:
     """Brokers have not heard of it, and answer INVALID_TXN_STATE to its commit."""
     client = producer(cluster)
     client.init(soon())
@@ -334,7 +334,7 @@ def test_an_empty_transaction_needs_no_end(cluster: WireCluster) -> None:
     assert cluster.committed(TOPIC) == expected(1)
 
 
-def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
+def test_a_zombie_is_fenced_at_every_request(cluster: SimulatedKafka) -> None:
     for step in ("send", "send_offsets", "commit"):
         zombie = producer(cluster)
         zombie.init(soon())
@@ -356,14 +356,14 @@ def test_a_zombie_is_fenced_at_every_request(cluster: WireCluster) -> None:
     assert cluster.offsets == {}
 
 
-def test_the_epoch_wraps_to_another_producer_id(cluster: WireCluster) -> None:
+def test_the_epoch_wraps_to_another_producer_id(cluster: SimulatedKafka) -> None:
     cluster.epoch = LAST_EPOCH - 2
     write_until_committed(cluster, 5)
     assert cluster.producer_id == 1001
     assert cluster.committed(TOPIC) == expected(5)
 
 
-def test_sequence_numbers_wrap(cluster: WireCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_numbers_wrap(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that does not know the producer accepts any first sequence number, so the test can begin late."""
     made = queue._Partition
     monkeypatch.setattr(queue, "_Partition", lambda: made(sequence=2**31 - 7))
@@ -375,7 +375,7 @@ def test_sequence_numbers_wrap(cluster: WireCluster, monkeypatch: pytest.MonkeyP
 
 
 def test_a_version_that_was_lowered_before_the_transaction_began_aborts_it() -> None:
-    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}) as cluster:
         client = producer(cluster)
         client.init(soon())
         write(client, 0)
@@ -390,7 +390,7 @@ def test_a_version_that_was_lowered_before_the_transaction_began_aborts_it() -> 
 
 def test_a_version_that_was_lowered_within_the_transaction_aborts_it() -> None:
     """Brokers then refuse the newer requests; the next transaction uses the older ones."""
-    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}) as cluster:
         client = producer(cluster)
         client.init(soon())
         client.begin()
@@ -405,7 +405,7 @@ def test_a_version_that_was_lowered_within_the_transaction_aborts_it() -> None:
         assert cluster.committed(TOPIC) == expected(2)
 
 
-def test_a_version_that_was_raised_is_used_by_the_transaction_after_the_next(cluster: WireCluster) -> None:
+def test_a_version_that_was_raised_is_used_by_the_transaction_after_the_next(cluster: SimulatedKafka) -> None:
     cluster.version = 1
     client = producer(cluster)
     client.init(soon())
@@ -421,7 +421,7 @@ def test_a_version_that_was_raised_is_used_by_the_transaction_after_the_next(clu
 
 @pytest.mark.parametrize("kind", ["InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"])
 @pytest.mark.parametrize("fault", [Fault("silent"), Fault("error", CONCURRENT), Fault("cut")], ids=str)
-def test_no_call_outlives_its_deadline(cluster: WireCluster, kind: str, fault: Fault) -> None:
+def test_no_call_outlives_its_deadline(cluster: SimulatedKafka, kind: str, fault: Fault) -> None:
     client = producer(cluster)
     client.init(soon())
     client.begin()
@@ -451,7 +451,7 @@ def test_no_call_outlives_its_deadline(cluster: WireCluster, kind: str, fault: F
 
 
 def test_a_broker_that_accepts_connections_and_says_nothing_does_not_exceed_the_deadline(
-    cluster: WireCluster,
+    cluster: SimulatedKafka,
 ) -> None:
     cluster.fault = lambda kind: Fault("silent") if kind == "ApiVersions" else None
     client = producer(cluster, **{"socket.connection.setup.timeout.ms": "60000"})
@@ -463,7 +463,7 @@ def test_a_broker_that_accepts_connections_and_says_nothing_does_not_exceed_the_
     client.close()
 
 
-def test_idle_connections_that_brokers_closed_cost_no_error(cluster: WireCluster) -> None:
+def test_idle_connections_that_brokers_closed_cost_no_error(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     client.init(soon())
     write(client, 0)
@@ -482,7 +482,7 @@ def test_waiting_without_a_connection_returns_at_once() -> None:
     network.close()
 
 
-def test_the_queue_bounds_its_memory(cluster: WireCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_bounds_its_memory(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are encoded and sent while more arrive."""
     monkeypatch.setattr(module, "_COLLECT_BYTES", 1_000)
     monkeypatch.setattr(module, "_QUEUE_BYTES", 4_000)
@@ -513,7 +513,7 @@ def test_an_answer_does_not_cost_a_look_at_every_partition(monkeypatch: pytest.M
 
     monkeypatch.setattr(queue._Partition, "is_due", property(counted))
     monkeypatch.setattr(queue, "_ENOUGH_BYTES", 2000)  # so that there are many requests
-    with WireCluster({TOPIC: partitions}) as cluster:
+    with SimulatedKafka({TOPIC: partitions}) as cluster:
         client = producer(cluster)
         client.init(soon())
         client.begin()

@@ -1,6 +1,6 @@
 """The native client on brokers whose ``transaction.version`` a person lowers from 2 to 0.
 
-Such a coordinator is stuck as soon as a request makes it write a state of version 2 (`wire_cluster`).
+Such a coordinator is stuck as soon as a request makes it write a state of version 2 (`simulated.kafka`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 import pytest
+from simulated.kafka import UNSUPPORTED_VERSION, Fault, SimulatedKafka
 from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, rows, soon, write
 from test_wire_faults import write_until_committed as write_all
-from wire_cluster import UNSUPPORTED_VERSION, Fault, WireCluster
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import kernel
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.ch
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[WireCluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedKafka]:
     # no level is known long enough to be the present one at the next step
     monkeypatch.setattr(transaction, "_PRESENT_SECONDS", 0.0)
-    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}) as cluster:
         yield cluster
 
 
 @pytest.mark.parametrize("step", ["begin", "send", "flush", "send_offsets", "commit"])
 @pytest.mark.parametrize("is_killed", [False, True], ids=["goes on", "is killed"])
 def test_the_batch_is_written_again_when_the_version_is_lowered_before_a_step(
-    cluster: WireCluster, step: str, is_killed: bool
+    cluster: SimulatedKafka, step: str, is_killed: bool
 ) -> None:
     client = producer(cluster)
     client.init(soon())
@@ -61,7 +61,7 @@ def test_the_batch_is_written_again_when_the_version_is_lowered_before_a_step(
     assert not cluster.is_stuck
 
 
-def test_no_partition_joins_a_transaction_after_the_version_was_lowered(cluster: WireCluster) -> None:
+def test_no_partition_joins_a_transaction_after_the_version_was_lowered(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     client.init(soon())
     client.begin()
@@ -77,14 +77,16 @@ def test_no_partition_joins_a_transaction_after_the_version_was_lowered(cluster:
     assert not cluster.is_stuck
 
 
-def test_an_idle_transactional_id_is_used_again_after_the_version_was_lowered(cluster: WireCluster) -> None:
+def test_an_idle_transactional_id_is_used_again_after_the_version_is_lowered(
+    cluster: SimulatedKafka,
+) -> None:
     write_all(cluster, 1)
     cluster.version = 0
     write_all(cluster, 2)
     assert cluster.committed(TOPIC) == expected(2)
 
 
-def test_a_transaction_after_an_empty_one_of_version_2_needs_a_new_producer(cluster: WireCluster) -> None:
+def test_a_transaction_after_an_empty_one_of_version_2_needs_a_new_producer(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     client.init(soon())
     write(client, 0)
@@ -100,7 +102,7 @@ def test_a_transaction_after_an_empty_one_of_version_2_needs_a_new_producer(clus
 
 
 def test_without_a_transaction_of_version_0_before_it_an_initialisation_is_refused(
-    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves that the tests above can fail."""
     write_all(cluster, 1)
@@ -114,7 +116,7 @@ def test_without_a_transaction_of_version_0_before_it_an_initialisation_is_refus
 
 
 def test_an_error_says_soon_what_to_do_with_a_stuck_coordinator(
-    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lowered, "_STUCK_SECONDS", 0.1)
     write_all(cluster, 1)
@@ -129,7 +131,7 @@ def test_an_error_says_soon_what_to_do_with_a_stuck_coordinator(
     assert cluster.committed(TOPIC) == expected(2)
 
 
-def test_a_refusal_of_the_group_does_not_prevent_the_initialisation(cluster: WireCluster) -> None:
+def test_a_refusal_of_the_group_does_not_prevent_the_initialisation(cluster: SimulatedKafka) -> None:
     """The principal of a batch write may use other groups than its transactional id."""
     cluster.version = 0
     cluster.fault = lambda name: Fault("error", 30) if name == "AddOffsetsToTxn" else None
@@ -140,7 +142,7 @@ def test_a_refusal_of_the_group_does_not_prevent_the_initialisation(cluster: Wir
 
 def test_a_small_transaction_asks_for_the_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "_PRESENT_SECONDS", 60.0)
-    with WireCluster({TOPIC: PARTITIONS}) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}) as cluster:
         client = producer(cluster)
         client.init(soon())
         write(client, 0)
@@ -155,7 +157,7 @@ def test_a_small_transaction_asks_for_the_version_once(monkeypatch: pytest.Monke
         }
 
 
-def test_a_refused_version_ends_only_the_transaction(cluster: WireCluster) -> None:
+def test_a_refused_version_ends_only_the_transaction(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     client.init(soon())
     client.begin()

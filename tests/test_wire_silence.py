@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fetch_cluster import FetchCluster
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import EndTxnRequest, ProduceRequest, TxnOffsetCommitRequest
+from simulated.kafka import Fault, SimulatedKafka
 from test_wire_consumer import expected as expected_rows
 from test_wire_consumer import log_of, read
 from test_wire_faults import PARTITIONS, TOPIC, expected, producer, soon, write
-from wire_cluster import Fault, WireCluster
 
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.consumer import POOL
@@ -36,7 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     POOL.close()
 
 
-def fenced_after(cluster: WireCluster, looks: int) -> Callable[[str], None]:
+def fenced_after(cluster: SimulatedKafka, looks: int) -> Callable[[str], None]:
     """Returns a function that is told of each request, and fences hung brokers at that many looks."""
     left = looks
 
@@ -53,7 +52,7 @@ def fenced_after(cluster: WireCluster, looks: int) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("hung", [{1}, {2}, {3}, {1, 2}, {1, 3}, {2, 3}], ids=str)
 def test_a_transaction_goes_on_without_brokers_that_hung_before_it(hung: set[int]) -> None:
-    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=3) as cluster:
         client = producer(cluster, **PATIENT)
         client.init(soon())
         write(client, 0)
@@ -65,7 +64,7 @@ def test_a_transaction_goes_on_without_brokers_that_hung_before_it(hung: set[int
         assert cluster.committed(TOPIC) == expected(2)
 
 
-class HangingCluster(WireCluster):
+class HangingCluster(SimulatedKafka):
     """A broker hangs for good when it has done what the next request of a kind asks for, and is fenced later.
 
     Attributes:
@@ -74,8 +73,8 @@ class HangingCluster(WireCluster):
 
     hangs_at = -1
 
-    def _handle(self, node: int, data: bytes) -> tuple[bytes, Fault] | None:
-        answer = super()._handle(node, data)
+    def _handle(self, node: int, data: bytes, state: Any) -> tuple[bytes, Fault] | None:
+        answer = super()._handle(node, data, state)
         if answer is not None and not self.hung and struct.unpack_from(">h", data)[0] == self.hangs_at:
             self.hung = {node}
             return answer[0], Fault("silent")
@@ -101,7 +100,7 @@ def test_a_broker_that_hangs_within_a_transaction_is_replaced(at: Any) -> None:
 
 @pytest.mark.parametrize("node", [1, 2])
 def test_records_are_read_from_the_successor_of_a_broker_that_hangs(node: int) -> None:
-    with FetchCluster({("t", number): log_of(30) for number in range(4)}, brokers=2) as cluster:
+    with SimulatedKafka({"t": [log_of(30) for _ in range(4)]}, brokers=2) as cluster:
         read(cluster, **PATIENT)
         told = fenced_after(cluster, 3)
         cluster.fault = lambda kind: told(kind)
@@ -111,7 +110,7 @@ def test_records_are_read_from_the_successor_of_a_broker_that_hangs(node: int) -
 
 def test_brokers_that_all_are_slow_get_more_and_more_time() -> None:
     """To connect, and to answer: otherwise no attempt would ever succeed."""
-    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=3) as cluster:
         slow = {"Metadata", "ApiVersions", "FindCoordinator"}
         cluster.fault = lambda kind: Fault("delay", 350) if kind in slow else None
         client = producer(cluster, **PATIENT)
@@ -123,7 +122,7 @@ def test_brokers_that_all_are_slow_get_more_and_more_time() -> None:
 
 def test_a_slow_broker_that_the_cluster_still_has_keeps_its_requests() -> None:
     """A second Produce would be harmless, but a broker under load must not be asked for everything again."""
-    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=3) as cluster:
         client = producer(cluster, **PATIENT)
         client.init(soon())
         write(client, 0)
@@ -139,7 +138,7 @@ def test_a_slow_broker_that_the_cluster_still_has_keeps_its_requests() -> None:
 
 def test_brokers_are_asked_also_while_requests_to_all_of_them_wait_for_one_that_hangs() -> None:
     """A Produce request waits for replicas, so every leader is silent if one of them hangs."""
-    with WireCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=3) as cluster:
         client = producer(cluster, **PATIENT)
         client.init(soon())
         write(client, 0)

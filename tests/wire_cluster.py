@@ -158,6 +158,7 @@ class WireCluster:
         is_stuck: whether the coordinator failed to write its state.
         hung: brokers that accept connections and requests, and answer nothing.
         unsupported: requests that the brokers do not know.
+        advertised: host and port that a broker advertises instead of its own, by node.
     """
 
     def __init__(self, topics: dict[str, int], *, brokers: int = 1, version: int = 2) -> None:
@@ -171,6 +172,7 @@ class WireCluster:
         self.hung: set[int] = set()
         self._fenced: set[int] = set()
         self.unsupported: set[str] = set()
+        self.advertised: dict[int, tuple[str, int]] = {}
         self._stated_version = 0
         self._topics = topics
         self._logs: dict[Partition, _Log] = defaultdict(_Log)
@@ -395,7 +397,11 @@ class WireCluster:
             topics.append(kind(error_code=code, name=name, partitions=partitions, version=version))
         brokers = [
             MetadataResponse.MetadataResponseBroker(
-                node_id=number, host="127.0.0.1", port=each.getsockname()[1], rack=None, version=version
+                node_id=number,
+                host=self.advertised.get(number, ("127.0.0.1", 0))[0],
+                port=self.advertised.get(number, each.getsockname())[1],
+                rack=None,
+                version=version,
             )
             for number, each in enumerate(self._listeners, 1)
             if number not in self._fenced

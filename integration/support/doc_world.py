@@ -245,7 +245,7 @@ def _tutorial(world: World) -> None:
 
 
 def _passwords(world: World) -> None:
-    for name in ("KAFKA_PASSWORD", "KEY_PASSWORD"):
+    for name in ("KAFKA_PASSWORD", "KEY_PASSWORD", "CA_PEM", "CERTIFICATE_PEM", "KEY_PEM"):
         os.environ[name] = "secret"
         world.end.callback(os.environ.pop, name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.interfaces import (
     Clients,
-    FirstBatchMarker,
+    IdentityMarker,
     NoCheckpoint,
     NoSinks,
     Producer,
@@ -38,7 +38,7 @@ class CommitContext:
         session: the producer that this process keeps for the transactional id.
         deadline: time limit of the whole commit.
         sinks: the sinks outside Kafka.
-        first_batch: the identity file of the checkpoint.
+        identity_file: the identity file of the checkpoint.
     """
 
     request: CommitRequest
@@ -47,7 +47,7 @@ class CommitContext:
     session: ProducerSession
     deadline: Deadline
     sinks: Sinks = field(default_factory=NoSinks)
-    first_batch: FirstBatchMarker = field(default_factory=NoCheckpoint)
+    identity_file: IdentityMarker = field(default_factory=NoCheckpoint)
 
 
 @dataclass(frozen=True)

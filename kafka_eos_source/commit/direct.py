@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.first_batch import is_proven, set_unproven
-from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.commit.identity_file import is_proven, set_unproven
+from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.model import WrittenPart
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.options.checked import WriteOptions
@@ -37,7 +38,7 @@ _producers: dict[str, RecordProducer] = {}
 
 
 def check_target(options: WriteOptions) -> None:
-    """Checks that brokers answer, and that ``topic`` and ``deadLetter.topic`` exist, once per process.
+    """Checks once per process that brokers can be reached, and ``topic`` and ``deadLetter.topic`` exist.
 
     The process that commits a micro-batch does not check again what the process that planned it has checked.
 
@@ -49,6 +50,7 @@ def check_target(options: WriteOptions) -> None:
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
     if key in _checked or _COMMITTER in sys.modules:
         return
+    check_reachable(admin_config(options.kafka))
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
         deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))

@@ -74,8 +74,8 @@ class Clients(Protocol):
         """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""
 
 
-class FirstBatchMarker(Protocol):
-    """The identity file of the checkpoint (`commit.first_batch.FirstBatchFile`)."""
+class IdentityMarker(Protocol):
+    """The identity file of the checkpoint (`commit.identity_file.IdentityFile`)."""
 
     def write(self) -> None:
         """Records in the checkpoint that the genesis token is committed, unless that is recorded already."""
@@ -88,7 +88,7 @@ class FirstBatchMarker(Protocol):
 
 
 class NoCheckpoint:
-    """The `FirstBatchMarker` of a batch write, which has no checkpoint."""
+    """The `IdentityMarker` of a batch write, which has no checkpoint."""
 
     def write(self) -> None:
         return

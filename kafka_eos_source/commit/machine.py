@@ -30,7 +30,7 @@ from kafka_eos_source.commit.context import (
 )
 from kafka_eos_source.commit.interfaces import (
     Clients,
-    FirstBatchMarker,
+    IdentityMarker,
     NoCheckpoint,
     NoSinks,
     ProducerSession,
@@ -56,7 +56,6 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Offsets, ShardReport
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.steps import TracedStep
@@ -99,7 +98,7 @@ class Commit:
         session: the producer that this process keeps for the transactional id.
         deadline: time limit of the whole commit.
         sinks: sinks outside Kafka; None if the query has none.
-        first_batch: the identity file of the checkpoint; None if there is no checkpoint.
+        identity_file: the identity file of the checkpoint; None if there is no checkpoint.
         trace: measures the commit; None = nobody looks at the figures.
         sleep: pauses between two tries; tests replace it.
     """
@@ -112,7 +111,7 @@ class Commit:
         session: ProducerSession,
         deadline: Deadline,
         sinks: Sinks | None = None,
-        first_batch: FirstBatchMarker | None = None,
+        identity_file: IdentityMarker | None = None,
         trace: Trace | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
@@ -125,7 +124,7 @@ class Commit:
             session,
             deadline,
             NoSinks() if sinks is None else sinks,
-            NoCheckpoint() if first_batch is None else first_batch,
+            NoCheckpoint() if identity_file is None else identity_file,
         )
         self._progress = Progress(trace=self._trace)
         self._sleep = sleep
@@ -161,7 +160,7 @@ class Commit:
                 if pauses.expired:
                     # another try would fail at once, with a less helpful error than this one
                     raise (self._progress.unknown or _out_of_time(error, deadline)) from error
-                self._trace.happened(EventKind.RETRIED, concealed(error.message))
+                self._trace.happened(EventKind.RETRIED, error.message)
                 self._progress.move(Step.OPEN)
             except BaseException:
                 self._end_try()
@@ -190,7 +189,7 @@ class Commit:
             return None
         # 3. The identity file. Crash here ⇒ the next start finds the token, and writes the file.
         if not (decision.batch.versioned or decision.batch.once):
-            self._context.first_batch.write()
+            self._context.identity_file.write()
         # 4. The batch. Crash here ⇒ see the steps of the function.
         if decision.verdict is Verdict.WRITE_TOKEN_ONLY:
             return self._write_token_only(decision)
@@ -392,7 +391,7 @@ class Commit:
         progress.fenced = fenced
 
     def _trace_failure(self, error: KafkaEosError) -> None:
-        text = concealed(error.message)
+        text = error.message
         if isinstance(error, OutcomeUnknownError):
             self._trace.happened(EventKind.UNKNOWN, text)
         if isinstance(error, FencedError) or isinstance(error.__cause__, FencedError):

@@ -328,7 +328,7 @@ def _with_record(context: CommitContext, held: Held) -> Held:
         context.deadline,
         batch_id=request.batch.batch_id,
         missing_token=request.missing_token,
-        is_complete=context.first_batch.has_all_tokens(request.token_topic),
+        is_complete=context.identity_file.has_all_tokens(request.token_topic),
     )
 
 

@@ -30,7 +30,7 @@ as safe as without the token topic.
 
 **When a record is not believed.** A record must be the newest one of its query. It may not be if it was
 copied from another topic, or if the query ran without its token topic for a while. The identity file of
-the checkpoint records the latter (`commit.first_batch`). Batch writes have no checkpoint: a person who
+the checkpoint records the latter (`commit.identity_file`). Batch writes have no checkpoint: a person who
 removes the option from a series of them must delete its record (``kafka-eos token-topic forget``).
 """
 

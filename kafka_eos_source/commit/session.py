@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.commit import sink_session, tracing
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import FirstBatchFile
+from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
@@ -26,7 +26,6 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transaction_client import transactional_producer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
@@ -138,7 +137,7 @@ def commit_micro_batch(
     who = of_stream(options, query_id)
     journal = Journal(who.application_id)
     trace = Trace(tracing.observers(journal))
-    with traced(trace, concealed):
+    with traced(trace, options.secrets.hide):
         parts = list(parts)
         run_id = _run_id(parts)
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
@@ -155,8 +154,8 @@ def commit_micro_batch(
         check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
         tracing.describe(trace, journal, logged, run_id, sources)
-        first_batch = FirstBatchFile.of(checkpoint, options, query_id, batch_id)
-        if first_batch.is_new_fork and staged.shards:
+        identity_file = IdentityFile.of(checkpoint, options, query_id, batch_id)
+        if identity_file.is_new_fork and staged.shards:
             raise _fork_with_state(staged.shards)
         check_names(who, batch_id, staged.shards, sources)
         request = _request(
@@ -170,17 +169,17 @@ def commit_micro_batch(
                 start=digest_of(before, query_id),
                 end=logged.digest,
                 target=_target(options),
-                promised=first_batch.promises_token,
+                promised=identity_file.promises_token,
             ),
             sources=sources,
             has_native_state=lambda: offset_log.has_native_state(checkpoint),
         )
         if plan is None:
-            result = _commit(options, who, request, staged, first_batch=first_batch, trace=trace)
+            result = _commit(options, who, request, staged, identity_file=identity_file, trace=trace)
         else:
             sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
             try:
-                result = _commit(options, who, request, staged, sinks, first_batch, trace)
+                result = _commit(options, who, request, staged, sinks, identity_file, trace)
             except BaseException:
                 sink_session.close(options, who.application_id)
                 raise
@@ -298,7 +297,7 @@ def commit_batch_write(
     who = of_batch_write(options, name.removeprefix("write-"))
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(tracing.observers(Journal(who.application_id) if who.versioned else None))
-    with traced(trace, concealed):
+    with traced(trace, options.secrets.hide):
         # no run: each write may have a job group of its own, and would look like a restart
         trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
         staged = StagedRows(folder, name, parts)
@@ -348,7 +347,7 @@ def _commit(
     request: CommitRequest,
     staged: StagedRows,
     sinks: Sinks | None = None,
-    first_batch: FirstBatchFile | None = None,
+    identity_file: IdentityFile | None = None,
     trace: Trace | None = None,
 ) -> Result:
     key = who.application_id, repr((options.transaction_client, sorted(options.kafka.items())))
@@ -365,7 +364,7 @@ def _commit(
         session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,
-        first_batch,
+        identity_file,
         trace,
     ).run()
     _log.info(

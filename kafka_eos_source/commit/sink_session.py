@@ -10,7 +10,6 @@ from contextlib import ExitStack
 
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import OperatorError, RestartQueryError, UnavailableError
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.checked import WriteOptions
@@ -117,9 +116,10 @@ def open_all(
     found: dict[str, TwoPhaseSink] = {}
     with ExitStack() as opened_before:
         for spec in specs:
-            sink = found[spec.name] = WatchedSink(spec.build(), spec.naming)
+            built = spec.build()
+            sink = found[spec.name] = WatchedSink(built, spec.naming)
             store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
-            sink.open(SinkContext(spec.name, application_id, cluster_id, store))
+            sink.open(SinkContext(spec.name, application_id, cluster_id, store, spec.secrets(built)))
             opened_before.callback(sink.close)
         opened_before.pop_all()
     return found
@@ -158,11 +158,13 @@ def check(options: WriteOptions, plan: Plan) -> None:
         except (OperatorError, RestartQueryError):
             raise
         except Exception as error:  # noqa: BLE001 - if it persists, prepare reports it
-            _log.warning("cannot check sink %r yet: %s", route.spec.name, concealed(f"{error!r}"))
+            _log.warning(
+                "cannot check sink %r yet: %s", route.spec.name, sink.context.secrets.hide(f"{error!r}")
+            )
             close(options, application_id)
             continue
         for risk in sink.risks():
-            _log.warning("sink %r: %s", route.spec.name, concealed(risk))
+            _log.warning("sink %r: %s", route.spec.name, risk)
         _checked.add(key)
 
 
@@ -209,4 +211,4 @@ def _close(sinks: Mapping[str, TwoPhaseSink]) -> None:
         try:
             sink.close()
         except Exception as error:  # noqa: BLE001 - a user's class may raise anything
-            _log.info("closing sink %r failed: %s", name, concealed(str(error)))
+            _log.info("closing sink %r failed: %s", name, sink.context.secrets.hide(str(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kafka_eos_source.commit.interfaces import missing_sinks
@@ -19,7 +20,7 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import PreparedSinks, Token
@@ -122,7 +123,7 @@ class SinkWork:
             if what is Fate.COMMIT:
                 to_commit[name] = txn
             else:
-                outcome = _outcome_of(partial(self._sinks[name].abort, txn, deadline))
+                outcome = self._outcome_of(name, partial(self._sinks[name].abort, txn, deadline))
                 _raise_unless_ok(name, what.value, txn, outcome)
         self._commit(to_commit, deadline)
 
@@ -149,7 +150,7 @@ class SinkWork:
             txn = sink.context.txn(sequence, sink_transaction_id)
             self._prepared.append((name, txn))
             begun = time.monotonic()
-            outcome = _outcome_of(partial(sink.prepare, txn, staged, deadline))
+            outcome = self._outcome_of(name, partial(sink.prepare, txn, staged, deadline))
             _raise_unless_ok(name, "prepare", txn, outcome)
             measured = self._trace.sink(name)
             measured.prepare_seconds += time.monotonic() - begun
@@ -164,10 +165,10 @@ class SinkWork:
         """
         prepared, self._prepared = self._prepared, []
         for name, txn in prepared:
-            outcome = _outcome_of(partial(self._sinks[name].abort, txn, _at_least(deadline)))
+            outcome = self._outcome_of(name, partial(self._sinks[name].abort, txn, _at_least(deadline)))
             self._trace.sink(name).aborted += 1
             if not isinstance(outcome, Ok):
-                _log.warning("sink %r could not abort %s yet: %s", name, txn, concealed(outcome.why))
+                _log.warning("sink %r could not abort %s yet: %s", name, txn, outcome.why)
             failpoints.reach("commit.within_roll_back")
 
     def finish(self, token: Token, deadline: Deadline) -> None:
@@ -203,7 +204,7 @@ class SinkWork:
             for name, txn in left.items():
                 called = time.monotonic()
                 call = partial(self._sinks[name].commit, txn, _at_least(deadline))
-                outcome = _outcome_of(call, is_commit=True)
+                outcome = self._outcome_of(name, call, is_commit=True)
                 measured = self._trace.sink(name)
                 measured.commit_seconds += time.monotonic() - called
                 if isinstance(outcome, Retryable):
@@ -249,7 +250,7 @@ class SinkWork:
                     "sink %r could not delete the staged rows of batch %d: %s",
                     name,
                     self._batch_id,
-                    concealed(str(error)),
+                    self._hide(name, str(error)),
                 )
 
     def _prepared_in(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
@@ -257,19 +258,37 @@ class SinkWork:
         try:
             prepared = self._sinks[name].recover(deadline)
         except (OperatorError, RestartQueryError) as error:
-            raise SinkFailedError(f"sink {name!r}: {concealed(error.message)}", fix=error.fix) from error
+            raise SinkFailedError(
+                f"sink {name!r}: {self._hide(name, error.message)}", fix=error.fix
+            ) from error
         except Exception as error:
             raise SinkRetryableError(
-                f"sink {name!r} cannot list its prepared batches: {_text(error)}"
+                f"sink {name!r} cannot list its prepared batches: {self._hide(name, _text(error))}"
             ) from error
         return [txn for txn in prepared if self._sinks[name].context.owns(txn)]
 
+    def _hide(self, name: str, text: str) -> str:
+        """Returns a text of the external system without the secrets of its sink."""
+        return self._sinks[name].context.secrets.hide(text)
 
-def _outcome_of(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
+    def _outcome_of(self, name: str, call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
+        """Calls a sink; returns its outcome, or what an exception means, without secrets.
+
+        Args:
+            name: the sink.
+            call: the call.
+            is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
+        """
+        outcome = _outcome_of(call, self._sinks[name].context.secrets, is_commit=is_commit)
+        return outcome if isinstance(outcome, Ok) else replace(outcome, why=self._hide(name, outcome.why))
+
+
+def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: bool) -> Outcome:
     """Calls a sink, and translates what it raises into an outcome.
 
     Args:
         call: the call.
+        secrets: of the sink.
         is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
     """
     try:
@@ -279,7 +298,7 @@ def _outcome_of(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outc
     except KafkaEosError as error:
         return Fatal(error.message, error.fix)
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
-        _log.warning("a sink raised %s", concealed(repr(error)))
+        _log.warning("a sink raised %s", secrets.hide(repr(error)))
         return Retryable(_text(error)) if is_commit else Fatal(_text(error))
     if isinstance(outcome, Ok | Retryable | Fatal):
         return outcome
@@ -288,10 +307,10 @@ def _outcome_of(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outc
 
 def _raise_unless_ok(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
     if isinstance(outcome, Retryable):
-        raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {concealed(outcome.why)}")
+        raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {outcome.why}")
     if isinstance(outcome, Fatal):
         raise SinkFailedError(
-            f"sink {name!r} cannot {what} {txn}: {concealed(outcome.why)}", fix=outcome.fix or _RUNBOOK
+            f"sink {name!r} cannot {what} {txn}: {outcome.why}", fix=outcome.fix or _RUNBOOK
         )
 
 
@@ -299,9 +318,7 @@ def _commits_failed(
     txns: Mapping[str, SinkTxn], failed: Mapping[str, Fatal], waiting: Mapping[str, Retryable]
 ) -> SinkFailedError:
     """The error that names every sink that failed, and those that have not committed yet."""
-    text = "; ".join(
-        f"sink {name!r} cannot commit {txns[name]}: {concealed(each.why)}" for name, each in failed.items()
-    )
+    text = "; ".join(f"sink {name!r} cannot commit {txns[name]}: {each.why}" for name, each in failed.items())
     if waiting:
         text += (
             f". These sinks have not committed yet, and keep the batch prepared until the next start: "
@@ -321,7 +338,7 @@ def _commits_unfinished(txns: Mapping[str, SinkTxn], reasons: str, deadline: Dea
 
 
 def _reasons(waiting: Mapping[str, Retryable]) -> str:
-    return "; ".join(f"{name!r}: {concealed(each.why)}" for name, each in waiting.items())
+    return "; ".join(f"{name!r}: {each.why}" for name, each in waiting.items())
 
 
 def _text(error: Exception) -> str:

@@ -149,7 +149,7 @@ class Transaction:
         # 7. The checkpoint names the token topic. Crash here ⇒ if the group is lost now, the record is not
         #    believed; the next batch names the topic.
         if session.token_records is not None:
-            self._context.first_batch.confirm_token_topic()
+            self._context.identity_file.confirm_token_topic()
 
     # -- records ---------------------------------------------------------------------------------
 

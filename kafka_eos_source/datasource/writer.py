@@ -54,13 +54,13 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     Raises:
         InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
         InvalidOptionError: if ``checkpointLocation`` is not set, or the frame was staged for another sink.
-        CheckpointMovedError, GuaranteeChangedError: see `commit.first_batch.FirstBatchFile`.
+        CheckpointMovedError, GuaranteeChangedError: see `commit.identity_file.IdentityFile`.
         UnavailableError: if the brokers or the topic cannot be reached, or the staging folder is not
             writable.
     """
     task_begins()
     from kafka_eos_source.commit import direct
-    from kafka_eos_source.commit.first_batch import check_identity
+    from kafka_eos_source.commit.identity_file import check_identity
 
     packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
     if staged is not None:

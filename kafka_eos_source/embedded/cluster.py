@@ -287,9 +287,19 @@ class EmbeddedKafka:
             )
         deadline = Deadline.after_seconds(_START_SECONDS)
         known = frozenset(node.node_id for node in started)
-        login = next(iter(self._users.items()), None)
         for node in started:
-            node.await_start(known, login, deadline)
+            node.await_start(known, self._login(), deadline)
+
+    def _login(self) -> Mapping[str, str]:
+        """Returns the librdkafka properties with which the first user logs in."""
+        for name, password in self._users.items():
+            return {
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanisms": "PLAIN",
+                "sasl.username": name,
+                "sasl.password": password,
+            }
+        return {}
 
 
 def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kafka_eos_source.embedded import probe, supervisor
+from kafka_eos_source.embedded import supervisor
 from kafka_eos_source.embedded.properties import HOST, Ports
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.kafka.wire.probe import broker_ids
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
@@ -76,8 +77,13 @@ class Node:
             raise UnavailableError(f"broker {self.node_id} did not start: {command[0]!r} could not be run.")
         self.pid = int(pid)
 
-    def await_start(self, known: frozenset[int], login: tuple[str, str] | None, deadline: Deadline) -> None:
+    def await_start(self, known: frozenset[int], login: Mapping[str, str], deadline: Deadline) -> None:
         """Waits until the broker has started and its metadata contains the nodes ``known``.
+
+        Args:
+            known: their ids.
+            login: librdkafka properties of the login.
+            deadline: when to give up.
 
         Raises:
             UnavailableError: if the broker ended or the deadline passed; contains the end of its log.
@@ -94,10 +100,10 @@ class Node:
             log.seek(self._log_start)
             return _STARTED in log.read()
 
-    def _knows(self, known: frozenset[int], login: tuple[str, str] | None) -> bool:
+    def _knows(self, known: frozenset[int], login: Mapping[str, str]) -> bool:
         try:
-            return known <= probe.broker_ids(HOST, self.ports.client, login, _ANSWER_SECONDS)
-        except OSError:
+            return known <= broker_ids(HOST, self.ports.client, login, _ANSWER_SECONDS)
+        except (OSError, AuthorizationError):  # it starts, and does not know its users yet
             return False
 
     def tail(self) -> str:

@@ -25,8 +25,13 @@ from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.native_support import missing
-from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, TryLimit
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.request import (
+    EXPLAIN_SECONDS,
+    REQUEST_SECONDS,
+    START_SECONDS,
+    Complaints,
+    TryLimit,
+)
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -371,7 +376,7 @@ class SourceAdmin:
         number of such failures means little. They are retried for as long as that many requests without any
         answer would take. A topic that brokers do not know counts apart from other failures.
         """
-        patience, limit = self._patience(), TryLimit()
+        patience, soon, limit = self._patience(), Deadline.after_seconds(START_SECONDS), TryLimit()
         failures: Counter[bool] = Counter()
 
         def call() -> T:
@@ -387,16 +392,20 @@ class SourceAdmin:
             if is_login(error):
                 self._complaints.on_error(error)
             elif not (is_missing or is_transient(error)):
-                return classify(error, doing)
+                return classify(error, doing, self._complaints.secrets)
             self._client.poll(0)  # runs the error callback
-            refused = self._complaints.permanent_login_error(doing)
-            if refused is not None:
-                return refused
+            for_good = self._complaints.permanent_login_error(doing) or self._complaints.start_error(
+                doing, failure, soon
+            )
+            if for_good is not None:
+                return for_good
             failures[is_missing] += 1
             means_little = error.code() in _LEADER_NOT_READY or error.code() == KafkaError._TIMED_OUT
             if failures[is_missing] > self._retries and (not means_little or patience.expired):
-                return self._complaints.login_error(doing) or self._unavailable(
-                    error, doing, is_missing, failures.total()
+                return (
+                    self._complaints.login_error(doing)
+                    or self._complaints.explanation(doing, error, EXPLAIN_SECONDS)
+                    or self._unavailable(error, doing, is_missing, failures.total())
                 )
             if not is_missing:
                 self._client = None
@@ -413,7 +422,7 @@ class SourceAdmin:
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
-        tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"
+        tried = f"{doing}: {self._complaints.secrets.hide(error.str())} ({error.name()}), tried {tries} times"
         if is_missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")

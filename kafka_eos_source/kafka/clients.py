@@ -10,7 +10,8 @@ from confluent_kafka import KafkaException, libversion
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.login import mechanism
-from kafka_eos_source.kafka.secrets import redact, register_secrets
+from kafka_eos_source.kafka.properties import for_librdkafka
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.tokens import for_confluent
 from kafka_eos_source.runtime.client_log import with_log_level
 
@@ -19,8 +20,6 @@ T = TypeVar("T")
 
 def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """Creates a client without contacting a broker.
-
-    Registers the secrets in ``config``, so that `secrets.concealed` hides them in every later message.
 
     Args:
         kind: a client class of confluent-kafka.
@@ -31,7 +30,6 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
         AuthorizationError, UnavailableError: if OAUTHBEARER gets no token.
     """
-    register_secrets(config)
     if mechanism(config) == "GSSAPI":
         raise InvalidOptionError(
             f"kafka.sasl.mechanism=GSSAPI cannot be used for this request: it needs a {kind.__name__} of "
@@ -40,13 +38,14 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
         )
     login = for_confluent(config)
     try:
-        return kind(with_log_level(login), **more)
+        return kind(for_librdkafka(with_log_level(login)), **more)
     except KafkaException as error:
-        reason = redact(kafka_error(error).str(), config)
+        reason = Secrets.of(config).hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
+    newer = "; newer versions of confluent-kafka may have it" if "No such configuration" in reason else ""
     raise InvalidOptionError(
-        f"librdkafka refuses the kafka.* options: {reason}.",
-        fix="correct or remove the option that this message names.",
+        f"librdkafka {librdkafka_version()} refuses the kafka.* options: {reason}.",
+        fix=f"correct or remove the option that this message names{newer}.",
     )
 
 

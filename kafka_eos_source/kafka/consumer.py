@@ -37,7 +37,6 @@ from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.request import Complaints
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Epochs, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -233,7 +232,7 @@ class AssignedConsumer:
             elif code in _GONE:
                 taken.gone.append(tp)
             elif is_transient(error):
-                self.last_complaint = concealed(f"{tp}: {error.str()}")
+                self.last_complaint = f"{tp}: {self._complaints.secrets.hide(error.str())}"
             else:
                 raise classify(error, f"reading {tp}")
         if not taken.empty:
@@ -286,7 +285,7 @@ class AssignedConsumer:
         self._client.close()
 
     def _on_error(self, error: KafkaError) -> None:
-        self.last_complaint = concealed(error.str())
+        self.last_complaint = self._complaints.secrets.hide(error.str())
         self._complaints.on_error(error)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self._refused = error

@@ -24,7 +24,7 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.model import TopicPartition
 
 #: Most partitions that a message names; a group may have thousands.
@@ -57,6 +57,17 @@ _TLS_FIX = (
     "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; "
     "these must name the addresses in kafka.bootstrap.servers. If brokers require a client certificate, set "
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
+)
+
+_UNREACHABLE_FIX = (
+    "check the addresses, that the brokers run, and that kafka.security.protocol matches theirs."
+)
+
+#: For brokers whose bootstrap address answers, but not the one that they advertise.
+ADVERTISED_FIX = (
+    "set advertised.listeners of each broker to an address that the driver and all executors can resolve and "
+    "reach; or let the names resolve here (DNS, /etc/hosts). Brokers in containers need a listener of their "
+    "own for clients outside."
 )
 
 #: SASL mechanism → its options, where they are not user and password.
@@ -156,17 +167,20 @@ def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
     return classify(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), doing)
 
 
-def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
+def classify(
+    failure: KafkaError | KafkaException, doing: str, secrets: Secrets = NO_SECRETS
+) -> KafkaEosError:
     """Returns the error of this package to raise for an error of Kafka's.
 
     Args:
         failure: the client's error.
         doing: what was attempted, with the name of the topic, group or transactional id, as in "writing to
             topic 't'".
+        secrets: of the client, whose library words the error.
     """
     error = kafka_error(failure)
     code = error.code()
-    text = concealed(f"{doing}: {error.str()} ({error.name()})")
+    text = f"{doing}: {secrets.hide(error.str())} ({error.name()})"
     if code in _FENCED:
         return FencedError(
             text,
@@ -214,6 +228,7 @@ def refused_login(
     bootstrap_servers: str,
     protocol: str,
     mechanism: str | None,
+    secrets: Secrets,
     *,
     worked_before: bool,
 ) -> AuthorizationError:
@@ -225,13 +240,15 @@ def refused_login(
         bootstrap_servers: of the cluster.
         protocol: ``kafka.security.protocol``.
         mechanism: ``kafka.sasl.mechanism``; None = the client does not use SASL.
+        secrets: of the client.
         worked_before: whether brokers accepted the same login before. It was changed since then, and clients
             read options and files only when they are made.
     """
     of_mechanism = "" if mechanism is None else f", kafka.sasl.mechanism={mechanism}"
     message = (
         f"{doing}: the login at kafka.bootstrap.servers={bootstrap_servers!r} failed "
-        f"(kafka.security.protocol={protocol}{of_mechanism}): {refusal.str()} ({refusal.name()})"
+        f"(kafka.security.protocol={protocol}{of_mechanism}): {secrets.hide(refusal.str())} "
+        f"({refusal.name()})"
     )
     fix = _TLS_FIX
     if refusal.code() != KafkaError._SSL:
@@ -246,7 +263,7 @@ def refused_login(
             f"the same login worked before. If {what} were changed, restart the query with options and files "
             f"that match. Otherwise {fix}"
         )
-    return AuthorizationError(concealed(message), fix=fix)
+    return AuthorizationError(message, fix=fix)
 
 
 def named_partitions(partitions: Iterable[TopicPartition]) -> str:
@@ -263,11 +280,11 @@ def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> Una
     Args:
         bootstrap_servers: of the cluster.
         waited_ms: how long the caller waited.
-        last: what the caller was doing, or what the client reported last.
+        last: what the caller was doing, or what the client reported last, without secrets.
     """
-    reported = f" Last report: {concealed(last)}." if last else ""
+    reported = f" Last report: {last}." if last else ""
     return UnavailableError(
         f"no answer from Kafka at kafka.bootstrap.servers={bootstrap_servers!r} "
         f"within {waited_ms / 1000:.0f} s.{reported}",
-        fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs.",
+        fix=_UNREACHABLE_FIX,
     )

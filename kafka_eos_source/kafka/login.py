@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError
 
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.failure import refused_login
+from kafka_eos_source.kafka.secrets import Secrets
 
 _CREDENTIALS = ("bootstrap.servers", "security.protocol", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 
@@ -50,6 +51,7 @@ class Login:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         used = {name: str(value) for name, value in config.items() if name.startswith(_CREDENTIALS)}
+        self._secrets = Secrets.of(used)
         self._brokers = used.get("bootstrap.servers", "")
         self._protocol = used.get("security.protocol", "PLAINTEXT").upper()
         self._mechanism = mechanism(config) or None
@@ -73,5 +75,11 @@ class Login:
             doing: what was attempted.
         """
         return refused_login(
-            refusal, doing, self._brokers, self._protocol, self._mechanism, worked_before=self.has_worked
+            refusal,
+            doing,
+            self._brokers,
+            self._protocol,
+            self._mechanism,
+            self._secrets,
+            worked_before=self.has_worked,
         )

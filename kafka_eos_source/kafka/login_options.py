@@ -110,17 +110,12 @@ def check_login(kafka: Mapping[str, str]) -> None:
         kafka: librdkafka properties, and `OWN`.
 
     Raises:
-        InvalidOptionError: if the mechanism is unknown, an option or a Python package is missing, or a file
-            or function cannot be loaded.
+        InvalidOptionError: if an option or a Python package is missing, or a file or function cannot be
+            loaded.
     """
     wanted = mechanism(kafka)
     if not wanted:
         return
-    if wanted not in MECHANISMS:
-        raise InvalidOptionError(
-            f"option 'kafka.sasl.mechanism' has the value {wanted!r}.",
-            fix=f"set it to one of {', '.join(MECHANISMS)}, {_AWS}.",
-        )
     if wanted == "OAUTHBEARER":
         Tokens.of(kafka)
     elif wanted == "GSSAPI":
@@ -146,12 +141,6 @@ def _check_kerberos(kafka: Mapping[str, str]) -> None:
             fix="install it on the driver and on every executor: pip install 'kafka-eos-source[kerberos]'. "
             "It is built from source, with a C compiler and the headers of MIT Kerberos (Debian and Ubuntu: "
             "libkrb5-dev; Red Hat: krb5-devel).",
-        )
-    if "sasl.kerberos.kinit.cmd" in kafka:
-        raise InvalidOptionError(
-            "option 'kafka.sasl.kerberos.kinit.cmd' cannot be used: this client runs no kinit.",
-            fix="set kafka.sasl.kerberos.keytab and kafka.sasl.kerberos.principal, from which tickets are "
-            "renewed; or let another program keep the ticket cache fresh (KRB5CCNAME), and set neither.",
         )
 
 

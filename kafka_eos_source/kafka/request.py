@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -27,6 +27,15 @@ REQUEST_SECONDS = 10.0
 #: hangs within that time, so they are asked again and again.
 SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
 
+#: Errors by which librdkafka says that no broker has answered.
+_SILENT = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+)
+#: Time in which a request that starts a query fails if brokers refuse connections.
+START_SECONDS = 7.0
+#: Time to find out why brokers do not answer.
+EXPLAIN_SECONDS = 3.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -38,16 +47,20 @@ class Complaints:
 
     Attributes:
         last: the newest report, without secrets; "" = none. It is the likely reason of a time-out.
+        secrets: of the client.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.last = ""
+        self._config = config
+        self.secrets = Secrets.of(config)
+        self._explained = False
         self._login = Login(config)
         self._refused: KafkaError | None = None
 
     def on_error(self, error: KafkaError) -> None:
         """Records a report. The client's ``error_cb``."""
-        self.last = concealed(error.str())
+        self.last = self.secrets.hide(error.str())
         if is_login(error):
             self._refused = error
 
@@ -72,6 +85,47 @@ class Complaints:
         Credentials that worked before may be refused for a while; see `kafka.login`.
         """
         return None if self._login.has_worked else self.login_error(doing)
+
+    def explanation(
+        self, doing: str, failure: KafkaError | KafkaException, seconds: float
+    ) -> KafkaEosError | None:
+        """Returns the error that says why no broker has answered, found out with the package's own client.
+
+        Args:
+            doing: what was attempted.
+            failure: of the request.
+            seconds: how long brokers may refuse connections.
+
+        Returns:
+            None if brokers have answered, or may answer later; `last` then names what is wrong with some.
+        """
+        if kafka_error(failure).code() not in _SILENT:
+            return None
+        # imported here, because it takes 0.1 s and few requests fail
+        from kafka_eos_source.kafka.reachability import check_reachable
+
+        try:
+            self.last = check_reachable(self._config, seconds, every=True) or self.last
+        except UnavailableError as error:
+            return UnavailableError(f"{doing}: {error.message}", fix=error.fix)
+        except KafkaEosError as error:
+            return error
+        return None
+
+    def start_error(self, doing: str, failure: KafkaException, deadline: Deadline) -> KafkaEosError | None:
+        """Returns `explanation`, once, if no request of this process has ever succeeded; else None.
+
+        A query that starts fails soon, so that a person sees the cause. One that runs waits for its brokers.
+
+        Args:
+            doing: what was attempted.
+            failure: of the request.
+            deadline: until which brokers may refuse connections.
+        """
+        if self._explained or self._login.has_worked or kafka_error(failure).code() not in _SILENT:
+            return None
+        self._explained = True
+        return self.explanation(doing, failure, max(EXPLAIN_SECONDS, deadline.remaining_seconds()))
 
     def forget(self) -> None:
         """Forgets the newest report, because brokers have since done all that they were asked to."""
@@ -126,6 +180,7 @@ def request(
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
     only_reads: bool = False,
+    starts: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
 
@@ -139,21 +194,25 @@ def request(
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
         only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
+        starts: whether the request is the first of a query or command. It then fails soon if brokers refuse
+            connections, see `Complaints.start_error`.
 
     Raises:
         UnavailableError: if no broker answered before ``deadline``.
         AuthorizationError: if a broker refused the login, or the principal lacks a right.
         KafkaEosError: if the request failed for another reason that no retry mends; see `failure.classify`.
     """
+    soon = Deadline.after_seconds(START_SECONDS)
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:
         if is_login(failure):
             complaints.on_error(kafka_error(failure))
         elif not is_transient(failure):
-            return classify(failure, doing)
+            return classify(failure, doing, complaints.secrets)
         if poll is not None:
             poll(0)
-        return complaints.permanent_login_error(doing)
+        refused = complaints.permanent_login_error(doing)
+        return refused or (complaints.start_error(doing, failure, soon) if starts else None)
 
     def timed_out(failure: KafkaException) -> KafkaEosError:
         refused = complaints.login_error(doing)
@@ -161,11 +220,15 @@ def request(
             return refused
         if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return _unfinished_transaction(doing, deadline)
-        reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
+        explained = complaints.explanation(doing, failure, EXPLAIN_SECONDS)
+        if explained is not None:
+            return explained
+        reason = f"{doing}: {complaints.last or complaints.secrets.hide(kafka_error(failure).str())}"
         return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
 
     def report(failure: KafkaException, seconds: float) -> None:
-        _log.debug("%s: %s; retrying in %.2f s", doing, concealed(kafka_error(failure).str()), seconds)
+        text = complaints.secrets.hide(kafka_error(failure).str())
+        _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
     limit = TryLimit()
 

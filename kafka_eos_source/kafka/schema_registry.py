@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -22,7 +21,7 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from kafka_eos_source.kafka.secrets import concealed, register_secret_values, register_secrets
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -89,7 +88,7 @@ class SchemaRegistry:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         settings = _from_environment(options)
-        _register_secrets(settings)
+        self._secrets = _secrets(settings)
         self._retry_seconds = _milliseconds(settings.pop(RETRY_TIMEOUT, _RETRY_TIMEOUT_MS)) / 1000
         self.url = shown_urls(str(settings.get("url", "")))
         _check_urls(str(settings.get("url", "")))
@@ -168,7 +167,7 @@ class SchemaRegistry:
         def timed_out(failure: Exception) -> Exception:
             return RegistryUnavailableError(
                 f"the schema registry {self.url} did not answer a request for {what} within "
-                f"{self._retry_seconds:g} s: {_reason(failure)}.",
+                f"{self._retry_seconds:g} s: {_reason(failure, self._secrets)}.",
                 fix="check the registry and the network, then start the query again. No record was declared "
                 f"bad because of this. The option {RETRY_TIMEOUT!r} makes tasks wait longer.",
             )
@@ -179,7 +178,7 @@ class SchemaRegistry:
                 self.url,
                 what,
                 seconds,
-                _reason(failure),
+                _reason(failure, self._secrets),
             )
 
         deadline = Deadline.after_seconds(self._retry_seconds)
@@ -195,7 +194,8 @@ class SchemaRegistry:
             )
         except ValueError as error:  # the body of an answer is not JSON
             raise OperatorError(
-                f"{self.url} answered a request for {what} with something else than JSON: {_reason(error)}.",
+                f"{self.url} answered a request for {what} with something else than JSON: "
+                f"{_reason(error, self._secrets)}.",
                 fix="check that the URL is that of a schema registry, and not of a proxy or a web page.",
             ) from error
 
@@ -210,19 +210,19 @@ class SchemaRegistry:
         if status in (401, 403):
             return AuthorizationError(
                 f"the schema registry {self.url} refuses access to {what} (HTTP {status}): "
-                f"{_reason(failure)}.",
+                f"{_reason(failure, self._secrets)}.",
                 fix="check 'basic.auth.user.info', 'bearer.auth.token' or the client's certificate, and that "
                 "the principal may read the subject.",
             )
         if status == 404:
             return OperatorError(
                 f"{self.url} answered a request for {what} with HTTP 404, but not as a schema registry does: "
-                f"{_reason(failure)}.",
+                f"{_reason(failure, self._secrets)}.",
                 fix="check the path of the URL; Apicurio's ends in /apis/ccompat/v7.",
             )
         return OperatorError(
             f"the schema registry {self.url} refuses a request for {what} (HTTP {status}, error {code}): "
-            f"{_reason(failure)}.",
+            f"{_reason(failure, self._secrets)}.",
             fix="correct what the registry complains about.",
         )
 
@@ -273,15 +273,9 @@ def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _register_secrets(settings: Mapping[str, Any]) -> None:
-    """Makes `concealed` hide the secrets among the settings."""
-    register_secrets(settings)
+def _secrets(settings: Mapping[str, Any]) -> Secrets:
     user = str(settings.get(_SECRET, ""))
-    secrets = {user, user.partition(":")[2]}
-    for url in str(settings.get("url", "")).split(","):
-        password = urlsplit(url.strip()).password or ""
-        secrets |= {password, unquote(password)}
-    register_secret_values(secrets)
+    return Secrets.of(settings) | Secrets(frozenset({user, user.partition(":")[2]}))
 
 
 def _milliseconds(value: Any) -> float:
@@ -320,7 +314,7 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
         client = SchemaRegistryClient(settings)
     except (ValueError, TypeError, OSError) as error:
         raise InvalidOptionError(
-            f"an option of the schema registry is malformed: {_reason(error)}.",
+            f"an option of the schema registry is malformed: {_reason(error, _secrets(settings))}.",
             fix="use the properties of Confluent's client: url, basic.auth.user.info, bearer.auth.token, "
             "ssl.ca.location, ssl.certificate.location, ssl.key.location, …",
         ) from error
@@ -346,8 +340,8 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return (*found, no_token) if no_token is not None else tuple(found)
 
 
-def _reason(failure: object) -> str:
-    text = concealed(" ".join(str(failure).split()))[:500] or "no reason given"
+def _reason(failure: object, secrets: Secrets) -> str:
+    text = secrets.hide(" ".join(str(failure).split()))[:500] or "no reason given"
     return f"{type(failure).__name__}: {text}".rstrip(".")
 
 

@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError
 
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.login import Login, LoginRefusedError, mechanism
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -167,7 +167,7 @@ def for_confluent(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     tokens, login = Tokens.of(config), Login(config)
     deadline, doing = Deadline.after_seconds(_CALLBACK_SECONDS), "getting a token"
-    servers = str(config.get("bootstrap.servers", ""))
+    servers, secrets = str(config.get("bootstrap.servers", "")), Secrets.of(config)
 
     def refused(error: Exception) -> KafkaEosError:
         return login.error(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, str(error)), doing)
@@ -179,8 +179,8 @@ def for_confluent(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(error, LoginRefusedError):
             return refused(error)
         return UnavailableError(
-            f"{doing} for the login at kafka.bootstrap.servers={servers!r}: {concealed(str(error))}; tried "
-            f"for {deadline.budget_seconds:.0f} s.",
+            f"{doing} for the login at kafka.bootstrap.servers={servers!r}: {secrets.hide(str(error))}; "
+            f"tried for {deadline.budget_seconds:.0f} s.",
             fix="check that the token service can be reached from this machine.",
         )
 
@@ -246,6 +246,7 @@ class OAuthService:
         kafka: Mapping[str, str],
     ) -> None:
         self._url, self._headers, self._form = url, {**headers, "Accept": "application/json"}, form
+        self._secrets = Secrets.of(kafka)
         handlers: list[Any] = [_NoRedirects]
         if url.lower().startswith("https:"):
             handlers.append(urllib.request.HTTPSHandler(context=_https(kafka)))
@@ -261,7 +262,8 @@ class OAuthService:
             with self._opener.open(request, timeout=seconds) as answer:
                 found: Any = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
-            text = concealed(f"{self._url} answered {error.code} {error.reason}{_explanation(error)}")
+            said = self._secrets.hide(f"{error.reason}{_explanation(error)}")
+            text = f"{self._url} answered {error.code} {said}"
             if error.code >= 500 or error.code == 429:
                 raise ConnectionError(text) from error
             raise LoginRefusedError(text) from error
@@ -301,6 +303,7 @@ class ProvidedTokens:
     def __init__(self, path: str, config: str) -> None:
         self._path, self._config = path, config
         self._function = provider(path)
+        self._secrets = Secrets.of({"sasl.oauthbearer.config": config})
         self._running: concurrent.futures.Future[Any] | None = None
 
     def __call__(self, deadline: Deadline) -> Issued:
@@ -317,7 +320,8 @@ class ProvidedTokens:
         error = running.exception()
         if error is None:
             return self._issued(running.result())
-        text = concealed(f"the token provider {self._path!r} raised {type(error).__name__}: {error}")
+        said = self._secrets.hide(str(error))
+        text = f"the token provider {self._path!r} raised {type(error).__name__}: {said}"
         if isinstance(error, LoginRefusedError):
             raise error
         if isinstance(error, (OSError, RetriableError)):

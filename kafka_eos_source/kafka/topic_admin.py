@@ -16,7 +16,6 @@ from kafka_eos_source.kafka.admin_client import admin_client
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
 from kafka_eos_source.kafka.request import Complaints, request
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
@@ -211,7 +210,8 @@ class TopicAdmin:
                     return False
                 if error.code() in _MAY_NOT_CREATE:
                     raise AuthorizationError(
-                        concealed(f"creating topic {name!r}: {error.str()} ({error.name()})"),
+                        f"creating topic {name!r}: {self._complaints.secrets.hide(error.str())} "
+                        f"({error.name()})",
                         fix=f"grant the principal Create on topic {name!r} (or on the cluster), "
                         "or create the topic before the query starts.",
                     ) from failure

@@ -32,8 +32,9 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
-from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -215,7 +216,11 @@ class TransactionalProducer(RecordProducer):
         """
         if group_id not in self._group_metadata:
             self._group_metadata[group_id] = self._metadata_of(group_id)
-        send_in_parts(self._connection, offsets, group_id, deadline, self._send_offsets)
+        send_in_parts(self._topic_property, offsets, group_id, deadline, self._send_offsets)
+
+    def _topic_property(self, topic: str, name: str, deadline: Deadline) -> str:
+        with TopicAdmin(self._connection) as admin:
+            return admin.config(topic, deadline)[name]
 
     def _send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         wanted = [

@@ -17,7 +17,7 @@ from enum import Enum
 import pyarrow as pa
 
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import set_unproven
+from kafka_eos_source.commit.identity_file import set_unproven
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest
@@ -313,7 +313,7 @@ def _declared(
         sources=tuple(ranges(logged, before)),
         missing_token=f"assume_committed:{batch_id}",
         source_cluster=target.source_cluster,
-        token_topic=None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic,
+        token_topic=None if checkpoint.identity is None else checkpoint.identity.token_topic,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow.fs as pafs
 
 from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.first_batch import FirstBatch, read_first_batch
+from kafka_eos_source.commit.identity_file import Identity, read_identity
 from kafka_eos_source.commit.session import digest_of
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
 from kafka_eos_source.errors import InvalidOptionError
@@ -32,7 +32,7 @@ class Checkpoint:
             batch.
         planned_at_seconds: when that entry was written, in seconds since 1970.
         committed: newest batch in Spark's commit log, which Spark writes after the batch; None = no batch.
-        first_batch: the identity file; None = this package has not committed a batch of this checkpoint.
+        identity: the identity file; None = this package has not committed a batch of this checkpoint.
         logged: offsets of the batch ``planned``.
         before: offsets of the batch before ``planned``, if the log still has them.
     """
@@ -42,7 +42,7 @@ class Checkpoint:
     planned: int | None = None
     planned_at_seconds: float | None = None
     committed: int | None = None
-    first_batch: FirstBatch | None = None
+    identity: Identity | None = None
     logged: LoggedOffsets | None = None
     before: LoggedOffsets | None = None
 
@@ -61,7 +61,7 @@ class Checkpoint:
     @property
     def unproven_since(self) -> int | None:
         """The first batch that ``at_least_once`` may have written since the last token; else None."""
-        return None if self.first_batch is None else self.first_batch.unproven_since
+        return None if self.identity is None else self.identity.unproven_since
 
     @property
     def has_native_state(self) -> bool:
@@ -100,7 +100,7 @@ class Checkpoint:
             jump=known and any(each.jump for each in self.sources()),
             jumped=own.jumped if known else frozenset(),
             shared=own.shared,
-            promised=self.first_batch is not None and self.first_batch.query_id == self.query_id,
+            promised=self.identity is not None and self.identity.query_id == self.query_id,
         )
 
 
@@ -125,7 +125,7 @@ def read(location: str) -> Checkpoint | None:
         planned=planned,
         planned_at_seconds=planned_at_seconds,
         committed=_newest(fs, f"{path}/commits")[0],
-        first_batch=read_first_batch(location),
+        identity=read_identity(location),
         logged=logged,
         before=before,
     )
@@ -144,9 +144,9 @@ def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
             "the application.id is not known, because --checkpoint is not set or names no checkpoint.",
             fix="correct --checkpoint, or add --application-id.",
         )
-    first_batch = checkpoint.first_batch
-    if first_batch is not None and first_batch.query_id == checkpoint.query_id:
-        return first_batch.application_id
+    identity = checkpoint.identity
+    if identity is not None and identity.query_id == checkpoint.query_id:
+        return identity.application_id
     return derived_application_id(checkpoint.query_id)
 
 

@@ -116,11 +116,11 @@ def _recovered(
     deadline: Deadline,
 ) -> KafkaView:
     """Completes the group's token from the token topic that the checkpoint names, as a restart does."""
-    first_batch = None if checkpoint is None else checkpoint.first_batch
-    if first_batch is None or first_batch.token_topic is None:
+    identity = None if checkpoint is None else checkpoint.identity
+    if identity is None or identity.token_topic is None:
         return kafka
     try:
-        records = token_topic(first_batch.token_topic, deadline)
+        records = token_topic(identity.token_topic, deadline)
         return replace(kafka, held=recover(kafka.held, group_id, records, deadline))
     except KafkaEosError as error:
         return replace(kafka, unrecovered=error)

@@ -39,7 +39,7 @@ CHECKPOINT = {
     "committed": "newest batch of the commit log; null = none",
     "next_batch": "batch that a restart runs",
     "replays": "whether a restart repeats a planned batch",
-    "first_batch_file": OrNull(
+    "identity_file": OrNull(
         {
             "application_id": "the query's application.id",
             "query_id": "Spark's id of the query",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.sink_fate import Fate, fate
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
@@ -98,7 +97,7 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
                 txns = sink.recover(deadline)
             except Exception as error:
                 raise SinkFailedError(
-                    f"sink {name!r} cannot list its prepared batches: {concealed(str(error))}"
+                    f"sink {name!r} cannot list its prepared batches: {sink.context.secrets.hide(str(error))}"
                 ) from error
             prepared += [Prepared(name, txn, fate(sink.context, txn, kafka.token)) for txn in txns]
     return prepared
@@ -159,7 +158,8 @@ def resolve(
     if isinstance(outcome, Retryable | Fatal):
         verb = "commit" if commit else "abort"
         raise SinkFailedError(
-            f"sink {sink_name!r} cannot {verb} {txn}: {concealed(outcome.why)}", fix="run the command again."
+            f"sink {sink_name!r} cannot {verb} {txn}: {sink.context.secrets.hide(outcome.why)}",
+            fix="run the command again.",
         )
 
 

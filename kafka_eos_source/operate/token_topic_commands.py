@@ -208,7 +208,7 @@ def restore(
     Only stateful queries need this before a restart; other queries restore their group with their next batch.
     A group that has lost nothing is not changed.
     """
-    from kafka_eos_source.commit.first_batch import read_first_batch
+    from kafka_eos_source.commit.identity_file import read_identity
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.errors import InvalidOptionError, OperatorError
     from kafka_eos_source.kafka import token_topic_reader
@@ -229,7 +229,7 @@ def restore(
     if not as_json:
         token_topics.show_entries(view.console(), name, found)
     record = found[0].record
-    first = None if checkpoint is None else read_first_batch(checkpoint)
+    first = None if checkpoint is None else read_identity(checkpoint)
     if not is_series(record.token.query_id) and first is None:
         raise InvalidOptionError(
             "it is not known whether the topic has a record of every batch of the query.",

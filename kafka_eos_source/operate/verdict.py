@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kafka_eos_source.commit.first_batch import FirstBatchFile
+from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict
 from kafka_eos_source.errors import DataLossError, KafkaEosError
 from kafka_eos_source.operate.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ def _restart(application_id: str, checkpoint: Checkpoint, kafka: KafkaView) -> F
         return Finding.of(kafka.unrecovered)
     target = "" if kafka.token is None else kafka.token.target
     batch = checkpoint.describe_next_batch(application_id, kafka.own, target)
-    token_topic = None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic
+    token_topic = None if checkpoint.identity is None else checkpoint.identity.token_topic
     try:
         verdict = batch_verdict(batch, kafka.held, kafka.anchor, token_topic=token_topic)
     except KafkaEosError as error:
@@ -113,7 +113,7 @@ def _without_checkpoint(application_id: str, kafka: KafkaView) -> Finding:
 
 
 def _identity_file(application_id: str, checkpoint: Checkpoint) -> list[Finding]:
-    first = checkpoint.first_batch
+    first = checkpoint.identity
     if first is None:
         if checkpoint.planned is None:
             return []
@@ -129,7 +129,7 @@ def _identity_file(application_id: str, checkpoint: Checkpoint) -> list[Finding]
         ]
     wanted = replace(first, application_id=application_id, location=location(checkpoint.location))
     try:
-        FirstBatchFile(checkpoint.location, wanted).check_guarantee()
+        IdentityFile(checkpoint.location, wanted).check_guarantee()
     except KafkaEosError as error:
         return [Finding.of(error)]
     return []

@@ -176,7 +176,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    first = checkpoint.first_batch
+    first = checkpoint.identity
     return {
         "location": checkpoint.location,
         "query_id": checkpoint.query_id,
@@ -185,7 +185,7 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "committed": checkpoint.committed,
         "next_batch": checkpoint.next_batch,
         "replays": checkpoint.replays,
-        "first_batch_file": first
+        "identity_file": first
         and {
             "application_id": first.application_id,
             "query_id": first.query_id,
@@ -232,8 +232,8 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
         yield "query", checkpoint.query_id
         yield "Spark's offset log", _batch(checkpoint.planned, checkpoint.planned_at_seconds)
         yield "Spark's commit log", _batch(checkpoint.committed)
-        if checkpoint.first_batch is not None:
-            yield "first batch committed", f"batch {checkpoint.first_batch.first_batch}"
+        if checkpoint.identity is not None:
+            yield "first batch committed", f"batch {checkpoint.identity.first_batch}"
     if kafka is not None:
         yield "cluster", kafka.cluster_id
         token = kafka.token

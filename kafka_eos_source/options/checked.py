@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
+
+from kafka_eos_source.kafka.secrets import Secrets
 
 if TYPE_CHECKING:
     from kafka_eos_source.model import TopicPartition
@@ -90,3 +93,10 @@ class WriteOptions:
     on_invalid_record: str = "fail"
     dead_letter_topic: str | None = None
     sinks: tuple[SinkSpec, ...] = ()
+
+    @property
+    def secrets(self) -> Secrets:
+        """The secrets of all options."""
+        return Secrets.of(self.kafka) | Secrets(
+            frozenset(chain(*(each.secret_values for each in self.sinks)))
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kafka_eos_source.kafka import config
 from kafka_eos_source.options.option import READ, STATE, STATE_READ, WRITE
 from kafka_eos_source.options.table import OPTIONS
 from kafka_eos_source.sinks import registry
@@ -19,10 +18,9 @@ def documentation() -> str:
         "`./dev docs` generates this page from `kafka_eos_source/options/table.py`. Do not edit it. Option "
         "names are not case-sensitive. An unknown option is an error that suggests similar names.",
         "",
-        "Every `kafka.*` option is passed to librdkafka without the prefix. `kafka.bootstrap.servers` is "
-        "required; `kafka.group.id` names the consumer group. Properties that only Kafka's Java client has "
-        "are translated if librdkafka has an equivalent. Otherwise they are an error that names the "
-        "alternative.",
+        "Options `kafka.*` have the names of librdkafka's and Java's properties; [Kafka "
+        "properties](kafka-properties.md) says what each does. `kafka.bootstrap.servers` is required; "
+        "`kafka.group.id` names the consumer group.",
     ]
     for title, where in (
         ("Source", READ),
@@ -34,7 +32,7 @@ def documentation() -> str:
         for each in where:
             ignored = ", ".join(f"`{option.name}`" for option in OPTIONS if each in option.idle)
             lines += ["", f"A {each} accepts but ignores: {ignored}."] if ignored else []
-    return "\n".join([*lines, *_sinks(), "", *config.documentation(), ""])
+    return "\n".join([*lines, *_sinks(), ""])
 
 
 def _table(where: tuple[str, ...]) -> list[str]:

@@ -51,11 +51,12 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
@@ -208,12 +209,14 @@ class SinkContext:
         cluster_id: Kafka's id of the cluster that commits the query's transactions.
         store: folder in the query's checkpoint for durable notes and rows, for a sink whose external system
             cannot hold prepared work itself. None in executors, and without a checkpoint.
+        secrets: of the sink's options, for the texts of the external system.
     """
 
     name: str
     application_id: str
     cluster_id: str
     store: NotesFolder | None = None
+    secrets: Secrets = field(default=NO_SECRETS, repr=False)
 
     def txn(self, sequence: int, attempt: str) -> SinkTxn:
         """Returns an id of this sink."""

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import secrets
+from kafka_eos_source.kafka.secrets import Secrets, is_secret, passwords
 from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
@@ -118,18 +117,19 @@ class SinkSpec:
         return SinkNaming(self.name, () if self.pickled is not None else (*self.options, "columns"))
 
     def build(self) -> TwoPhaseSink:
-        """Creates the sink, not yet opened. From then on this process masks its secrets in texts.
+        """Creates the sink, not yet opened.
 
         Raises:
             InvalidOptionError: if the class cannot be loaded or rejects its options.
         """
-        secrets.register_secret_values(self.secret_values)
         if self.pickled is not None:
-            sink = _checked(from_option(self.pickled), self.name)
-            secrets.register_secret_values(_secrets_of(sink))
-            return sink
+            return _checked(from_option(self.pickled), self.name)
         with self.naming.errors():
             return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
+
+    def secrets(self, sink: TwoPhaseSink) -> Secrets:
+        """Returns the secrets of a sink that `build` returned."""
+        return Secrets(frozenset(self.secret_values if self.pickled is None else _secrets_of(sink)))
 
     def target(self) -> str:
         """Describes where the sink's rows go: the same text however the options spell it.
@@ -354,9 +354,9 @@ def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple
             continue
         # options with a prefix go to a library, which defines their names: any URL may contain a password
         if _is_secret(name, option):
-            hidden += _passwords(text) if "://" in text else [text]
+            hidden += passwords(text) if "://" in text else [text]
         elif option.prefix and "://" in text:
-            hidden += _passwords(text)
+            hidden += passwords(text)
     return tuple(hidden)
 
 
@@ -364,7 +364,7 @@ def _is_secret(name: str, option: SinkOption | None) -> bool:
     """Whether an option of a sink is secret: it is declared so, or has the name of one."""
     if option is None:
         return False
-    return bool(option.secret or secrets.is_secret(name) or (option.prefix and SECRET_NAME.search(name)))
+    return bool(option.secret or is_secret(name) or (option.prefix and SECRET_NAME.search(name)))
 
 
 def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
@@ -374,15 +374,6 @@ def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
     """
     stated = {each.name: getattr(sink, each.name.replace(".", "_"), None) for each in sink.OPTIONS}
     return _secrets({name: text for name, text in stated.items() if isinstance(text, str)}, sink.OPTIONS)
-
-
-def _passwords(url: str) -> list[str]:
-    """Returns the password in a URL, percent-encoded and decoded; the whole text if it is not a URL."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return [url]
-    return list({password, unquote(password)}) if password else []
 
 
 def _checked(found: object, name: str) -> TwoPhaseSink:

@@ -190,7 +190,11 @@ class Fanout:
     def _open(self, route: Route) -> Stage:
         sink = route.spec.build()
         with route.spec.naming.errors():
-            sink.open(SinkContext(route.spec.name, self._application_id, self._cluster_id))
+            sink.open(
+                SinkContext(
+                    route.spec.name, self._application_id, self._cluster_id, None, route.spec.secrets(sink)
+                )
+            )
             self._sinks[route.spec.name] = sink  # only an open sink is closed
             parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
             return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.api_versions import tls_context
 from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
+from kafka_eos_source.kafka.tls import context, uses_tls
+from kafka_eos_source.kafka.wire import debug
+from kafka_eos_source.kafka.wire.addresses import Addresses
 from kafka_eos_source.kafka.wire.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
@@ -31,7 +32,8 @@ from kafka_eos_source.runtime.sockets import limit, receive
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.tokens import Tokens
 
-_TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+#: Defaults of librdkafka, and for idle connections of Java's clients.
+_RECONNECT_MS, _RECONNECT_MAX_MS, _IDLE_MS = "100", "10000", "540000"
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
@@ -45,6 +47,7 @@ class Access:
         kafka: librdkafka properties of TLS and SASL.
         tls: settings of TLS; None = connections are not encrypted.
         tokens: tokens of OAUTHBEARER; None = another login.
+        addresses: finds brokers, and opens sockets to them.
         connect_seconds: limits connecting: TCP, TLS, and the login.
         request_seconds: limits the answer to each request.
         most_bytes: limits the size of an answer.
@@ -53,9 +56,10 @@ class Access:
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
     tls: ssl.SSLContext | None
     tokens: Tokens | None
+    addresses: Addresses
     connect_seconds: float
     request_seconds: float
-    most_bytes: int = LARGEST_ANSWER_BYTES
+    most_bytes: int
 
     @classmethod
     def of(cls, kafka: Mapping[str, str], connect_seconds: float, request_seconds: float) -> Access:
@@ -64,19 +68,9 @@ class Access:
         Raises:
             InvalidOptionError: if a certificate or key cannot be used.
         """
-        protocol = kafka.get("security.protocol", "plaintext").lower()
         tls = tokens = None
-        if protocol.endswith("ssl"):
-            try:
-                tls = tls_context(kafka)
-            except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-                files = ", ".join(
-                    f"kafka.{name}={kafka[name]}" for name in sorted(kafka) if name in _TLS_FILES
-                )
-                raise InvalidOptionError(
-                    f"cannot use the certificates or keys of {files or 'kafka.ssl.*'}: {error}.",
-                    fix="correct the paths, or kafka.ssl.key.password; the files have the format PEM.",
-                ) from error
+        if uses_tls(kafka):
+            tls = context(kafka)
         if mechanism(kafka) == "OAUTHBEARER":
             from kafka_eos_source.kafka.tokens import Tokens  # imports an HTTP client
 
@@ -84,16 +78,35 @@ class Access:
         # an answer may have a little more than the records that a Fetch asks for
         asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
         most_bytes = max(LARGEST_ANSWER_BYTES, *asked)
-        return cls(kafka, tls, tokens, connect_seconds, request_seconds, most_bytes)
+        debug.configure(kafka)
+        addresses = Addresses.of(kafka)
+        return cls(kafka, tls, tokens, addresses, connect_seconds, request_seconds, most_bytes)
 
     @property
     def client_id(self) -> str:
         """The name of the client in the broker's quotas and logs."""
         return self.kafka.get("client.id", SOFTWARE)
 
+    @property
+    def idle_seconds(self) -> float:
+        """How long a connection may be idle; it is then replaced, before the broker ends it."""
+        return int(self.kafka.get("connections.max.idle.ms", _IDLE_MS)) / 1000 or float("inf")
+
+    def pause_seconds(self, failures: int) -> float:
+        """Returns how long not to connect to an address to which so many attempts failed; 0 = no limit."""
+        if "reconnect.backoff.ms" not in self.kafka and "reconnect.backoff.max.ms" not in self.kafka:
+            return 0.0
+        first = int(self.kafka.get("reconnect.backoff.ms", _RECONNECT_MS))
+        longest = max(first, int(self.kafka.get("reconnect.backoff.max.ms", _RECONNECT_MAX_MS)))
+        return float(min(first << min(failures - 1, 30), longest)) / 1000
+
     def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
         """Returns the socket with TLS, if the protocol asks for it."""
-        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
+        if self.tls is None:
+            return plain
+        encrypted = self.tls.wrap_socket(plain, server_hostname=host)
+        debug.security.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
+        return encrypted
 
 
 @dataclass
@@ -146,6 +159,7 @@ def open_session(
 
     def answer_to(request: Any, until: Deadline = deadline) -> bytes:
         session.requests += 1
+        debug.request(address, request, session.requests)
         limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, until))
@@ -164,6 +178,7 @@ def open_session(
     name = mechanism(access.kafka)
     if not name:
         return session
+    debug.security.debug("%s: login with %s", address, name)
     from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
 
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)

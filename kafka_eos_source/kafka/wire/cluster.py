@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import ssl
 import struct
 import time
@@ -10,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.leaders import Leaders
@@ -29,13 +32,16 @@ T = TypeVar("T")
 
 GROUP, TRANSACTION = 0, 1
 
-_METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS = 12, 4, 7, 4
-_DEFAULT_PORT = 9092
+_METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS, _CONFIGS = 12, 4, 7, 4, 4
+#: Type of a topic among the resources of DescribeConfigs.
+_TOPIC = 2
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
 _SLOWER = 4
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
+#: What OpenSSL says if the other side sends something else than TLS.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"})
 
 
 class TemporaryError(Exception):
@@ -63,7 +69,10 @@ class Cluster:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         kafka = {name: str(value) for name, value in config.items() if isinstance(value, (str, int))}
+        if "sasl.mechanism" in kafka:
+            kafka.setdefault("sasl.mechanisms", kafka["sasl.mechanism"])
         self.bootstrap = kafka.get("bootstrap.servers", "")
+        self._creates_topics = kafka.get("allow.auto.create.topics") == "true"
         self.network = Network(self._on_silence)
         self.complaint = ""
         self.leaders = Leaders()
@@ -74,8 +83,10 @@ class Cluster:
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
             request_seconds=int(kafka.get("socket.timeout.ms", "10000")) / 1000,
         )
-        self._login = Login(config)
+        self._login, self._secrets = Login(config), Secrets.of(kafka)
         self._brokers: dict[int, tuple[str, int]] = {}
+        #: Why an address did not answer, until it answers a request.
+        self._failures: dict[str, Exception] = {}
         self._connections: dict[int, Connection] = {}
         self._any: Connection | None = None
         #: When `anyone` left an address, on the monotonic clock; others are asked first.
@@ -83,6 +94,8 @@ class Cluster:
         #: Addresses that failed or are silent, which are asked last, and when to connect to them again at the
         #: earliest. A thread that connects does nothing else, so it must not do that all the time.
         self._away: dict[str, float] = {}
+        #: How many attempts to connect to an address failed since one succeeded.
+        self._attempts: dict[str, int] = {}
         #: How long an address may take for its first answer; this doubles until it suffices.
         self._answer_seconds: dict[str, float] = {}
         #: How long `anyone` may take to answer until another broker is asked; this doubles until it suffices.
@@ -114,10 +127,12 @@ class Cluster:
                     raise TemporaryError(f"no answer from broker {connection.address}")
             answer, error, arrived = found[0]
             if error is not None:
+                self._failures[connection.address] = error
                 self.complain(error)
                 raise TemporaryError(str(error)) from error
             self._login.record_success()
             self._away.pop(connection.address, None)
+            self._failures.pop(connection.address, None)
             if connection is self._any:
                 self._patience_seconds = self._patience(arrived - sent)
             return answer
@@ -173,6 +188,18 @@ class Cluster:
         """Why brokers refuse a login that worked before; None = they accept it."""
         return self._refusal
 
+    @property
+    def brokers(self) -> Mapping[int, tuple[str, int]]:
+        """The host and port that each broker advertises, by node id."""
+        return self._brokers
+
+    @property
+    def refuses(self) -> bool:
+        """Whether every address that was tried failed for another reason than a time limit."""
+        return bool(self._failures) and not any(
+            isinstance(each, TimeoutError) for each in self._failures.values()
+        )
+
     def complain(self, what: object) -> None:
         """Records what went wrong last, for the message of a later error."""
         self.complaint = str(what)
@@ -191,7 +218,8 @@ class Cluster:
             candidates = [*self._brokers.values()]
             random.shuffle(candidates)
             known = {
-                f"{host}:{port}": (host, port) for host, port in [*candidates, *_addresses(self.bootstrap)]
+                f"{host}:{port}": (host, port)
+                for host, port in [*candidates, *self._access.addresses.bootstrap()]
             }
             ordered = sorted(known, key=lambda each: (each in avoid, self._order(each)))
             for index, (host, port) in enumerate(known[each] for each in ordered):
@@ -201,12 +229,20 @@ class Cluster:
                 try:
                     self._any = self._connect(host, port, Deadline.after_seconds(share))
                     break
-                except TemporaryError:
+                except TemporaryError as error:
                     if deadline.expired:
-                        raise
+                        raise TemporaryError(self.unreached) from error
             else:
-                raise TemporaryError(self.complaint or f"no broker at {self.bootstrap}")
+                raise TemporaryError(self.unreached)
         return self._any
+
+    @property
+    def unreached(self) -> str:
+        """Which addresses do not answer, and why; "" if all that were tried do."""
+        nodes = {f"{host}:{port}": node for node, (host, port) in self._brokers.items()}
+        return "; ".join(
+            _unreached(address, nodes.get(address), failure) for address, failure in self._failures.items()
+        )
 
     def ask_another(self) -> None:
         """Makes `anyone` choose a broker again: the present one may be cut off from the others."""
@@ -228,7 +264,7 @@ class Cluster:
             raise TemporaryError(f"broker {node} is not in the cluster's metadata")
         if found is not None:
             found.fail(ConnectionAbortedError("its session ends soon"))
-        self._connections[node] = made = self._connect(*self._brokers[node], deadline)
+        self._connections[node] = made = self._connect(*self._brokers[node], deadline, node)
         if found is not None:
             made.muted_until = found.muted_until  # the broker's quota applies to the client
         return made
@@ -259,7 +295,9 @@ class Cluster:
         wanted = None
         if topics is not None:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, version=version)
+        request = MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=self._creates_topics, version=version
+        )
         asked = self._asked(connection, request, deadline)
         return lambda: self._learned(asked(), has_topics=topics is not None)
 
@@ -286,6 +324,35 @@ class Cluster:
         if found is None or not found.partitions:
             raise TemporaryError(f"the answer does not mention the partitions of topic {topic!r}")
         return len(found.partitions)
+
+    def topic_property(self, topic: str, name: str, deadline: Deadline) -> str:
+        """Returns a property of a topic, which may be the broker's default.
+
+        Raises:
+            UnavailableError: if no broker answers before ``deadline``.
+            AuthorizationError: if the principal may not describe the topic's configuration.
+            KafkaEosError: if the topic or the property does not exist.
+        """
+        doing = f"reading {name} of topic {topic!r}"
+
+        def ask() -> str:
+            connection = self.anyone(deadline)
+            version = connection.version(DescribeConfigsRequest, _CONFIGS, 1)
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=_TOPIC, resource_name=topic, configuration_keys=[name], version=version
+            )
+            request = DescribeConfigsRequest(
+                resources=[resource], include_synonyms=False, include_documentation=False, version=version
+            )
+            for found in self.ask(connection, request, deadline).results or ():
+                if found.error_code:
+                    raise KafkaException(KafkaError(found.error_code))
+                for each in found.configs or ():
+                    if each.name == name:
+                        return str(each.value)
+            raise OperatorError(f"{doing}: the broker {connection.address} does not report it.")
+
+        return self.retried(doing, deadline, ask)
 
     def offsets(
         self,
@@ -412,7 +479,7 @@ class Cluster:
         addresses, now = {each.address for each in silent}, time.monotonic()
         for address in addresses:
             self._away.setdefault(address, now)
-        if len({*self._brokers.values(), *_addresses(self.bootstrap)}) < 2:
+        if len({*self._brokers.values(), *self._access.addresses.bootstrap()}) < 2:
             return
         chosen = self._any
         if chosen is not None and chosen in silent and now - chosen.owes_since >= self._patience_seconds:
@@ -446,35 +513,38 @@ class Cluster:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _connect(self, host: str, port: int, deadline: Deadline) -> Connection:
-        if deadline.expired:
-            raise TemporaryError(self.complaint or f"no time is left to connect to {host}:{port}")
+    def _connect(self, host: str, port: int, deadline: Deadline, node: int | None = None) -> Connection:
         address, started = f"{host}:{port}", time.monotonic()
-        if started < self._away.get(address, started):
-            raise TemporaryError(f"{address} did not answer a moment ago")
+        if deadline.expired or started < self._away.get(address, started):
+            failure = self._failures.setdefault(address, TimeoutError("no time was left"))
+            raise TemporaryError(_unreached(address, node, failure))
         seconds = self._answer_seconds.get(address, _LEAST_CONNECT_SECONDS)
         try:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
             self._refusal = None
             self._away.pop(address, None)
+            self._attempts.pop(address, None)
             self._answer_seconds[address] = self._patience(time.monotonic() - started)
             return connection
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as failure:  # the broker is starting or stopping
-            raise self._no_connection(address, started, failure) from failure
+            raise self._no_connection(address, node, started, failure) from failure
         except (LoginRefusedError, ssl.SSLError) as refusal:
-            self.complain(refusal)
+            if getattr(refusal, "reason", None) in _NO_TLS:
+                raise self._no_connection(address, node, started, refusal) from refusal
+            said = self._secrets.hide(str(refusal))
+            self.complain(said)
             is_tls = isinstance(refusal, ssl.SSLError)
             code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
-            error = KafkaError(code, f"handshake: {refusal}" if is_tls else str(refusal))
-            self._refusal = self._login.error(error, f"connecting to {host}:{port}")
+            error = KafkaError(code, f"handshake: {said}" if is_tls else said)
+            self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
                 raise self._refusal from refusal
-            raise TemporaryError(str(refusal)) from refusal
+            raise TemporaryError(said) from refusal
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker
             if isinstance(failure, TimeoutError):
                 self._answer_seconds[address] = min(2 * seconds, self._access.connect_seconds)
-            raise self._no_connection(address, started, failure) from failure
+            raise self._no_connection(address, node, started, failure) from failure
 
     def _patience(self, took_seconds: float) -> float:
         """Returns how long an answer may take, after the last one took so long."""
@@ -484,11 +554,44 @@ class Cluster:
         """Returns a key that sorts addresses which failed or were asked lately to the end."""
         return self._away.get(address, 0.0), self._left.get(address, 0.0)
 
-    def _no_connection(self, address: str, started: float, failure: Exception) -> TemporaryError:
-        self.complain(f"{address}: {failure}")
+    def _no_connection(
+        self, address: str, node: int | None, started: float, failure: Exception
+    ) -> TemporaryError:
         now = time.monotonic()
-        self._away[address] = now + min(now - started, SILENT_SECONDS)
-        return TemporaryError(f"cannot connect to {address}: {failure}")
+        self._attempts[address] = attempts = self._attempts.get(address, 0) + 1
+        self._away[address] = now + (
+            self._access.pause_seconds(attempts) or min(now - started, SILENT_SECONDS)
+        )
+        self._failures[address] = failure
+        why = _unreached(address, node, failure)
+        self.complain(why)
+        return TemporaryError(why)
+
+
+def _named(address: str, node: int | None) -> str:
+    """Returns the address of a broker for a message, and where it comes from."""
+    return address if node is None else f"broker {node} at {address} (its advertised.listeners)"
+
+
+def _unreached(address: str, node: int | None, failure: Exception) -> str:
+    return f"cannot connect to {_named(address, node)}: {_reason(failure)}"
+
+
+def _reason(failure: Exception) -> str:
+    if isinstance(failure, socket.gaierror):
+        return f"the host name does not resolve ({failure.strerror})"
+    if isinstance(failure, ConnectionRefusedError):
+        return "the connection was refused"
+    if isinstance(failure, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(failure, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError)):
+        return (
+            "it ended the connection before it answered, as a broker does that stops or starts, or whose "
+            "listener expects another kafka.security.protocol"
+        )
+    if getattr(failure, "reason", None) in _NO_TLS:
+        return "it does not speak TLS, but kafka.security.protocol does"
+    return str(failure)
 
 
 def _check_partition(answer: Any) -> None:
@@ -506,16 +609,3 @@ def _complete(
 
 def _usable(connection: Connection) -> bool:
     return connection.failure is None and (connection.in_flight > 0 or time.monotonic() < connection.expires)
-
-
-def _addresses(bootstrap: str) -> list[tuple[str, int]]:
-    found = []
-    for each in filter(None, (address.strip() for address in bootstrap.split(","))):
-        plain = each.rpartition("://")[2]
-        host, separator, port = plain.rpartition(":")
-        if separator and port.isdigit():
-            found.append((host.strip("[]"), int(port)))
-        else:
-            found.append((plain.strip("[]"), _DEFAULT_PORT))
-    random.shuffle(found)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import struct
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.kafka.wire import debug
 from kafka_eos_source.kafka.wire.access import Access, open_session
 from kafka_eos_source.kafka.wire.messages import check_size, decoded, encoded, produce_head
 from kafka_eos_source.runtime.deadline import Deadline
@@ -92,9 +92,8 @@ class Connection:
         soon = Deadline.after_seconds(connected.remaining_seconds(answer_seconds))
         if soon.expired:
             raise TimeoutError(f"no time is left to connect to {self.address}")
-        self.socket = socket.create_connection((host, port), soon.budget_seconds)
+        self.socket = access.addresses.connect(host, port, soon)
         try:
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit(self.socket, soon)
             self.socket = access.wrapped(self.socket, host)
             self._session = open_session(self.socket, host, self.address, access, soon, connected)
@@ -103,13 +102,16 @@ class Connection:
             self.socket.close()
             raise
         self._next_id = self._session.requests
+        #: When the last request was sent or answered, on the monotonic clock.
+        self._used = time.monotonic()
+        self._idle_seconds = access.idle_seconds
 
     # -- requests --------------------------------------------------------------------------------
 
     @property
     def expires(self) -> float:
-        """When the session should be renewed, on the monotonic clock (KIP-368)."""
-        return self._session.expires
+        """When to replace the connection, on the monotonic clock: its session ends (KIP-368), or it idles."""
+        return min(self._session.expires, self._used + self._idle_seconds)
 
     @property
     def features(self) -> Mapping[str, int]:
@@ -176,6 +178,8 @@ class Connection:
             wait_seconds: how long the request asks the broker to wait; the answer may take that much longer.
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
+        self._used = time.monotonic()
+        debug.request(self.address, request, self._next_id)
         if self.failure is not None:
             on_answer(None, self.failure)
             return
@@ -296,6 +300,7 @@ class Connection:
         if self.failure is not None:
             return
         self.failure = error
+        debug.broker.debug("%s: the connection ends: %s", self.address, error)
         self._on_end(self)
         self.socket.close()
         self._out.clear()
@@ -310,6 +315,8 @@ class Connection:
             self.fail(ConnectionError(f"broker {self.address} sent an answer to no request"))
             return
         first = self._in_flight[0]
+        self._used = time.monotonic()
+        debug.answer(self.address, first.request, first.correlation_id, len(data))
         try:
             answer = first.decode(first.request, data, first.correlation_id)
         except (ValueError, IndexError, struct.error, KeyError) as error:

@@ -21,7 +21,6 @@ from kafka_eos_source.kafka.consumer import TUNED, Taken
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice, wants
 from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
-from kafka_eos_source.kafka.secrets import concealed, register_secrets
 from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
@@ -118,7 +117,6 @@ class WireConsumer:
         kernel = choice().kernel
         if kernel is None:
             raise ValueError(f"the C kernel is not available ({choice().why_not}); use AssignedConsumer")
-        register_secrets(conf)
         self._kernel: Kernel = kernel
         self._cluster = Cluster(conf)
         self._committed = conf.get("isolation.level") == "read_committed"
@@ -534,7 +532,7 @@ class WireConsumer:
 
     def _suspect(self, error: DamagedBatchError) -> None:
         """Stops reading a partition until the damaged batch was examined."""
-        self.last_complaint = concealed(str(error))
+        self.last_complaint = str(error)
         self._partitions[error.tp].is_waiting = True
         self._suspected[error.tp] = error
 
@@ -574,7 +572,7 @@ class WireConsumer:
             self._pause(tp, why, seconds)
 
     def _pause(self, tp: TopicPartition, why: str, seconds: float = 0.0) -> None:
-        self.last_complaint = concealed(why)
+        self.last_complaint = why
         partition = self._partitions.get(tp)
         if partition is not None:
             partition.is_waiting = False
@@ -585,7 +583,7 @@ class WireConsumer:
         try:
             found = self._lookup.find({tp.topic for tp in self._partitions})
         except TemporaryError as error:
-            self.last_complaint = concealed(str(error))
+            self.last_complaint = str(error)
             self._lookup.pause(self._fair_pause(started))
             return
         for tp, partition in self._partitions.items():

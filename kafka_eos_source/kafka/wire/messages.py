@@ -18,12 +18,16 @@ SOFTWARE = "kafka-eos"
 
 #: The largest answer that is accepted, unless options ask for larger ones.
 LARGEST_ANSWER_BYTES = 100 << 20
-_PRODUCE, _API_VERSIONS_VERSION = 0, 3
+#: From this version on, an `ApiVersions` answer has finalized features (KIP-584).
+VERSIONS_WITH_FEATURES = 3
+_PRODUCE = 0
+#: How the answer of a listener begins that expects TLS and receives something else.
+_TLS_ALERT = b"\x15\x03"
 _LATEST, _EARLIEST = -1, -2
 
 
-def versions_request(version: int = _API_VERSIONS_VERSION) -> ApiVersionsRequest:
-    """Returns the request for the versions of requests; from version 3 on, also for finalized features."""
+def versions_request(version: int = VERSIONS_WITH_FEATURES) -> ApiVersionsRequest:
+    """Returns the request for the versions of requests, and for finalized features."""
     return ApiVersionsRequest(client_software_name=SOFTWARE, client_software_version="1", version=version)
 
 
@@ -103,9 +107,12 @@ def check_size(size: int, address: str, most_bytes: int = LARGEST_ANSWER_BYTES) 
         ConnectionError: if no broker sends such an answer.
     """
     if not 4 <= size <= most_bytes:
+        begin = size.to_bytes(4, "big", signed=True)
+        if begin[:2] == _TLS_ALERT:
+            raise ConnectionError("it speaks TLS: set kafka.security.protocol to SSL or SASL_SSL")
         raise ConnectionError(
-            f"{address} sent {size} bytes: it is not a Kafka broker, or its answer is larger than "
-            "kafka.receive.message.max.bytes"
+            f"{address} announces an answer of {size} bytes ({begin!r}): it is not a Kafka broker, or its "
+            "answer is larger than kafka.receive.message.max.bytes"
         )
 
 

@@ -28,16 +28,14 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.kernel import Kernel
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.producer import by_topic
-from kafka_eos_source.kafka.secrets import register_secrets
 from kafka_eos_source.kafka.wire.batches import Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
-from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.wire.queue import RecordQueue
 from kafka_eos_source.kafka.wire.transaction import TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -94,9 +92,7 @@ class WireProducer:
         self.transactional_id = str(config["transactional.id"])
         self.name = self.transactional_id
         self.enqueued = 0
-        register_secrets(config)
         self._kernel = kernel
-        self._connection = admin_config(config)
         self._cluster = Cluster(config)
         self._timeout_ms = int(config.get("transaction.timeout.ms", 60_000))
         # the leader answers before the connection gives up
@@ -252,7 +248,8 @@ class WireProducer:
             self._transaction.confirm_version(deadline)
             if self._transaction.version < 2:
                 self._transaction.add_offsets(group_id, deadline)
-            send_in_parts(self._connection, offsets, group_id, deadline, self._transaction.commit_offsets)
+            ask, send = self._cluster.topic_property, self._transaction.commit_offsets
+            send_in_parts(ask, offsets, group_id, deadline, send)
 
     def commit(self, deadline: Deadline) -> None:
         """Commits the transaction.

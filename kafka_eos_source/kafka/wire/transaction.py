@@ -17,7 +17,6 @@ from kafka.protocol.producer import (
 
 from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError
 from kafka_eos_source.kafka.failure import FENCED_FIX, classify, kafka_error
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.lowered import FEATURE, LoweredId, is_lowered
@@ -321,7 +320,7 @@ class TransactionRequests:
     def explained(self, error: KafkaError, doing: str) -> KafkaEosError:
         """Returns the error to raise for a broker's error in a transaction."""
         code = error.code()
-        text = concealed(f"{doing}: {error.str()} ({error.name()})")
+        text = f"{doing}: {error.str()} ({error.name()})"
         if code in _FENCED:
             return FencedError(text, fix=FENCED_FIX)
         return AbortableError(text) if code in _ABORTABLE else classify(error, doing)

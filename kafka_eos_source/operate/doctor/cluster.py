@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka.api_versions import finalized_features
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout, clock_difference, replicas_below
 from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT
+from kafka_eos_source.kafka.wire.probe import finalized_features
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, failure, ok
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -86,7 +86,7 @@ def transaction_version(
     for each in found.brokers:
         try:
             features = ask(each.host, each.port, kafka, _FEATURE_SECONDS)
-        except (OSError, ValueError) as error:
+        except (OSError, KafkaEosError) as error:
             problem = f"broker {each.node_id}: {error}"
             continue
         level = None if features is None else features.get(_FEATURE, 0)

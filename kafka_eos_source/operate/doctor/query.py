@@ -50,7 +50,7 @@ def retention(
     text = f"Kafka keeps offsets for {_span(kept)}{idle}.{rescue}"
     fix = "raise offsets.retention.minutes above the longest planned stop, or set token.topic."
     has_token = found.kafka is not None and found.kafka.token is not None
-    promised = found.checkpoint is not None and found.checkpoint.first_batch is not None
+    promised = found.checkpoint is not None and found.checkpoint.identity is not None
     if found.kafka is not None and promised and not has_token:
         severity = Severity.WARNING if token_topic else Severity.BAD
         return Finding(

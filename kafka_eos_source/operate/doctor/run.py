@@ -259,7 +259,7 @@ def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str,
     known = {tp.topic for tp in (held.offsets if held is not None else ())} - read - changelogs
     anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
     anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
-    first = checkpoint.first_batch if checkpoint is not None else None
+    first = checkpoint.identity if checkpoint is not None else None
     return rights.Names(
         application_id,
         group_of(application_id, target.group_id),

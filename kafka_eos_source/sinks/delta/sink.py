@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
@@ -284,7 +283,11 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             )
         except CommitFailedError as error:
             conflict: Exception = error
-            _log.info("%s: another writer committed to the table first: %s", txn, concealed(str(conflict)))
+            _log.info(
+                "%s: another writer committed to the table first: %s",
+                txn,
+                self.context.secrets.hide(str(conflict)),
+            )
             return conflict
         return None
 

@@ -218,7 +218,6 @@ class HttpSink(TwoPhaseSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self.credentials.mask()
         self._transport = Transport(self.url, self.credentials, self.timeout_ms / 1000, self.ca_file)
         client = ServiceClient(self._transport, self.retries)
         self._protocol: Protocol = (

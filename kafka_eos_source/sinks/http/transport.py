@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from urllib.parse import SplitResult, urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import secrets
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.http.answers import Answer, retry_after_seconds
 
@@ -40,7 +40,7 @@ class Credentials:
     variable: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """Returns the header with its value, and masks the value in texts of this process from then on.
+        """Returns the header with its value.
 
         Raises:
             InvalidOptionError: if the variable is not set, or the value contains characters that a header
@@ -62,18 +62,13 @@ class Credentials:
                 "printable ASCII.",
                 fix="set the option 'auth' to the exact header value, such as 'Bearer …'.",
             )
-        _mask(found)
         return {self.header: found}
 
-    def mask(self) -> None:
-        """Masks the value in texts of this process from now on, if the user set it as an option."""
-        if self.value is not None:
-            _mask(self.value)
-
-
-def _mask(value: str) -> None:
-    # a service's error text may contain the token without the word "Bearer"
-    secrets.register_secret_values([value, value.rpartition(" ")[2]])
+    @property
+    def secrets(self) -> Secrets:
+        """The value, and its last word: a service's error text may contain the token without "Bearer"."""
+        value = self.value or os.environ.get(self.variable or "", "")
+        return Secrets(frozenset({value, value.rpartition(" ")[2]}))
 
 
 @dataclass
@@ -132,6 +127,8 @@ class Transport:
             self.close()
             return Answer(None, f"{type(error).__name__}: {error}".encode())
         after = retry_after_seconds(response.getheader("Retry-After"), datetime.now(timezone.utc))
+        if response.status >= 400:  # a text for people
+            content = self.credentials.secrets.hide(content.decode(errors="replace")).encode()
         return Answer(response.status, content, after)
 
     def close(self) -> None:

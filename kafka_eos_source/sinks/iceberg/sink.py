@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkRetryableError
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
@@ -248,7 +247,11 @@ class IcebergSink(TableFormatSink["Table"]):
             _call(transaction.commit_transaction, except_for=CommitFailedException)
         except CommitFailedException as error:
             conflict: Exception = error
-            _log.info("%s: another writer committed to the table first: %s", txn, concealed(str(conflict)))
+            _log.info(
+                "%s: another writer committed to the table first: %s",
+                txn,
+                self.context.secrets.hide(str(conflict)),
+            )
             current = self.load()
             if current is not None and current.snapshot_by_id(snapshot.snapshot_id) is None:
                 snapshot._clean_all_uncommitted()
@@ -276,5 +279,5 @@ def _call(call: Callable[[], _T], except_for: type[Exception] | tuple[()] = ()) 
         raise
     except Exception as error:
         if tables.is_retryable(error) and not isinstance(error, OSError):
-            raise SinkRetryableError(f"{type(error).__name__}: {concealed(str(error))}") from error
+            raise SinkRetryableError(f"{type(error).__name__}: {error}") from error
         raise

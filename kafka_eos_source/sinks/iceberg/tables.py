@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
@@ -142,7 +142,7 @@ def _connected(name: str, properties: tuple[tuple[str, str], ...], _pid: int) ->
         return load_catalog(name, **dict(properties))
     except (ValueError, NotInstalledError, ModuleNotFoundError) as error:
         raise InvalidOptionError(
-            f"the Iceberg catalog {name!r} cannot be opened: {concealed(str(error))}",
+            f"the Iceberg catalog {name!r} cannot be opened: {Secrets.of(dict(properties)).hide(str(error))}",
             fix="set sink.<name>.catalog.type, sink.<name>.catalog.uri and the other properties that "
             "pyiceberg requires for this type of catalog.",
         ) from error

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.sinks.contract import Fatal, Outcome, Retryable, TwoPhaseSink
 from kafka_eos_source.sinks.sql.database import FIX
 from kafka_eos_source.sinks.sql.types import sqlalchemy
@@ -43,4 +42,4 @@ def driver_text(error: Exception) -> str:
     """
     original = getattr(error, "orig", None) or error
     message = re.sub(r"\s+", " ", str(original)).strip()
-    return concealed(f"{type(original).__name__}: {message}")
+    return f"{type(original).__name__}: {message}"

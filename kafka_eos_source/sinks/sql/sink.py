@@ -285,7 +285,7 @@ class SqlSink(TwoPhaseSink):
             _log.warning(
                 "sink %r cannot list transactions that it may have prepared before two.phase=never: %s",
                 self.context.name,
-                driver_text(error),
+                self.context.secrets.hide(driver_text(error)),
             )
             return ()
 

@@ -40,7 +40,7 @@ _checked: set[tuple[str | None, str | None, str]] = set()
 
 
 @dataclass(frozen=True)
-class FirstBatch:
+class Identity:
     """The content of the file.
 
     Attributes:
@@ -62,7 +62,7 @@ class FirstBatch:
     unproven_since: int | None = None
 
 
-class FirstBatchFile:
+class IdentityFile:
     """The identity file of one checkpoint, as the commit of one batch uses it.
 
     Args:
@@ -75,12 +75,12 @@ class FirstBatchFile:
             means.
         InvalidOptionError: if the batches of the checkpoint were committed with another ``application.id``,
             or a fork has the ``application.id`` of the original.
-        OperatorError: if the checkpoint has lost its query id; or see `read_first_batch`.
-        NewerVersionError: see `read_first_batch`.
+        OperatorError: if the checkpoint has lost its query id; or see `read_identity`.
+        NewerVersionError: see `read_identity`.
         UnavailableError: if the file cannot be read.
     """
 
-    def __init__(self, checkpoint: str, wanted: FirstBatch, moved: str = "fail") -> None:
+    def __init__(self, checkpoint: str, wanted: Identity, moved: str = "fail") -> None:
         self._checkpoint = checkpoint
         self._wanted = wanted
         self.found = _read(checkpoint)
@@ -101,12 +101,12 @@ class FirstBatchFile:
             _check_application(self.found, wanted)
 
     @classmethod
-    def of(cls, checkpoint: str, options: WriteOptions, query_id: str, batch_id: int) -> FirstBatchFile:
+    def of(cls, checkpoint: str, options: WriteOptions, query_id: str, batch_id: int) -> IdentityFile:
         """Returns the file of a checkpoint for the batch of a query with these sink options.
 
         Raises: as the constructor, and GuaranteeChangedError as `check_guarantee`.
         """
-        wanted = FirstBatch(
+        wanted = Identity(
             options.application_id or derived_application_id(query_id),
             query_id,
             batch_id,
@@ -171,7 +171,7 @@ class FirstBatchFile:
         if self.found is not None:
             self._write(replace(self.found, token_topic=self._wanted.token_topic))
 
-    def _write(self, content: FirstBatch) -> None:
+    def _write(self, content: Identity) -> None:
         if content != self.found:
             _write(self._checkpoint, content)
             self.found = content
@@ -182,13 +182,13 @@ def check_identity(options: WriteOptions) -> None:
 
     The commit checks again before each batch.
 
-    Raises: as `FirstBatchFile.of`.
+    Raises: as `IdentityFile.of`.
     """
     checkpoint = options.checkpoint_location
     key = (checkpoint, options.application_id, options.moved_checkpoint)
     if checkpoint is None or key in _checked or _read(checkpoint) is None:
         return
-    FirstBatchFile.of(checkpoint, options, offset_log.query_id(checkpoint), 0)
+    IdentityFile.of(checkpoint, options, offset_log.query_id(checkpoint), 0)
     _checked.add(key)
 
 
@@ -203,7 +203,7 @@ def is_proven(checkpoint: str) -> bool:
 
 
 def set_unproven(
-    checkpoint: str, since: int | None, before: Callable[[FirstBatch], None] = lambda _: None
+    checkpoint: str, since: int | None, before: Callable[[Identity], None] = lambda _: None
 ) -> None:
     """Records from which batch on no token exists, unless that is recorded; None removes the record.
 
@@ -224,7 +224,7 @@ def set_unproven(
         _write(checkpoint, replace(found, unproven_since=since))
 
 
-def read_first_batch(checkpoint: str) -> FirstBatch | None:
+def read_identity(checkpoint: str) -> Identity | None:
     """Reads the identity file of a checkpoint.
 
     Returns:
@@ -244,10 +244,10 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
         return None
     try:
         found = {**json.loads(text)}  # raises TypeError if it is no object
-        known = {each.name for each in fields(FirstBatch)}
+        known = {each.name for each in fields(Identity)}
         unknown = sorted(found.keys() - known - {BY})
         if not unknown:
-            return FirstBatch(**{name: value for name, value in found.items() if name in known})
+            return Identity(**{name: value for name, value in found.items() if name in known})
     except (ValueError, TypeError) as error:
         raise OperatorError(
             f"{checkpoint}/{_FILE} is damaged ({error}); expected application_id, query_id, first_batch and "
@@ -263,14 +263,14 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
     )
 
 
-def _read(checkpoint: str) -> FirstBatch | None:
+def _read(checkpoint: str) -> Identity | None:
     try:
-        return read_first_batch(checkpoint)
+        return read_identity(checkpoint)
     except OSError as error:
         raise _unusable(checkpoint, "read", error) from error
 
 
-def _write(checkpoint: str, content: FirstBatch) -> None:
+def _write(checkpoint: str, content: Identity) -> None:
     fs, root = file_system(checkpoint)
     path = f"{root}/{_FILE}"
     try:
@@ -290,7 +290,7 @@ def _write(checkpoint: str, content: FirstBatch) -> None:
         raise _unusable(checkpoint, "written", error) from error
 
 
-def _check_place(found: FirstBatch, wanted: FirstBatch, moved: str) -> None:
+def _check_place(found: Identity, wanted: Identity, moved: str) -> None:
     """Raises unless a person has said what it means that the checkpoint is at another location.
 
     Raises:
@@ -319,7 +319,7 @@ def _check_place(found: FirstBatch, wanted: FirstBatch, moved: str) -> None:
     )
 
 
-def _another_query(found: FirstBatch, wanted: FirstBatch) -> OperatorError:
+def _another_query(found: Identity, wanted: Identity) -> OperatorError:
     return OperatorError(
         f"the batches of the checkpoint at {wanted.location} were committed by query {found.query_id}, but "
         f"its file 'metadata' now names query {wanted.query_id}, which Spark created because the file was "
@@ -331,7 +331,7 @@ def _another_query(found: FirstBatch, wanted: FirstBatch) -> OperatorError:
     )
 
 
-def _check_application(found: FirstBatch, wanted: FirstBatch) -> None:
+def _check_application(found: Identity, wanted: Identity) -> None:
     if found.application_id != wanted.application_id:
         raise InvalidOptionError(
             f"the batches of this checkpoint were committed with application.id={found.application_id!r}, "

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.wire.admin import WireAdmin
 from kafka_eos_source.model import GroupOffset
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Kafka's default of ``max.message.bytes``.
 _OFFSETS_TOPIC_BYTES = 1_048_588
 
-_OFFSETS_TOPIC: Any = client_admin.ConfigResource(  # type: ignore[attr-defined]
-    client_admin.ResourceType.TOPIC,  # type: ignore[attr-defined]
-    offset_requests.OFFSETS_TOPIC,
-)
-
 #: Longest time to look for the reason of a refusal.
 _SOON_SECONDS = 5.0
+
+#: Returns a property of a topic: topic, property, deadline.
+TopicProperty = Callable[[str, str, Deadline], str]
 
 _log = logging.getLogger(__name__)
 
 
 def send_in_parts(
-    connection: Mapping[str, Any],
+    topic_property: TopicProperty,
     offsets: Collection[GroupOffset],
     group_id: str,
     deadline: Deadline,
@@ -42,7 +37,7 @@ def send_in_parts(
     All requests belong to the transaction, so a producer that dies between two of them commits none.
 
     Args:
-        connection: librdkafka properties for connecting to the cluster.
+        topic_property: returns a property of a topic: topic, property, deadline.
         offsets: the offsets that the transaction commits.
         group_id: the group.
         deadline: for all requests.
@@ -57,14 +52,14 @@ def send_in_parts(
             send(part, group_id, deadline)
         except AbortableError as error:
             soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
-            too_large = explain_too_large(connection, part, group_id, soon, error)
+            too_large = explain_too_large(topic_property, part, group_id, soon, error)
             if too_large is None:
                 raise
             raise too_large from error
 
 
 def explain_too_large(
-    connection: Mapping[str, Any],
+    topic_property: TopicProperty,
     offsets: Collection[GroupOffset],
     group_id: str,
     deadline: Deadline,
@@ -76,7 +71,7 @@ def explain_too_large(
     reason. No retry mends it.
 
     Args:
-        connection: librdkafka properties for connecting to the cluster.
+        topic_property: returns a property of a topic.
         offsets: the offsets of the request.
         group_id: the group.
         deadline: for reading the log's limit.
@@ -91,9 +86,8 @@ def explain_too_large(
     size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
     name = offset_requests.OFFSETS_TOPIC
     try:
-        found = WireAdmin(connection).describe_configs([_OFFSETS_TOPIC], deadline.remaining_seconds())
-        limit = int(found[_OFFSETS_TOPIC].result()["max.message.bytes"].value)
-    except (KafkaEosError, KafkaException, KeyError, ValueError) as unknown:
+        limit = int(topic_property(name, "max.message.bytes", deadline))
+    except (KafkaEosError, ValueError) as unknown:
         _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
         return None
     if size <= limit:
