@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from benchmarks.kafka import Cluster
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka.config import consumer_config, producer_config
+from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.producer import RecordProducer
@@ -70,7 +70,7 @@ def figures(bootstrap: str, records: int) -> Figures:
         ("read with 2 headers", _WITH_HEADERS, None),
     ):
         settings = ReadSettings(
-            consumer_config({"bootstrap.servers": bootstrap}, "bench", "read_committed"),
+            {"bootstrap.servers": bootstrap, "isolation.level": "read_committed"},
             include_headers=topic == _WITH_HEADERS,
             columns=columns,
         )

@@ -113,7 +113,7 @@ class _Measured:
     def _open(self, path: Path, end: int, snapshots: ShardSnapshots | None) -> int:
         """Opens a store at an offset as a task does; returns the number of records that were read."""
         progress = RestoreProgress(self.tp)
-        with changelog_client(self.kafka, "movement") as client:
+        with changelog_client(self.kafka) as client:
 
             def read(store: TransactionalStateStore) -> Restored | WipeNeeded:
                 reader = ChangelogReader(client, self.tp)

@@ -47,8 +47,8 @@ def _measure(bootstrap: str, folder: Path, records: int, value_bytes: int) -> No
     tp = TopicPartition(name, 0)
     path = folder / application_id
     identity = StoreIdentity(application_id, "s", 0, 1, name, made.topic_id)
-    wholly, cpu = _timed(kafka, application_id, path, identity, tp, records)
-    again, _ = _timed(kafka, application_id, path, identity, tp, records)
+    wholly, cpu = _timed(kafka, path, identity, tp, records)
+    again, _ = _timed(kafka, path, identity, tp, records)
     click.echo(
         f"{records:>10,} records: restored in {wholly:.2f} s, {records / wholly:,.0f} records/s, "
         f"{records / cpu:,.0f} a CPU second; with the state there, ready in {again * 1000:.0f} ms"
@@ -56,13 +56,13 @@ def _measure(bootstrap: str, folder: Path, records: int, value_bytes: int) -> No
 
 
 def _timed(
-    kafka: dict[str, str], group_id: str, path: Path, identity: StoreIdentity, tp: TopicPartition, end: int
+    kafka: dict[str, str], path: Path, identity: StoreIdentity, tp: TopicPartition, end: int
 ) -> tuple[float, float]:
     """Restores the state; returns the seconds until it is ready and the CPU seconds of this process."""
     began, cpu = time.perf_counter(), time.process_time()
     store = TransactionalStateStore.open(path, identity)
     try:
-        with changelog_client(kafka, group_id) as client:
+        with changelog_client(kafka) as client:
             found = restore(
                 store,
                 tp,

@@ -378,7 +378,7 @@ _LONG_SECONDS = 120.0
 
 
 def _committed_shard(kafka: dict[str, str], deadline: Deadline) -> object:
-    with changelog_client(kafka, "some-group") as consumer:
+    with changelog_client(kafka) as consumer:
         return CommittedShard(consumer, "some-group", TopicPartition("some-topic", 0)).offset(deadline)
 
 

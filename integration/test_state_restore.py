@@ -126,7 +126,7 @@ class Shard:
     def restore(self, store: TransactionalStateStore, end: int | None, **more: Any) -> Restored | WipeNeeded:
         seconds = more.pop("seconds", SECONDS)
         kafka = more.pop("kafka", self.kafka)
-        with changelog_client(kafka, self.application_id) as client:
+        with changelog_client(kafka) as client:
             more = {"owner": self.owner, **more}
             reader = ChangelogReader(client, self.tp)
             return restore(store, self.tp, end, reader, deadline=in_seconds(seconds), **more)
@@ -333,7 +333,7 @@ def test_the_restore_first_ends_the_transaction_of_a_killed_driver(shard: Shard,
     def end_of_transaction(deadline: Deadline) -> None:
         end_open_transaction(shard.kafka, shard.application_id, deadline)
 
-    with changelog_client(shard.kafka, shard.application_id) as client:
+    with changelog_client(shard.kafka) as client:
         committed = CommittedShard(
             client, shard.application_id, shard.tp, end_transaction=end_of_transaction, end_after_ms=200
         )
@@ -349,7 +349,7 @@ def test_an_open_transaction_of_another_program_is_an_error_and_never_an_incompl
     shard.write([(KEYS[0], b"1")])
     producer = unfinished(shard, "somebody-else", [(KEYS[0], b"2")])
     try:
-        with changelog_client(shard.kafka, shard.application_id) as client:
+        with changelog_client(shard.kafka) as client:
             committed = CommittedShard(
                 client,
                 shard.application_id,
@@ -519,7 +519,7 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
     end = compacted(shard, [0, 1, first])  # the deleted value, the overwritten value, and the tombstone
-    with changelog_client(shard.kafka, shard.application_id) as client:
+    with changelog_client(shard.kafka) as client:
         log_start, _ = ChangelogReader(client, shard.tp).readable(in_seconds())
     assert log_start == 0, "only the removal of records moves the beginning of a log, and not compaction"
 

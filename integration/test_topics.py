@@ -16,10 +16,10 @@ from integration.support.kafka import await_stable, produce, transaction
 from integration.test_operate import Query
 from kafka_eos_source.cli import main
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.topic_reader import TopicRecord
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.lag import lag
+from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.operate.topics import describe
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline

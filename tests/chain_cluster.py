@@ -308,7 +308,7 @@ class ModelKafka:
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self.cluster, self.process, transactional_id)
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         self.process.reach("changelog_tail")
         log = self.cluster.topics[tp.topic].logs[tp.partition]
         records = [each for each in log[start:] if each is not None]

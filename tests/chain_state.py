@@ -138,7 +138,7 @@ class StateWorld:
     def seams(self) -> dict[str, Any]:
         """Returns replacements for the names that the operator imports."""
         return {
-            "changelog_client": lambda _kafka, _group: nullcontext(object()),
+            "changelog_client": lambda _kafka: nullcontext(object()),
             "CommittedShard": self._committed_shard,
             "end_open_transaction": lambda _kafka, transactional_id, _deadline: (
                 self.process().cluster.initialise(transactional_id)

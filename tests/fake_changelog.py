@@ -80,7 +80,7 @@ class FakeQuery:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lets all readers of the changelog read this one."""
         for module in (restored, state_restore, frames):
-            monkeypatch.setattr(module, "changelog_client", lambda _kafka, _group: nullcontext(self))
+            monkeypatch.setattr(module, "changelog_client", lambda _kafka: nullcontext(self))
             monkeypatch.setattr(module, "ChangelogReader", lambda query, tp: _Reader(query, tp.partition))
         monkeypatch.setattr(restored, "CommittedShard", _Committed)
         monkeypatch.setattr(Changelog, "cut", lambda _self, _deadline, _at_least=None: self.cuts[-1])

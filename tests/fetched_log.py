@@ -10,13 +10,16 @@ import gzip
 import random
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.kafka.kernel import choice
+from kafka_eos_source.kafka.kernel import WANTS, kernel
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches, decode
+from kafka_eos_source.model import TopicPartition
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD, XERIAL = 0, 1, 2, 3, 4, 10
 COMMIT, ABORT = 1, 0
@@ -131,10 +134,8 @@ def sealed(
 
 def with_checksum(batch: bytes) -> bytes:
     """Returns the batch with a right checksum."""
-    kernel = choice().kernel
-    assert kernel is not None
     covered = batch[_COVERED:]
-    crc = kernel.crc32c(0, covered, len(covered))
+    crc = kernel().crc32c(0, covered, len(covered))
     return batch[:_CRC] + struct.pack(">I", crc) + batch[_COVERED:]
 
 
@@ -366,3 +367,14 @@ class Log:
         ]
         chance.shuffle(named)
         return sent, tuple(named) if committed else ()
+
+
+def decoded(batches: Mapping[TopicPartition, Batch]) -> KernelMessages:
+    """Returns the records of a batch of each partition as a consumer gets them."""
+    group = [
+        (FetchedBatches.of(kernel(), tp, each.first, memoryview(each.encoded())), each.last + 1)
+        for tp, each in batches.items()
+    ]
+    (part,) = decode(kernel(), sum(set(WANTS.values())), group, committed=True)
+    assert isinstance(part.messages, KernelMessages)
+    return part.messages

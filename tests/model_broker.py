@@ -75,7 +75,7 @@ class ModelBroker:
         self.reach("group_offsets", after=False)
         return dict(self.group)
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         self.reach("changelog_tail", after=False)
         committed = sum(row.startswith(f"{tp}/") for row in self.log)
         return Tail(committed, self.tail_records, self.tail_owners)

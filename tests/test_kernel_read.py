@@ -1,4 +1,4 @@
-"""The C kernel and its Python twin read the same bytes, with real clients on a mock cluster."""
+"""What librdkafka's producer writes to librdkafka's mock cluster is read, value by value."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
-from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
@@ -25,24 +25,16 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.config import consumer_config
-from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
-from kafka_eos_source.kafka.kernel_consumer import KernelConsumer
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.native import loader
 from kafka_eos_source.read import fetch
-from kafka_eos_source.read.columns import record_batch, record_batches
+from kafka_eos_source.read.columns import Run, record_batch, record_batches
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
-from kafka_eos_source.read.runs import MessageList, Run
 
-ALL_KINDS: Sequence[type[Any]] = (AssignedConsumer, KernelConsumer, WireConsumer)
 ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-
-needs_kernel = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
-each_kind = pytest.mark.parametrize("kind", ALL_KINDS, ids=["twin", "kernel", "native"])
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +100,10 @@ def conf(mock: MockCluster) -> dict[str, str]:
         "topic.metadata.propagation.max.ms": "1",
         "check.crcs": "false",  # the mock cluster writes control records without a checksum
     }
-    return consumer_config(ours, "g", "read_committed")
+    return {**ours, "isolation.level": "read_committed"}
 
 
 def read(
-    kind: type[AssignedConsumer],
     mock: MockCluster,
     ranges: Sequence[OffsetRange],
     *,
@@ -121,25 +112,11 @@ def read(
     poll_timeout_ms: int = 60_000,
 ) -> list[pa.RecordBatch]:
     wanted = ReadSettings(conf(mock), True, fail_on_data_loss, poll_timeout_ms, columns)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "reading_consumer", lambda *_: kind)
-        return list(read_ranges(wanted, ranges))
+    return list(read_ranges(wanted, ranges))
 
 
 def whole(topic: str, end: int, partition: int = 0) -> OffsetRange:
     return OffsetRange(TopicPartition(topic, partition), 0, end)
-
-
-def as_bytes(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
-    """Returns the bytes that Spark gets. Slices are copied first, because Arrow would pad them."""
-    return [
-        pa.RecordBatch.from_arrays(
-            [pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema
-        )
-        .serialize()
-        .to_pybytes()
-        for batch in batches
-    ]
 
 
 def sorted_rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, object]]:
@@ -153,38 +130,30 @@ headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=5
 records = st.tuples(binaries, binaries, headers, st.integers(1, 4_102_444_800_000))
 
 
-# -- kernel and twin read the same
-
-
-@needs_kernel
 @given(drawn=st.lists(records, min_size=1, max_size=20), chosen=st.sets(st.sampled_from(ALL), min_size=1))
 @settings(max_examples=40)
-def test_kernel_and_twin_produce_the_same_bytes(
+def test_rows_have_what_was_produced(
     mock: MockCluster, writer: Writer, drawn: list[Record], chosen: set[str]
 ) -> None:
     appended = writer.append(drawn)
-    twin, kernels, native = (read(kind, mock, [appended]) for kind in ALL_KINDS)
-    assert as_bytes(kernels) == as_bytes(native) == as_bytes(twin)
-    for batch in kernels:
+    batches = read(mock, [appended])
+    for batch in batches:
         batch.validate(full=True)
-    found = pa.Table.from_batches(kernels).to_pylist()
+    found = pa.Table.from_batches(batches).to_pylist()
     assert [(row["key"], row["value"]) for row in found] == [record[:2] for record in drawn]
+    assert [row["offset"] for row in found] == list(range(appended.start, appended.end))
+    assert [round(row["timestamp"].timestamp() * 1000) for row in found] == [record[3] for record in drawn]
     expected = [
         [{"key": name, "value": value} for name, value in record[2]] if record[2] else None
         for record in drawn
     ]
     assert [row["headers"] for row in found] == expected
 
-    some = tuple(chosen)
-    twin, kernels, native = (read(kind, mock, [appended], columns=some) for kind in ALL_KINDS)
-    assert kernels[0].schema.names == list(some)
-    assert as_bytes(kernels) == as_bytes(native) == as_bytes(twin)
-    assert pa.Table.from_batches(kernels).to_pylist() == [
-        {k: row[k] for k in ALL if k in some} for row in found
-    ]
+    some = read(mock, [appended], columns=tuple(chosen))
+    assert some[0].schema.names == list(chosen)
+    assert pa.Table.from_batches(some).to_pylist() == [{name: row[name] for name in chosen} for row in found]
 
 
-@needs_kernel
 def test_many_partitions_and_topics_and_large_values(mock: MockCluster, writer: Writer) -> None:
     topics = [writer.topic(3), writer.topic(2)]
     ranges = []
@@ -197,43 +166,36 @@ def test_many_partitions_and_topics_and_large_values(mock: MockCluster, writer: 
                 partition,
             )
             ranges.append(OffsetRange(TopicPartition(topic, partition), partition, count - partition))
-    twin, kernels, native = (sorted_rows(read(kind, mock, ranges)) for kind in ALL_KINDS)
-    assert kernels == native == twin
-    assert len(kernels) == sum(each.end - each.start for each in ranges)
+    rows = sorted_rows(read(mock, ranges))
+    assert [(row["topic"], row["partition"], row["offset"], row["key"]) for row in rows] == [
+        (each.tp.topic, each.tp.partition, at, b"%d" % at)
+        for each in sorted(ranges, key=lambda each: each.tp)
+        for at in range(each.start, each.end)
+    ]
+    assert all(len(row["value"]) == (40_000 if row["offset"] == 7 else row["offset"]) for row in rows)
 
 
-@needs_kernel
 @given(
     drawn=st.lists(records, min_size=1, max_size=12),
     limit=st.integers(50, 160),
 )
 @settings(max_examples=20)
-def test_kernel_and_twin_split_a_large_column_at_the_same_row(
-    mock: MockCluster, writer: Writer, drawn: list[Record], limit: int
-) -> None:
+def test_a_large_column_is_split(mock: MockCluster, writer: Writer, drawn: list[Record], limit: int) -> None:
     appended = writer.append(drawn)
-    split = []
-    for kind in ALL_KINDS:
-        with taking(kind, mock, appended) as runs:
-            batches = record_batches(runs, True, limit_bytes=limit)
-            assert pa.Table.from_batches(batches).equals(
-                pa.Table.from_batches([record_batch(runs, True)]).combine_chunks()
-            )
-            for name in ("key", "value"):
-                assert all(sum(len(each.as_py() or b"") for each in b[name]) <= limit for b in batches)
-            split.append(as_bytes(batches))
-    assert split[0] == split[1]
+    with taking(mock, appended) as runs:
+        batches = record_batches(runs, True, limit_bytes=limit)
+        assert pa.Table.from_batches(batches).equals(
+            pa.Table.from_batches([record_batch(runs, True)]).combine_chunks()
+        )
+        for name in ("key", "value"):
+            assert all(sum(len(each.as_py() or b"") for each in b[name]) <= limit for b in batches)
 
 
-@needs_kernel
-@each_kind
-def test_one_record_larger_than_a_column_is_named(
-    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
-) -> None:
+def test_one_record_larger_than_a_column_is_named(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1), (None, b"abcdef", None, 1)])
     with (
-        taking(kind, mock, whole(topic, 2)) as runs,
+        taking(mock, whole(topic, 2)) as runs,
         pytest.raises(InvalidRecordError, match=f"offset 1 of {topic}-0 is larger than 5 bytes"),
     ):
         record_batches(runs, True, limit_bytes=5)
@@ -242,18 +204,19 @@ def test_one_record_larger_than_a_column_is_named(
 class taking:  # noqa: N801
     """Returns the messages of a range without gaps, as runs, with nothing after them."""
 
-    def __init__(self, kind: type[AssignedConsumer], mock: MockCluster, wanted: OffsetRange) -> None:
-        self._consumer = kind(conf(mock))
+    def __init__(self, mock: MockCluster, wanted: OffsetRange) -> None:
+        self._consumer = WireConsumer(conf(mock))
         self._wanted = wanted
 
     def __enter__(self) -> list[Run]:
         tp, position, end = self._wanted.tp, self._wanted.start, self._wanted.end
-        self._consumer.assign({tp: position})
+        self._consumer.assign({tp: position}, ALL, {tp: end})
         runs: list[Run] = []
         while position < end:
-            found = self._consumer.take(end - position, 5).messages
-            if len(found):
-                messages = found if isinstance(found, KernelMessages) else MessageList(found)
+            messages = self._consumer.take(5).messages
+            if messages:
+                kept = slice(*np.searchsorted(messages.offsets, [position, end]))
+                messages = messages[kept]
                 runs.append(Run(tp, messages, messages.offsets))
                 position += len(messages.offsets)
         return runs
@@ -262,10 +225,7 @@ class taking:  # noqa: N801
         self._consumer.close()
 
 
-@needs_kernel
-def test_kernel_and_twin_raise_the_same_error_for_header_names_that_are_not_utf8(
-    mock: MockCluster, writer: Writer
-) -> None:
+def test_header_names_that_are_not_utf8_are_named(mock: MockCluster, writer: Writer) -> None:
     """Invalid UTF-8 gives the same error, at every boundary of Unicode's table of well-formed sequences."""
     leads = [b"", b"a", b"\xc1", b"\xc2", b"\xdf", b"\xe0", b"\xed", b"\xef", b"\xf0", b"\xf4", b"\xf5"]
     tails = [b"", b"\x7f", b"\x80", b"\x8f", b"\x90", b"\x9f", b"\xa0", b"\xbf", b"\xc0"]
@@ -274,17 +234,14 @@ def test_kernel_and_twin_raise_the_same_error_for_header_names_that_are_not_utf8
     for name in raw:
         writer.write_raw_header(topic, name)
     writer.flush()
-    said: list[list[object]] = []
-    for kind in ALL_KINDS:
-        with taking(kind, mock, whole(topic, len(raw))) as runs:
-            rows = [
-                Run(run.tp, run.messages[at : at + 1], run.offsets[at : at + 1])
-                for run in runs
-                for at in range(len(run.offsets))
-            ]
-            said.append([outcome(row) for row in rows])
-    assert said[1] == said[0]
-    for name, found in zip(raw, said[1], strict=True):
+    with taking(mock, whole(topic, len(raw))) as runs:
+        rows = [
+            Run(run.tp, run.messages[at : at + 1], run.offsets[at : at + 1])
+            for run in runs
+            for at in range(len(run.offsets))
+        ]
+        said = [outcome(row) for row in rows]
+    for name, found in zip(raw, said, strict=True):
         try:
             expected: object = [{"key": name.decode(), "value": b"v"}]
         except UnicodeDecodeError as failure:
@@ -299,24 +256,14 @@ def outcome(row: Run) -> object:
         return str(failure)
 
 
-@needs_kernel
-def test_kernel_and_twin_raise_the_same_error_for_a_timestamp_beyond_sparks_range(
-    mock: MockCluster, writer: Writer
-) -> None:
+def test_a_timestamp_beyond_sparks_range_is_named(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"1", None, 5), (None, b"2", None, 1712345678123456789)])
-    said = []
-    for kind in ALL_KINDS:
-        with pytest.raises(
-            InvalidRecordError, match=r"offset 1 of .* has the timestamp 1712345678123456789 ms"
-        ) as failure:
-            read(kind, mock, [whole(topic, 2)])
-        said.append(str(failure.value))
-        assert read(kind, mock, [whole(topic, 2)], columns=("value",))[0]["value"].to_pylist() == [b"1", b"2"]
-    assert len(set(said)) == 1
+    with pytest.raises(InvalidRecordError, match=r"offset 1 of .* has the timestamp 1712345678123456789 ms"):
+        read(mock, [whole(topic, 2)])
+    assert read(mock, [whole(topic, 2)], columns=("value",))[0]["value"].to_pylist() == [b"1", b"2"]
 
 
-@needs_kernel
 def test_control_records_end_ranges_and_produce_no_rows(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     producer = Producer({"bootstrap.servers": mock.bootstrap_servers, "transactional.id": "tx"})
@@ -326,160 +273,66 @@ def test_control_records_end_ranges_and_produce_no_rows(mock: MockCluster, write
         producer.produce(topic, b"%d" % batch, partition=0)
         producer.commit_transaction(30)
     for end in range(1, 7):  # records at 0, 2, 4, each followed by a control record
-        twin, kernels, native = (read(kind, mock, [whole(topic, end)]) for kind in ALL_KINDS)
-        assert as_bytes(kernels) == as_bytes(native) == as_bytes(twin)
-        assert kernels[0]["offset"].to_pylist() == [at for at in (0, 2, 4) if at < end]
-    for kind in ALL_KINDS:
-        assert read(kind, mock, [OffsetRange(TopicPartition(topic, 0), 5, 6)]) == []
+        (batch,) = read(mock, [whole(topic, end)])
+        assert batch["offset"].to_pylist() == [at for at in (0, 2, 4) if at < end]
+    assert read(mock, [OffsetRange(TopicPartition(topic, 0), 5, 6)]) == []
 
 
 # -- events
 
 
-@needs_kernel
-def test_kernel_and_twin_report_the_same_data_loss(mock: MockCluster, writer: Writer) -> None:
+def test_lost_offsets_are_reported(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic(2)
     writer.write(topic, [(None, b"a", None, 1)])
     writer.write(topic, [(None, b"b", None, 1)] * 3, partition=1)
     ranges = [OffsetRange(TopicPartition(topic, 0), 5, 9), whole(topic, 3, partition=1)]
-    said = []
-    for kind in ALL_KINDS:
-        with pytest.raises(DataLossError, match="offsets 5 to 8") as failure:
-            read(kind, mock, ranges)
-        said.append(str(failure.value))
-        rows = sorted_rows(read(kind, mock, ranges, fail_on_data_loss=False))
-        assert [row["partition"] for row in rows] == [1, 1, 1]
-    assert len(set(said)) == 1
+    with pytest.raises(DataLossError, match="the log now ends at offset 1"):
+        read(mock, ranges)
+    rows = sorted_rows(read(mock, ranges, fail_on_data_loss=False))
+    assert [row["partition"] for row in rows] == [1, 1, 1]
 
 
-@needs_kernel
-@each_kind
-def test_a_timeout_names_the_missing_topic(mock: MockCluster, kind: type[AssignedConsumer]) -> None:
-    """librdkafka puts the error into the partition's queue."""
+def test_a_timeout_names_the_missing_topic(mock: MockCluster) -> None:
     with pytest.raises(
         UnavailableError, match=r"no records of never-0 arrived .*: never(-0| \[0\]): .*Unknown topic"
     ):
-        read(kind, mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=1500)
+        read(mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=1500)
 
 
-@needs_kernel
-@each_kind
-def test_errors_of_fetch_requests_are_raised(
-    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
-) -> None:
+def test_errors_of_fetch_requests_are_raised(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1)])
     mock.fail(Api.FETCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT)
-    assert len(read(kind, mock, [whole(topic, 1)])) == 1
+    assert len(read(mock, [whole(topic, 1)])) == 1
     mock.fail(Api.FETCH, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match=f"reading {topic}-0"):
-        read(kind, mock, [whole(topic, 1)])
+        read(mock, [whole(topic, 1)])
     mock.clear_failures(Api.FETCH)
 
 
 # -- the consumer itself
 
 
-@needs_kernel
-@each_kind
-def test_a_wait_ends_with_the_first_records_that_arrive(
-    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
-) -> None:
-    """The wait ends even if the records are fewer than requested."""
+def test_a_wait_ends_with_the_first_records_that_arrive(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     tp = TopicPartition(topic, 0)
-    consumer = kind(conf(mock))
-    consumer.assign({tp: 0})
-    taken = consumer.take(100, 30)
+    consumer = WireConsumer(conf(mock))
+    consumer.assign({tp: 0}, ALL)
+    taken = consumer.take(30)
     assert taken.log_ends == {tp: 0}
     threading.Timer(0.2, writer.write, [topic, [(None, b"late", None, 1)]]).start()
     began = time.monotonic()
-    while not len((taken := consumer.take(100, 60)).messages):
+    while not len((taken := consumer.take(60)).messages):
         assert time.monotonic() - began < 50
     assert len(taken.messages) == 1
     assert time.monotonic() - began < 50
     consumer.close()
 
 
-@needs_kernel
-def test_a_consumer_that_is_assigned_or_moved_reads_from_the_new_position(
-    mock: MockCluster, writer: Writer
-) -> None:
-    """No record of the old position is returned.
-
-    When librdkafka stops fetching, it removes the queue's forwarding at some later moment.
-    """
-    topic = writer.topic(2)
-    for partition in (0, 1):
-        writer.write(topic, [(None, b"%d" % at, None, 1) for at in range(100)], partition)
-    first, second = (TopicPartition(topic, partition) for partition in (0, 1))
-    consumer = KernelConsumer(conf(mock))
-
-    def next_offset() -> tuple[TopicPartition, int]:
-        while not len((taken := consumer.take(1, 5)).messages):
-            pass
-        return taken.messages.partition_at(0), int(taken.messages.offsets[0])
-
-    for start in range(50):
-        consumer.assign({first: start})
-        assert next_offset() == (first, start)
-        consumer.move(first, start + 10)
-        assert next_offset() == (first, start + 10)
-        consumer.assign({first: 90, second: start + 20})
-        consumer.drop([first])
-        while (found := next_offset())[0] == first:  # fetched before the forwarding was removed
-            pass
-        assert found == (second, start + 20)
-        if start % 2:
-            consumer.release()
-    consumer.close()
-
-
-@needs_kernel
-def test_errors_of_the_client_are_raised_while_records_arrive(mock: MockCluster, writer: Writer) -> None:
-    topic = writer.topic()
-    writer.write(topic, [(None, b"a", None, 1)])
-    errors: list[Message] = []
-
-    class Client:
-        """confluent-kafka's client, with one more error to report."""
-
-        def __init__(self, client: Any) -> None:
-            self._client = client
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._client, name)
-
-        def poll(self, seconds: float) -> Message | None:
-            return errors.pop() if errors else None
-
-    consumer = KernelConsumer(conf(mock))
-    tp = TopicPartition(topic, 0)
-    consumer.assign({tp: 0})
-    consumer._client = Client(consumer._client)  # type: ignore[assignment]
-    deadline = time.monotonic() + 20
-    rows = 0
-    while not rows:
-        assert time.monotonic() < deadline, "the record did not arrive"
-        errors[:] = [Message(topic=topic, partition=0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
-        consumer._next_poll = 0.0
-        taken = consumer.take(10, 5)
-        assert taken.out_of_range == [tp]
-        rows = len(taken.messages)
-    errors.append(Message(topic=topic, partition=0, value=b"where no record may be"))
-    with pytest.raises(
-        RuntimeError,
-        match="into the wrong queue; set the environment variable KAFKA_EOS_NATIVE=0 to read without",
-    ):
-        consumer.take(10, 5)
-    consumer.close()
-
-
-@needs_kernel
 def test_batches_stay_valid_after_their_consumer_is_closed(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(b"k%d" % at, b"v", [("h", b"%d" % at)], 1) for at in range(1000)])
-    with taking(KernelConsumer, mock, whole(topic, 1000)) as runs:
+    with taking(mock, whole(topic, 1000)) as runs:
         pass
     batch = record_batch(runs[:1], True)
     del runs
@@ -489,62 +342,41 @@ def test_batches_stay_valid_after_their_consumer_is_closed(mock: MockCluster, wr
     assert [each[0]["value"] for each in batch["headers"].to_pylist()] == [b"%d" % at for at in range(taken)]
 
 
-@needs_kernel
 def test_more_records_than_fit_into_a_batch_make_several_batches(
     mock: MockCluster, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel takes everything available, but still limits the rows and bytes of a batch."""
+    """The consumer takes everything that arrived, but the rows and bytes of a batch are limited."""
     topic = writer.topic(2)
     for partition in (0, 1):
         writer.write(topic, [(None, b"v" * 100, None, 1)] * 1000, partition)
     ranges = [whole(topic, 1000, partition) for partition in (0, 1)]
     monkeypatch.setattr(fetch, "BATCH_ROWS", 300)
-    batches = read(KernelConsumer, mock, ranges)
+    batches = read(mock, ranges)
     assert all(150 <= batch.num_rows <= 300 for batch in batches[:-1])
-    expected = sorted_rows(read(AssignedConsumer, mock, ranges))
-    assert sorted_rows(batches) == expected
+    expected = sorted_rows(batches)
+    assert [(row["partition"], row["offset"]) for row in expected] == [
+        (partition, offset) for partition in (0, 1) for offset in range(1000)
+    ]
     monkeypatch.setattr(fetch, "BATCH_BYTES", 5000)
-    batches = read(KernelConsumer, mock, ranges)
+    batches = read(mock, ranges)
     assert [batch.num_rows for batch in batches] == [50] * 40
     assert sorted_rows(batches) == expected
 
 
-@needs_kernel
 def test_reads_do_not_leak_memory(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     count = 300
     writer.write(topic, [(b"k", b"v" * 4000, [("h", b"1")], 1)] * count)
-    threads = function("rd_kafka_thread_cnt", c_int)
-    POOL.close()
-    gc.collect()
-    threads_before = threads()
 
     def reads(times: int) -> int:
         for _ in range(times):
             ranges = [whole(topic, count)]
-            assert sum(batch.num_rows for batch in read(KernelConsumer, mock, ranges)) == count
+            assert sum(batch.num_rows for batch in read(mock, ranges)) == count
         return int(psutil.Process().memory_info().rss)
 
     before = reads(60)
     after = reads(120)
     assert after - before < 60 * count * 4000 // 4  # a quarter of what half of these reads read
-    POOL.close()
-    gc.collect()
-    deadline = time.monotonic() + 20
-    while threads() > threads_before:
-        assert time.monotonic() < deadline, "a client was not destroyed, so something still holds a reference"
-        threading.Event().wait(0.01)
-
-
-@needs_kernel
-def test_a_consumer_that_is_not_closed_is_garbage_collected(mock: MockCluster, writer: Writer) -> None:
-    topic = writer.topic()
-    writer.write(topic, [(None, b"a", None, 1)])
-    consumer = KernelConsumer(conf(mock))
-    consumer.assign({TopicPartition(topic, 0): 0})
-    consumer.take(1, 5)
-    del consumer
-    gc.collect()  # an earlier version hung here
 
 
 # -- the choice between kernel and twin
@@ -581,7 +413,6 @@ def test_a_library_that_cannot_be_loaded_is_not_used(
     assert "cannot be loaded" in kernel.choice().why_not
 
 
-@needs_kernel
 @pytest.mark.usefixtures("kernel_choice_reset")
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)

@@ -15,10 +15,10 @@ from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.topic_reader import TopicRecord
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import replay, replay_targets
 from kafka_eos_source.operate.dead_letters import Letter
+from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.operate.replay_plan import Replay, ranges
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.runtime.deadline import Deadline

@@ -92,13 +92,6 @@ def test_malformed_offsets_of_damaged_records_are_refused(value: str) -> None:
         read(skipDamagedRecords=value)
 
 
-def test_damaged_records_are_passed_over_only_by_a_client_that_notices_them() -> None:
-    with pytest.raises(
-        InvalidOptionError, match=r"native client does not read here.*read\.client=librdkafka"
-    ):
-        read(skipDamagedRecords='{"t":{"0":[17]}}', read__client="librdkafka")
-
-
 def test_subscribe_and_assign_are_parsed_into_topics_and_partitions() -> None:
     assert read(subscribe=" a , b,,a ").subscription.topics == ("a", "b")
     options = parse_read({**SERVERS, "assign": '{"a":[1,0],"b":[4]}'}, streaming=True)

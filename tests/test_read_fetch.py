@@ -6,10 +6,11 @@ import gc
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
+from fetched_log import Batch, Record, decoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,36 +18,18 @@ from kafka_eos_source.errors import (
     AuthorizationError,
     DataLossError,
     KafkaEosError,
-    RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
+from kafka_eos_source.kafka.consumer import ConsumerPool
+from kafka_eos_source.kafka.wire.consumer import Taken
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import Reading, ReadSettings
 from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.worker import cycle_collection_paused
 
 A, B, U = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-
-
-@dataclass(frozen=True)
-class FakeMessage:
-    tp: TopicPartition
-    at: int
-
-    def topic(self) -> str:
-        return self.tp.topic
-
-    def partition(self) -> int:
-        return self.tp.partition
-
-    def offset(self) -> int:
-        return self.at
-
-    def __len__(self) -> int:
-        return 100
 
 
 @dataclass
@@ -61,29 +44,30 @@ class Log:
 
 @dataclass
 class ModelConsumer:
-    """An `AssignedConsumer` over in-memory logs; ``sizes`` sets how many messages each read returns."""
+    """A consumer of logs in memory; ``sizes`` sets how many messages, of 100 bytes, each call returns."""
 
     logs: dict[TopicPartition, Log]
     sizes: Sequence[int] = (3,)
     last_complaint: str = ""
-    refused: KafkaEosError | None = None
+    refusal: KafkaEosError | None = None
     positions: dict[TopicPartition, int] = field(default_factory=dict)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
     told: set[tuple[TopicPartition, str, int]] = field(default_factory=set)
     looks: int = 0
-    asked: list[int] = field(default_factory=list)
     bounds_fail: int = 0
-    drains: ClassVar[bool] = False
 
-    def want(self, columns: Collection[str]) -> None:
-        pass
+    @property
+    def cluster(self) -> ModelConsumer:
+        return self
 
     def assign(
         self,
         positions: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int] | None = None,
-        epochs: Mapping[TopicPartition, int] | None = None,
+        columns: Collection[str],
+        ends: Mapping[TopicPartition, int],
+        epochs: Mapping[TopicPartition, int],
     ) -> None:
-        self.positions = dict(positions)
+        self.positions, self.ends = dict(positions), dict(ends)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         self.positions[tp] = position
@@ -93,12 +77,11 @@ class ModelConsumer:
         for tp in tps:
             del self.positions[tp]
 
-    def take(self, at_most: int, wait_seconds: float) -> Taken:
-        self.asked.append(at_most)
-        room = min(at_most, max(1, self.sizes[self.looks % len(self.sizes)]))
+    def take(self, wait_seconds: float) -> Taken:
+        room = max(1, self.sizes[self.looks % len(self.sizes)])
         self.looks += 1
-        taken = Taken([])
-        found: list[FakeMessage] = []
+        taken = Taken()
+        found: dict[TopicPartition, Batch] = {}
         for tp, position in list(self.positions.items()):
             log = self.logs[tp]
             if log.gone:
@@ -106,14 +89,17 @@ class ModelConsumer:
             elif not log.low <= position <= log.high:
                 self._event(tp, "range", position, taken.out_of_range)
             else:
-                batch = [at for at in log.visible if log.low <= at >= position][: room - len(found)]
-                found += [FakeMessage(tp, at) for at in batch]
-                if batch:
-                    self.positions[tp] = batch[-1] + 1
-                elif room > len(found) and (tp, "end", log.high) not in self.told:
+                offsets = [at for at in log.visible if log.low <= at >= position][:room]
+                room -= len(offsets)
+                if offsets:
+                    records = [Record(at, value=bytes(100)) for at in offsets]
+                    found[tp] = Batch(offsets[0], offsets[-1], records)
+                    self.positions[tp] = taken.reached[tp] = offsets[-1] + 1
+                elif room and (tp, "end", log.high) not in self.told:
                     self.told.add((tp, "end", log.high))
                     taken.log_ends[tp] = log.high
-        taken.messages = found
+        if found:
+            taken.messages = decoded(found)
         return taken
 
     def _event(self, tp: TopicPartition, what: str, at: int, where: list[TopicPartition]) -> None:
@@ -121,28 +107,27 @@ class ModelConsumer:
             self.told.add((tp, what, at))
             where.append(tp)
 
-    def login_error(self, _doing: str) -> KafkaEosError | None:
-        return self.refused
-
-    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+    def log_bounds(self, tp: TopicPartition, deadline: Deadline) -> tuple[int, int]:
         if self.bounds_fail:
             self.bounds_fail -= 1
-            raise RetriableError("no answer")
+            raise UnavailableError("no answer")
         return self.logs[tp].low, self.logs[tp].high
+
+
+def reading_of(consumer: ModelConsumer, progress: Progress, **settings: Any) -> Reading:
+    return Reading(consumer, progress, ReadSettings({}, **settings))  # type: ignore[arg-type]
 
 
 def read(
     consumer: ModelConsumer, ranges: Sequence[OffsetRange], *, fail: bool = True, timeout_ms: int = 10_000
 ) -> list[tuple[TopicPartition, int]]:
     progress = Progress(ranges)
-    reading = Reading(
-        consumer, progress, ReadSettings({}, fail_on_data_loss=fail, poll_timeout_ms=timeout_ms)
-    )
+    reading = reading_of(consumer, progress, fail_on_data_loss=fail, poll_timeout_ms=timeout_ms)
     found: list[tuple[TopicPartition, int]] = []
     while not progress.done:
         for run in reading.next_runs():
-            assert [m.offset() for m in run.messages] == run.offsets.tolist()
-            assert {(m.topic(), m.partition()) for m in run.messages} == {run.tp}
+            assert run.messages.offsets.tolist() == run.offsets.tolist()
+            assert {run.messages.partition_at(index) for index in range(len(run.messages))} == {run.tp}
             found += [(run.tp, int(offset)) for offset in run.offsets]
     return found
 
@@ -207,59 +192,30 @@ def test_exactly_the_records_of_the_ranges_are_read_in_order(
     assert len(found) == len(set(found))
 
 
-def test_a_small_range_does_not_fetch_the_whole_backlog() -> None:
-    consumer = ModelConsumer({A: Log(range(100_000), 100_000)}, sizes=[1_000_000])
+def test_the_consumer_knows_where_the_ranges_end() -> None:
+    consumer = ModelConsumer({A: Log(range(100_000), 100_000)}, sizes=[1_000])
     assert len(read(consumer, [OffsetRange(A, 10, 13)])) == 3
-    assert max(consumer.asked) <= 4
+    assert consumer.ends == {A: 13}
 
 
 def test_batches_are_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "BATCH_ROWS", 7)
     progress = Progress([OffsetRange(A, 0, 50)])
-    reading = Reading(ModelConsumer({A: Log(range(50), 50)}, sizes=[100]), progress, ReadSettings({}))
+    reading = reading_of(ModelConsumer({A: Log(range(50), 50)}, sizes=[100]), progress)
     sizes = []
-    while not progress.done:
+    while not reading.done:
         sizes.append(sum(len(run.messages) for run in reading.next_runs()))
     assert sizes == [7] * 7 + [1]
 
 
 def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads respect the byte limit, except the first, which does not know the message size (100 bytes)."""
     monkeypatch.setattr(fetch, "BATCH_BYTES", 2000)
     progress = Progress([OffsetRange(A, 0, 2000)])
-    reading = Reading(ModelConsumer({A: Log(range(2000), 2000)}, sizes=[10_000]), progress, ReadSettings({}))
+    reading = reading_of(ModelConsumer({A: Log(range(2000), 2000)}, sizes=[10_000]), progress)
     sizes = []
-    while not progress.done:
-        sizes.append(sum(len(run.messages) for run in reading.next_runs()))
-    assert sizes[0] == fetch.FIRST_TAKE
-    assert set(sizes[1:]) == {20}
-
-
-def test_another_consumer_is_not_told_to_drop_what_was_finished_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A range that ends in silence, because its log is too short, is finished without a message."""
-    monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", 0.0)
-    b = TopicPartition("t", 9)
-    logs = {A: Log(range(3), 3), b: Log(range(10), 10)}
-
-    class Old(ModelConsumer):
-        def take(self, at_most: int, wait_seconds: float) -> Taken:
-            if progress.is_open(A):
-                return Taken((), log_ends={A: 3}) if progress.position(A) < 3 else Taken(())
-            raise NeedsLibrdkafkaError("its records are old")
-
-    progress = Progress([OffsetRange(A, 0, 5), OffsetRange(b, 0, 10)])
-    reading = Reading(Old(logs), progress, ReadSettings({}, fail_on_data_loss=False))
-    with pytest.raises(NeedsLibrdkafkaError):
-        reading.next_runs()
-    reading.use(ModelConsumer(logs, sizes=[4]))  # raises KeyError if it shall drop a foreign partition
-    found: list[int] = []
     while not reading.done:
-        for run in reading.next_runs():
-            assert run.tp == b
-            found += run.offsets.tolist()
-    assert found == list(range(10))
+        sizes.append(sum(len(run.messages) for run in reading.next_runs()))
+    assert sizes == [20] * 100
 
 
 def test_a_partition_is_dropped_as_soon_as_its_range_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +224,7 @@ def test_a_partition_is_dropped_as_soon_as_its_range_is_finished(monkeypatch: py
     b = TopicPartition("t", 9)
     consumer = ModelConsumer({A: Log(range(10), 10), b: Log(range(100), 100)}, sizes=[20])
     progress = Progress([OffsetRange(A, 0, 5), OffsetRange(b, 0, 100)])
-    reading = Reading(consumer, progress, ReadSettings({}))
+    reading = reading_of(consumer, progress)
     while progress.is_open(A):
         reading.next_runs()
     assert not progress.done
@@ -322,10 +278,10 @@ def test_a_log_whose_end_lags_for_a_moment_is_not_data_loss() -> None:
     """A new leader's lagging high watermark (KIP-207) does not count as data loss."""
 
     class Lagging(ModelConsumer):
-        def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+        def log_bounds(self, tp: TopicPartition, deadline: Deadline) -> tuple[int, int]:
             self.logs[tp].high = 9
             self.logs[tp].visible = range(9)
-            return super().log_bounds(tp, timeout_seconds)
+            return super().log_bounds(tp, deadline)
 
     assert len(read(Lagging({A: Log(range(5), 5)}), [OffsetRange(A, 0, 9)])) == 9
 
@@ -337,17 +293,17 @@ def test_a_failed_request_for_log_bounds_is_retried() -> None:
 
 def test_the_error_when_no_record_arrives_names_the_position() -> None:
     class Silent(ModelConsumer):
-        def take(self, at_most: int, wait_seconds: float) -> Taken:
+        def take(self, wait_seconds: float) -> Taken:
             assert 0 <= wait_seconds <= fetch.WAIT_SECONDS
-            return Taken(())
+            return Taken()
 
     consumer = Silent({A: Log(range(5), 5)}, last_complaint="broker 1 is down")
     expected = (
-        r"no records of t-0 arrived within 20 ms .* at offset 2 .* ends before offset 5.*broker 1 is down"
+        r"no records of t-0 arrived within 20 ms, at offset 2 .* ends before offset 5.*broker 1 is down"
     )
     with pytest.raises(UnavailableError, match=expected):
         read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
-    consumer.refused = AuthorizationError("the login failed", fix="restart the query")
+    consumer.refusal = AuthorizationError("the login failed", fix="restart the query")
     with pytest.raises(AuthorizationError, match="the login failed"):
         read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
 
@@ -369,7 +325,7 @@ def test_the_read_restores_the_garbage_collectors_setting() -> None:
 # -- the pool of consumers, tested with clients without brokers
 
 
-CONF = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": "0"}
+CONF = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 def test_the_pool_reuses_a_consumer() -> None:
@@ -379,7 +335,7 @@ def test_the_pool_reuses_a_consumer() -> None:
     with pool.borrow(CONF) as second, pool.borrow(CONF) as third:
         assert second is first
         assert third is not first
-    with pool.borrow({**CONF, "group.id": "other"}) as other:
+    with pool.borrow({**CONF, "client.id": "other"}) as other:
         assert other not in (first, third)
     pool.close()
     assert len(pool) == 0
@@ -394,7 +350,7 @@ def test_the_pool_does_not_reuse_a_consumer_after_an_error() -> None:
 
 def test_the_pool_is_bounded_and_closes_idle_consumers() -> None:
     pool = ConsumerPool(capacity=1, idle_seconds=-1.0)
-    with pool.borrow(CONF) as first, pool.borrow({**CONF, "group.id": "h"}):
+    with pool.borrow(CONF) as first, pool.borrow({**CONF, "client.id": "h"}):
         pass
     assert len(pool) == 1
     with pool.borrow(CONF) as again:
@@ -419,8 +375,8 @@ def test_events_without_progress_do_not_keep_a_task_waiting_for_ever() -> None:
     """A position is out of range again and again, although it is in the log: remote storage that fails."""
 
     class Refusing(ModelConsumer):
-        def take(self, at_most: int, wait_seconds: float) -> Taken:
-            return Taken((), out_of_range=[A])
+        def take(self, wait_seconds: float) -> Taken:
+            return Taken(out_of_range=[A])
 
     consumer = Refusing({A: Log(range(10), 10)}, sizes=[10])
     with pytest.raises(UnavailableError, match="no records of t-0 arrived within 50 ms"):

@@ -24,7 +24,6 @@ from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.login import Login
@@ -167,11 +166,9 @@ UNUSABLE = {
 @pytest.mark.parametrize(
     "makes",
     [
-        lambda: AssignedConsumer({**UNUSABLE, "group.id": "g"}),
         lambda: RecordProducer(UNUSABLE, "p"),
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
         lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
-        lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).delete_group("g", Deadline.after_seconds(1)),
         lambda: KafkaClients(UNUSABLE).producer("app"),
     ],

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from mock_cluster import Api, MockCluster
+from confluent_kafka import KafkaError
+from simulated.kafka import Fault, SimulatedKafka
 
-from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import group
-from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
+from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
+from kafka_eos_source.kafka.consumer import ConsumerPool
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import committed
@@ -44,7 +44,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
         asked: list[list[TopicPartition]] = []
 
         def stable_offsets(
-            _consumer: Any, group_id: str, partitions: Collection[TopicPartition], _deadline: Deadline
+            _cluster: Any, group_id: str, partitions: Collection[TopicPartition], _deadline: Deadline
         ) -> dict[TopicPartition, GroupOffset] | None:
             assert group_id == GROUP
             asked.append(list(partitions))
@@ -57,7 +57,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 def shard(end_transaction: Callable[[Deadline], None] | None = None, end_after_ms: int = 0) -> CommittedShard:
-    return CommittedShard(None, GROUP, TP, end_transaction=end_transaction, end_after_ms=end_after_ms)  # type: ignore[arg-type]
+    consumer: Any = SimpleNamespace(cluster=None)
+    return CommittedShard(consumer, GROUP, TP, end_transaction=end_transaction, end_after_ms=end_after_ms)
 
 
 def test_a_committed_offset_is_returned_or_none(answers: Answers) -> None:
@@ -101,49 +102,6 @@ def test_a_timeout_is_an_error_and_never_reported_as_no_offset(answers: Answers)
         shard(lambda _: None).offset(deadline_in(0.05))
 
 
-@pytest.mark.parametrize("kind", [AssignedConsumer, range_consumer()], ids=["python", "kernel"])
-@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR])
-def test_t146_a_client_that_does_not_find_the_coordinator_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, kind: type[AssignedConsumer], code: int
-) -> None:
-    """A client of librdkafka may wait for ever for a coordinator that has left (issue 5511)."""
-    monkeypatch.setattr(group, "_NOT_COORDINATOR_SECONDS", 0.0)
-    asked: list[Consumer] = []
-
-    def fetch(client: Consumer, *_: Any, **__: Any) -> list[GroupOffset]:
-        asked.append(client)
-        if len(asked) == 1:
-            raise KafkaException(KafkaError(code))
-        return [HELD]
-
-    monkeypatch.setattr(group, "fetch", fetch)
-    conf = {"bootstrap.servers": "127.0.0.1:1", "group.id": GROUP, "log_level": "0"}
-    consumer = kind(conf)
-    assert group.stable_offsets(consumer, GROUP, [TP], deadline_in()) == {TP: HELD}
-    assert asked[0] is not asked[1]
-    assert consumer.client is asked[1]
-    with pytest.raises(RuntimeError, match="closed"):
-        asked[0].assignment()
-    consumer.close()
-
-
-def test_a_client_is_kept_while_a_coordinator_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Consumer] = []
-
-    def fetch(client: Consumer, *_: Any, **__: Any) -> list[GroupOffset]:
-        asked.append(client)
-        if len(asked) < 4:
-            raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
-        return [HELD]
-
-    monkeypatch.setattr(group, "fetch", fetch)
-    monkeypatch.setattr(group, "_NOT_COORDINATOR_SECONDS", 60.0)
-    consumer = AssignedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": GROUP, "log_level": "0"})
-    assert group.stable_offsets(consumer, GROUP, [TP], deadline_in()) == {TP: HELD}
-    assert set(asked) == {consumer.client}
-    consumer.close()
-
-
 def test_an_error_while_ending_the_transaction_is_raised(answers: Answers) -> None:
     def refused(_deadline: Deadline) -> None:
         raise AuthorizationError("no")
@@ -153,105 +111,157 @@ def test_an_error_while_ending_the_transaction_is_raised(answers: Answers) -> No
         shard(refused).offset(deadline_in())
 
 
-# -- the request, against librdkafka's mock brokers
+# -- the request
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with MockCluster() as running:
-        running.create_topic(TP.topic, 4)
-        consumer = Consumer({"bootstrap.servers": running.bootstrap_servers, "group.id": GROUP})
-        held = ClientTopicPartition(TP.topic, TP.partition, 42, "token")
-        consumer.commit(offsets=[held], asynchronous=False)
-        consumer.close()
+@pytest.fixture(params=[7, 8], ids=["version 7", "version 8"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
+    """A cluster of two brokers, one of which is the group's coordinator."""
+    with SimulatedKafka({TP.topic: 4}, brokers=2) as running:
+        running.announced = {"OffsetFetch": (0, request.param)}
+        running.offsets[TP.topic, TP.partition] = (42, "token")
         yield running
 
 
 @pytest.fixture
-def consumer(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AssignedConsumer]:
+def consumer(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireConsumer]:
     pool = ConsumerPool()
     monkeypatch.setattr(committed, "POOL", pool)
-    with changelog_client({"bootstrap.servers": cluster.bootstrap_servers}, GROUP) as client:
+    with changelog_client({"bootstrap.servers": cluster.bootstrap}) as client:
         yield client
-    cluster.clear_failures(Api.OFFSET_FETCH)
     pool.close()
 
 
-def test_the_request_returns_offset_and_metadata(consumer: AssignedConsumer) -> None:
+def refusing(cluster: SimulatedKafka, code: int, times: int) -> None:
+    """Makes the coordinator refuse the next requests for offsets."""
+    last = cluster.received["OffsetFetch"] + times
+    cluster.fault = lambda kind: (
+        Fault("error", code) if kind == "OffsetFetch" and cluster.received[kind] <= last else None
+    )
+
+
+def test_the_request_returns_offset_and_metadata(consumer: WireConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
     assert look.offset(deadline_in()) == HELD
     assert look.offsets([TopicPartition(TP.topic, 2)], deadline_in()) == {TP: HELD}
 
 
-def test_reading_the_offset_takes_one_request(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+def test_reading_the_offset_takes_one_request(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
     look.offset(deadline_in())
-    before = cluster.requests()
+    before = dict(cluster.received)
     for _ in range(5):
         look.offset(deadline_in())
-    asked = cluster.requests() - before
-    assert asked[Api.OFFSET_FETCH] == 5
-    assert asked[Api.FIND_COORDINATOR] < 5, "the client asks for itself, once in a while"
+    assert cluster.received == {**before, "OffsetFetch": before["OffsetFetch"] + 5}
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.NOT_COORDINATOR,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError._TRANSPORT,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
     ],
 )
-def test_a_transient_error_is_retried(cluster: MockCluster, consumer: AssignedConsumer, code: int) -> None:
-    cluster.fail(Api.OFFSET_FETCH, code, code)
+def test_a_transient_error_is_retried(cluster: SimulatedKafka, consumer: WireConsumer, code: int) -> None:
+    refusing(cluster, code, 2)
     assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) == HELD
 
 
-def test_an_unstable_offset_is_distinguished_from_no_offset(
-    cluster: MockCluster, consumer: AssignedConsumer
+@pytest.mark.parametrize("kind", ["cut", "lost", "move"])
+def test_t146_a_coordinator_that_moves_or_dies_is_found_again(
+    cluster: SimulatedKafka, consumer: WireConsumer, kind: str
 ) -> None:
-    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 3)
+    look = CommittedShard(consumer, GROUP, TP)
+    assert look.offset(deadline_in()) == HELD
+    asked = cluster.received["OffsetFetch"]
+    cluster.fault = lambda name: (
+        Fault(kind) if name == "OffsetFetch" and cluster.received[name] == asked + 1 else None
+    )
+    assert look.offset(deadline_in()) == HELD
+
+
+def test_an_open_transaction_is_distinguished_from_no_offset(
+    cluster: SimulatedKafka, consumer: WireConsumer
+) -> None:
+    cluster.pending[TP.topic, TP.partition] = (50, "later")
+
+    def end(_: Deadline) -> None:
+        cluster.offsets |= cluster.pending
+        cluster.pending.clear()
+
+    look = CommittedShard(consumer, GROUP, TP, end_transaction=end, end_after_ms=0)
+    assert look.offset(deadline_in()) == GroupOffset(TP, 50, "later")
+    other = TopicPartition(TP.topic, 3)
+    cluster.pending[other.topic, other.partition] = (1, "")
+    assert look.offset(deadline_in()) == GroupOffset(TP, 50, "later"), "it was not asked for"
+    with pytest.raises(UnavailableError, match="open transaction has blocked"):
+        CommittedShard(consumer, GROUP, other).offset(deadline_in(0.1))
+
+
+def test_a_coordinator_that_loads_is_no_transaction(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+    refusing(cluster, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 3)
     ended: list[Deadline] = []
     look = CommittedShard(consumer, GROUP, TP, end_transaction=ended.append, end_after_ms=0)
     assert look.offset(deadline_in()) == HELD
-    assert len(ended) == 1
-    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_LOAD_IN_PROGRESS] * 3)
-    assert look.offset(deadline_in()) == HELD
-    assert len(ended) == 1, "a coordinator that moves is no transaction"
+    assert not ended
 
 
-def test_an_unfinished_transaction_is_not_reported_as_a_silent_broker(cluster: MockCluster) -> None:
-    """At the deadline of the driver's own request, the error names the transaction and the fix."""
-    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 1000)
-    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap_servers})
-    try:
-        with pytest.raises(UnavailableError, match="UNSTABLE_OFFSET_COMMIT") as refused:
-            offsets.fetch(GROUP, (), deadline_in(0.3))
-    finally:
-        cluster.clear_failures(Api.OFFSET_FETCH)
+def test_the_offsets_of_a_group_include_those_that_transactions_are_about_to_add(
+    cluster: SimulatedKafka,
+) -> None:
+    """Brokers check for open transactions only the partitions that are named, or that have offsets."""
+    new = TopicPartition(TP.topic, 2)
+    cluster.pending[new.topic, new.partition] = (1, "")
+    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap})
+    assert offsets.fetch(GROUP, [TP], deadline_in()) == {TP: HELD}
+    assert offsets.now(GROUP, [new], deadline_in()) == ({TP: HELD}, True)
+    assert offsets.committed_now(GROUP, [new, TP], deadline_in()) == {TP: HELD}
+    with pytest.raises(UnavailableError, match="UNSTABLE_OFFSET_COMMIT") as refused:
+        offsets.fetch(GROUP, [new], deadline_in(0.3))
     assert "no answer" not in refused.value.message
     assert "Hanging transactions" in refused.value.fix
 
 
-def test_the_error_names_the_missing_acl(cluster: MockCluster, consumer: AssignedConsumer) -> None:
-    cluster.fail(Api.OFFSET_FETCH, KafkaError.GROUP_AUTHORIZATION_FAILED)
+def test_deleting_a_group_ends_at_the_deadline() -> None:
+    """librdkafka alone would retry for an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        group = GroupOffsets({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+        with pytest.raises(UnavailableError, match="deleting group 'group'"):
+            group.delete_group("group", Deadline.after_seconds(0.5))
+
+
+def test_the_error_names_the_missing_acl(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+    refusing(cluster, KafkaError.GROUP_AUTHORIZATION_FAILED, 1)
     with pytest.raises(AuthorizationError, match=r"offsets of group 'orders' for .*-changelog-1"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in())
 
 
-def test_no_coordinator_is_an_error(cluster: MockCluster, consumer: AssignedConsumer) -> None:
-    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_NOT_AVAILABLE] * 1000)
+def test_no_coordinator_is_an_error(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+    refusing(cluster, KafkaError.COORDINATOR_NOT_AVAILABLE, 1000)
     with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in(0.3))
 
 
-def test_the_client_is_kept_between_tasks(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_does_not_exist_has_no_offsets(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+    refusing(cluster, KafkaError.GROUP_ID_NOT_FOUND, 1)
+    assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) is None
+
+
+def test_a_broker_that_cannot_tell_stable_offsets_is_refused(
+    cluster: SimulatedKafka, consumer: WireConsumer
+) -> None:
+    cluster.announced = {"OffsetFetch": (0, 6)}
+    with pytest.raises(OperatorError, match="does not support OffsetFetchRequest"):
+        CommittedShard(consumer, GROUP, TP).offset(deadline_in())
+
+
+def test_the_client_is_kept_between_tasks(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ConsumerPool()
     monkeypatch.setattr(committed, "POOL", pool)
-    kafka = {"bootstrap.servers": cluster.bootstrap_servers}
-    with changelog_client(kafka, GROUP) as first:
+    kafka = {"bootstrap.servers": cluster.bootstrap}
+    with changelog_client(kafka) as first:
         pass
-    with changelog_client(kafka, GROUP) as second:
+    with changelog_client(kafka) as second:
         assert second is first
     pool.close()

@@ -6,19 +6,21 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from fetched_log import Batch, Record, decoded
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
 from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.kafka.consumer import Taken
 from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, TokenTopic, partition_of
 from kafka_eos_source.kafka.token_topic_reader import last
 from kafka_eos_source.kafka.topic_admin import TopicShape
+from kafka_eos_source.kafka.wire.consumer import Taken
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import token_topics
 from kafka_eos_source.protocol.token import Token
@@ -153,26 +155,10 @@ def test_a_token_record_is_converted_to_a_row_for_the_producer() -> None:
 
 
 @dataclass
-class Message:
-    at: int
-    own: bytes | None
-    content: bytes | None
-
-    def offset(self) -> int:
-        return self.at
-
-    def key(self) -> bytes | None:
-        return self.own
-
-    def value(self) -> bytes | None:
-        return self.content
-
-
-@dataclass
 class Log:
     """One partition: its messages, and its end offsets at each read; the last ones stay."""
 
-    messages: Sequence[Message] = ()
+    messages: Sequence[Record] = ()
     looks: list[LogEnds] = field(default_factory=lambda: [LogEnds(0, 0, 0)])
     takes: list[Taken] | None = None
     silent: bool = False
@@ -195,7 +181,7 @@ class FakeKafka:
         return self
 
     @contextmanager
-    def borrow(self, conf: Mapping[str, str], _kind: object) -> Iterator[Consumer]:
+    def borrow(self, conf: Mapping[str, str]) -> Iterator[Consumer]:
         self.isolation.append(conf["isolation.level"])
         yield Consumer(self, conf["isolation.level"] == "read_committed")
 
@@ -216,37 +202,36 @@ class FakeReader:
 
 
 class Consumer:
-    bootstrap_servers, last_complaint, drains = "b:9092", "", False
+    last_complaint, cluster = "", SimpleNamespace(bootstrap="b:9092")
 
     def __init__(self, kafka: FakeKafka, committed: bool) -> None:
         self._kafka, self._committed = kafka, committed
 
-    def want(self, columns: Collection[str]) -> None: ...
-
     def release(self) -> None: ...
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int], columns: Collection[str], ends: object) -> None:
         ((self._tp, self._at),) = positions.items()
 
-    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+    def log_bounds(self, tp: TopicPartition, deadline: Deadline) -> tuple[int, int]:
         ends = self._kafka.logs[tp].looks[-1]
         return ends.earliest, ends.stable
 
-    def take(self, at_most: int, wait_seconds: float) -> Taken:
+    def take(self, wait_seconds: float) -> Taken:
         log = self._kafka.logs[self._tp]
         if log.silent:
-            return Taken(())
+            return Taken()
         if log.takes:
             return log.takes.pop(0)
         ends = log.looks[-1]
         limit = ends.stable if self._committed else ends.end
-        found = [each for each in log.messages if self._at <= each.at < limit]
+        found = [each for each in log.messages if self._at <= each.offset < limit]
         self._at = limit
-        return Taken(found, log_ends={self._tp: limit})
+        messages = decoded({self._tp: Batch(found[0].offset, limit - 1, found)}) if found else ()
+        return Taken(messages, log_ends={self._tp: limit}, reached={self._tp: limit})
 
 
-def message_of(at: int, each: TokenRecord) -> Message:
-    return Message(at, each.key, each.encode())
+def message_of(at: int, each: TokenRecord) -> Record:
+    return Record(at, each.key, each.encode())
 
 
 def read_record(partitions: int = 1, *, certain: bool = True, seconds: float = 10.0) -> TokenRecord | None:
@@ -258,8 +243,8 @@ def test_the_last_value_of_a_key_is_the_record(monkeypatch: pytest.MonkeyPatch) 
         message_of(0, record(7)),  # not the highest sequence number of the log, but the last value
         message_of(2, record(3)),
         message_of(4, record(9, "invoices")),
-        Message(5, None, b"no key"),
-        Message(6, b"foreign", b"not ours"),
+        Record(5, None, b"no key"),
+        Record(6, b"foreign", b"not ours"),
     ]
     kafka = FakeKafka({FIRST: Log(messages, [LogEnds(0, 8, 8)])}).install(monkeypatch)
     assert read_record() == record(3)
@@ -267,7 +252,7 @@ def test_the_last_value_of_a_key_is_the_record(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_tombstone_removes_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [message_of(0, record(7)), Message(2, APP.encode(), None)]
+    messages = [message_of(0, record(7)), Record(2, APP.encode(), None)]
     FakeKafka({FIRST: Log(messages, [LogEnds(0, 4, 4)])}).install(monkeypatch)
     assert read_record() is None
 
@@ -317,22 +302,20 @@ def test_the_timeout_names_the_application_whose_transaction_is_open(monkeypatch
 
 
 def test_the_timeout_cannot_name_the_owner_of_records_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log([Message(2, None, b"x")], [LogEnds(0, 2, 5)])
+    log = Log([Record(2, None, b"x")], [LogEnds(0, 2, 5)])
     FakeKafka({FIRST: log}).install(monkeypatch)
     with pytest.raises(UnavailableError, match=r"of an unknown producer.*find-hanging"):
         read_record(seconds=0.01)
 
 
 def test_records_that_are_deleted_during_the_read_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log(
-        [message_of(6, record(4))], [LogEnds(0, 8, 8), LogEnds(5, 8, 8)], [Taken((), out_of_range=[FIRST])]
-    )
+    log = Log([message_of(6, record(4))], [LogEnds(0, 8, 8), LogEnds(5, 8, 8)], [Taken(out_of_range=[FIRST])])
     FakeKafka({FIRST: log}).install(monkeypatch)
     assert read_record() == record(4)
 
 
 def test_a_deleted_topic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log([], [LogEnds(0, 8, 8)], [Taken((), gone=[FIRST])])
+    log = Log([], [LogEnds(0, 8, 8)], [Taken(gone=[FIRST])])
     FakeKafka({FIRST: log}).install(monkeypatch)
     with pytest.raises(UnavailableError, match=r"tokens-0 is gone, .* token-topic create"):
         read_record()
@@ -367,7 +350,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def topic_with_record(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     cluster(monkeypatch, PROPERTIES)
-    broken = Message(4, b"broken", b"{}")
+    broken = Record(4, b"broken", b"{}")
     return FakeKafka(
         {
             FIRST: Log(

@@ -12,7 +12,6 @@ from kafka_eos_source.kafka import kernel, native_support
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import Choice
 from kafka_eos_source.kafka.native_support import AUTO, LIBRDKAFKA, NATIVE, Chosen
-from kafka_eos_source.kafka.read_client import READ_CLIENT
 from kafka_eos_source.kafka.transaction_client import TRANSACTION_CLIENT, transactional_producer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.kafka.wire.access import Access
@@ -91,12 +90,11 @@ def test_supported_logins_choose_the_native_client(
 
 def test_without_the_kernel_there_is_no_native_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.delenv(READ_CLIENT.variable, raising=False)
     monkeypatch.setattr(native_support, "choice", lambda: Choice(None, "it was not built"))
     with pytest.raises(InvalidOptionError, match=r"C kernel is not available \(it was not built\)"):
         choose(CONFIG, NATIVE)
     expected = Chosen(LIBRDKAFKA, "the C kernel is not available (it was not built)")
-    assert choose(CONFIG) == READ_CLIENT.choose(CONFIG) == expected
+    assert choose(CONFIG) == expected
 
 
 def test_the_choice_is_logged_once_with_its_reason(

@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from wire_cluster import Fault, Partition
 
-from kafka_eos_source.errors import AuthorizationError, DataLossError, RecordsDamagedError
+from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.config import consumer_config
-from kafka_eos_source.kafka.consumer import POOL, Taken
-from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire import damage, fetched_batches
 from kafka_eos_source.kafka.wire.arrived import Arrived
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
@@ -34,6 +32,8 @@ from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
 pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
+#: All columns of a read.
+ALL = tuple(kernel.WANTS)
 #: More than any step takes that does not hang.
 SECONDS = 30.0
 
@@ -60,7 +60,7 @@ def log_of(count: int, *, size: int = 20, abort_every: int = 3) -> Log:
 
 def conf(cluster: FetchCluster, **more: str) -> dict[str, str]:
     ours = {"bootstrap.servers": cluster.bootstrap, "topic.metadata.propagation.max.ms": "1"}
-    return consumer_config({**ours, **more}, "g", "read_committed")
+    return {**ours, **more, "isolation.level": "read_committed"}
 
 
 def whole(cluster: FetchCluster) -> list[OffsetRange]:
@@ -83,7 +83,6 @@ def read(
         fail_on_data_loss,
         poll_timeout_ms,
         None,
-        client="native",
         skip_damaged=skip or {},
     )
     found: dict[Partition, list[tuple[int, bytes | None]]] = {}
@@ -129,7 +128,7 @@ def by_partition(taken: Taken) -> dict[TopicPartition, list[int]]:
 def take_until(consumer: WireConsumer, is_done: Callable[[Taken], bool]) -> Taken:
     deadline = time.monotonic() + SECONDS
     while True:
-        taken = consumer.take(1, 0.2)
+        taken = consumer.take(0.2)
         if is_done(taken):
             return taken
         assert time.monotonic() < deadline, f"nothing came: {consumer.last_complaint}"
@@ -245,7 +244,7 @@ def test_a_damaged_batch_is_named_after_everything_before_it_was_returned(
     seen, said = [], ""
     with FetchCluster({("t", 0): log, ("t", 1): plain_log(3)}) as cluster:
         properties = conf(cluster, **{"check.crcs": checks})
-        wanted = ReadSettings(properties, poll_timeout_ms=3_600_000, client="native")
+        wanted = ReadSettings(properties, poll_timeout_ms=3_600_000)
         monkeypatch.setattr(fetch, "ENOUGH_ROWS", 1)
         try:
             for batch in read_ranges(wanted, whole(cluster)):
@@ -378,7 +377,7 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
         ends = {tp: log.end for tp, log in logs.items()}
         with consuming(cluster) as consumer:
             positions = {TopicPartition(*tp): 0 for tp in logs}
-            consumer.assign(positions, dict.fromkeys(positions, 1 << 40))
+            consumer.assign(positions, ALL, dict.fromkeys(positions, 1 << 40))
             told: set[TopicPartition] = set()
             reached: dict[TopicPartition, int] = {}
             while len(told) < len(positions):
@@ -388,11 +387,11 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
                 deadline = time.monotonic() + SECONDS
                 while cluster.received["Fetch"] < before + 2 and len(consumer._arrived) < 3:
                     consumer._fetch()
-                    consumer._cluster.network.wait(0.05)
+                    consumer.cluster.network.wait(0.05)
                     assert time.monotonic() < deadline
                     if not consumer._events.empty:
                         break
-                taken = consumer.take(1, 1)
+                taken = consumer.take(1)
                 for tp, reach in taken.reached.items():
                     reached[tp] = reach
                 for tp, end in taken.log_ends.items():
@@ -435,9 +434,9 @@ def within(seconds: float) -> Iterator[None]:
     deadline = time.monotonic() + seconds
     original = WireConsumer.take
 
-    def take(self: WireConsumer, at_most: int, wait_seconds: float) -> Taken:
+    def take(self: WireConsumer, wait_seconds: float) -> Taken:
         assert time.monotonic() < deadline, "it hangs"
-        return original(self, at_most, wait_seconds)
+        return original(self, wait_seconds)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WireConsumer, "take", take)
@@ -453,19 +452,19 @@ def test_a_broker_that_hangs_does_not_stop_the_others() -> None:
     with FetchCluster(logs, brokers=2) as cluster:
         positions = {TopicPartition(*tp): 0 for tp in logs}
         with consuming(cluster, **limits) as consumer:
-            consumer.assign(positions, {TopicPartition(*tp): log.end for tp, log in logs.items()})
+            consumer.assign(positions, ALL, {TopicPartition(*tp): log.end for tp, log in logs.items()})
             hung = cluster.leader(1)
             cluster.hung = {hung}
             alive = {tp for tp in positions if cluster.leader(tp.partition) != hung}
             reached: dict[TopicPartition, int] = {}
             deadline = time.monotonic() + SECONDS
             while any(reached.get(tp, 0) < logs[tp.topic, tp.partition].end for tp in alive):
-                reached |= consumer.take(1, 0.2).reached
+                reached |= consumer.take(0.2).reached
                 assert time.monotonic() < deadline
             assert reached.keys() == alive
             cluster.hung = set()
             while any(reached.get(tp, 0) < logs[tp.topic, tp.partition].end for tp in positions):
-                reached |= consumer.take(1, 0.2).reached
+                reached |= consumer.take(0.2).reached
                 assert time.monotonic() < deadline + SECONDS
 
 
@@ -481,7 +480,7 @@ def test_the_wait_of_a_fetch_does_not_count_as_silence() -> None:
         cluster.fault = lambda kind: Fault("delay", 1500) if kind == "Fetch" else None
         more = {"socket.timeout.ms": "1000", "fetch.wait.max.ms": "2000"}
         with consuming(cluster, **more) as consumer:
-            consumer.assign({TopicPartition("t", 0): 0})
+            consumer.assign({TopicPartition("t", 0): 0}, ALL)
             take_until(consumer, lambda taken: bool(taken.reached))
             assert cluster.received["Fetch"] <= 2
             assert consumer.last_complaint == ""
@@ -495,11 +494,11 @@ def test_at_most_two_answers_of_a_leader_wait() -> None:
             "message.max.bytes": "2000",
         }
         with consuming(cluster, **small) as consumer:
-            consumer.assign({TopicPartition("t", 0): 0})
+            consumer.assign({TopicPartition("t", 0): 0}, ALL)
             take_until(consumer, lambda taken: bool(taken.reached))
             for _ in range(20):
                 consumer._fetch()
-                consumer._cluster.network.wait(0.02)
+                consumer.cluster.network.wait(0.02)
             assert len(consumer._arrived) == 2
             assert consumer._arrived.size_bytes <= 2 * 20_000
 
@@ -513,8 +512,8 @@ def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
     t, u = TopicPartition("t", 0), TopicPartition("u", 0)
     with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
         cluster.fault = lambda kind: Fault("delay", 300) if kind == "Fetch" else None
-        consumer.assign({t: 0, u: 0})
-        assert consumer.take(1, 0.05).empty
+        consumer.assign({t: 0, u: 0}, ALL)
+        assert consumer.take(0.05).empty
         asked = cluster.received["Fetch"]
         cluster.fault = lambda kind: None
         if change == "move":
@@ -524,14 +523,14 @@ def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
         else:
             consumer.release()
         if change in ("release", "assign"):
-            consumer.assign({u: 2})
+            consumer.assign({u: 2}, ALL)
         first: dict[TopicPartition, int] = {}
         reached: dict[TopicPartition, int] = {}
         wanted = {t, u} if change == "move" else {u}
         deadline = time.monotonic() + SECONDS
         while reached.keys() != wanted:
             assert time.monotonic() < deadline
-            taken = consumer.take(1, 0.2)
+            taken = consumer.take(0.2)
             reached |= taken.reached
             for tp, offsets in by_partition(taken).items():
                 first.setdefault(tp, offsets[0])
@@ -553,13 +552,13 @@ def test_a_partition_is_left_while_a_part_of_it_is_decoded(
             log.append([Record(0, value=b"%d" % number)] * 2, codec=GZIP)
     with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
         positions = {TopicPartition(*tp): 0 for tp in logs}
-        consumer.assign(positions, dict.fromkeys(positions, 8))
+        consumer.assign(positions, ALL, dict.fromkeys(positions, 8))
         deadline = time.monotonic() + SECONDS
         while len(consumer._arrived) < 2:
             assert time.monotonic() < deadline
             consumer._fetch()
-            consumer._cluster.network.wait(0.05)
-        taken = consumer.take(1, 1)
+            consumer.cluster.network.wait(0.05)
+        taken = consumer.take(1)
         (left,) = taken.reached
         assert list(taken.messages.offsets) == [0, 1]
         if change == "drop":
@@ -572,7 +571,7 @@ def test_a_partition_is_left_while_a_part_of_it_is_decoded(
         found: dict[TopicPartition, list[int]] = {}
         while found != wanted:
             assert time.monotonic() < deadline, found
-            taken = consumer.take(1, 0.2)
+            taken = consumer.take(0.2)
             for tp, offsets in by_partition(taken).items():
                 found.setdefault(tp, []).extend(offsets)
 
@@ -631,28 +630,22 @@ class OldBatch(Batch):
         return struct.pack(">q", self.first) + bytes(builder.build())[8:]
 
 
-def test_librdkafka_takes_over_where_records_have_an_old_format() -> None:
-    """The records before are returned once, whether or not they were decoded when the old ones were found."""
-    logs = {("t", number): log_of(5) for number in range(2)}
-    for log in logs.values():
-        for number in range(3):
-            record = Record(log.end, b"k", b"old %d" % number)
-            log.batches.append(OldBatch(log.end, log.end, [record]))
-            log.end += 1
-        log.append([Record(0, value=b"new")] * 3)
-    with FetchCluster(logs) as cluster:
-        before = range_consumer()
-        borrowed = []
-
-        def borrow(*arguments: Any) -> Any:
-            borrowed.append(arguments[1])
-            return original(*arguments)
-
-        original = POOL.borrow
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(POOL, "borrow", borrow)
-            assert read(cluster) == expected(cluster)
-        assert borrowed == [WireConsumer, before]
+def test_records_in_an_old_format_are_refused() -> None:
+    """The error names the first of them. A range behind them is read."""
+    log = log_of(5)
+    old = log.end
+    for number in range(3):
+        log.batches.append(OldBatch(log.end, log.end, [Record(log.end, b"k", b"old %d" % number)]))
+        log.end += 1
+    log.append([Record(0, value=b"new")] * 3)
+    with FetchCluster({("t", 0): log}) as cluster:
+        with pytest.raises(
+            InvalidRecordError, match=rf"offset {old} of t-0 has the record format 1"
+        ) as error:
+            read(cluster)
+        assert "startingOffsets" in str(error.value)
+        behind = [OffsetRange(TopicPartition("t", 0), old + 3, log.end)]
+        assert read(cluster, behind) == expected(cluster, behind)
 
 
 def test_many_leaders_share_the_memory() -> None:
@@ -679,10 +672,10 @@ def test_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """An election takes seconds, and each change of the broker costs a connection and a login."""
     with FetchCluster({("t", 0): log_of(2)}) as cluster, consuming(cluster) as consumer:
-        consumer.assign({TopicPartition("t", 0): 0})
+        consumer.assign({TopicPartition("t", 0): 0}, ALL)
         consumer._look_for_leaders()
         changes: list[int] = []
-        monkeypatch.setattr(consumer._cluster, "ask_another", lambda: changes.append(consumer._lookup.tries))
+        monkeypatch.setattr(consumer.cluster, "ask_another", lambda: changes.append(consumer._lookup.tries))
         for _ in range(19):
             consumer._look_for_leaders()
         assert changes == [2, 4, 8, 16]

@@ -105,7 +105,7 @@ def expected(transactions: int, count: int = ROWS) -> dict[int, list[bytes]]:
     }
 
 
-def write_until_committed(cluster: SimulatedKafka, transactions: int) -> None:
+def write_until_committed(cluster: SimulatedKafka, transactions: int, **properties: str) -> None:
     """Writes transactions as `commit.machine` does: after an error, a new producer and the token decide."""
     client: WireProducer | None = None
     limit = soon(60)
@@ -114,7 +114,7 @@ def write_until_committed(cluster: SimulatedKafka, transactions: int) -> None:
         assert not limit.expired, f"transaction {number} was never committed"
         try:
             if client is None:
-                client = producer(cluster)
+                client = producer(cluster, **properties)
                 client.init(soon())
                 # a token that is there decides: the transaction whose outcome was unknown was committed
                 number = cluster.offsets.get(SOURCE, (-1, ""))[0] + 1

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from integration.chaos.brokers import QUICK, await_in_sync, coordinator, leader, undisturbed_end
 from integration.chaos.conftest import Proxied, report_measures
@@ -19,8 +18,6 @@ from integration.support.driver import Driver
 from integration.support.kafka import produce
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka.native_support import NATIVE
-from kafka_eos_source.kafka.read_client import READ_CLIENT
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
@@ -160,14 +157,7 @@ def test_t324_a_clean_change_of_leaders_is_no_loss(on_three: Scenario, three: Em
     assert found.exactly_once, found
 
 
-@pytest.fixture
-def native_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the tasks of every process that the test starts read with the native client."""
-    monkeypatch.setenv(READ_CLIENT.variable, NATIVE)
-
-
 @pytest.mark.fault("T301", "a broker hangs: its connections stay open, and it answers nothing", "four steps")
-@pytest.mark.usefixtures("native_reads")
 @pytest.mark.parametrize(
     ("of", "at"),
     [
@@ -204,7 +194,6 @@ def test_t301_the_successor_of_a_broker_that_hangs_is_asked_before_any_request_t
 @pytest.mark.fault(
     "T191", "every broker restarts while producers commit and abort", "tasks read; native client"
 )
-@pytest.mark.usefixtures("native_reads")
 def test_t191_a_query_reads_only_committed_records_while_every_broker_restarts(
     on_three: Scenario, three: EmbeddedKafka
 ) -> None:
@@ -222,7 +211,6 @@ def test_t191_a_query_reads_only_committed_records_while_every_broker_restarts(
 @pytest.mark.fault(
     "T192", "the driver is killed; aborted transactions in the input", "within the transaction"
 )
-@pytest.mark.usefixtures("native_reads")
 @pytest.mark.parametrize(
     "has_rule",
     [
@@ -267,10 +255,7 @@ def test_t33_a_query_continues_after_the_network_was_cut(
 def test_t146_a_stateful_task_reads_its_token_after_the_group_coordinator_left(
     on_three: Scenario, three: EmbeddedKafka
 ) -> None:
-    """A client of librdkafka that has forgotten a broker waits for it as coordinator for ever (issue 5511).
-
-    `Admin.commit` stands for a query that has committed a token.
-    """
+    """`Admin.commit` stands for a query that has committed a token."""
     group, tp = f"group-{on_three.sink}", TopicPartition(on_three.sink, 0)
 
     def has_token() -> bool:
@@ -281,27 +266,11 @@ def test_t146_a_stateful_task_reads_its_token_after_the_group_coordinator_left(
         return True
 
     await_condition(has_token, _SECONDS, "the group has a token")
-    with changelog_client({"bootstrap.servers": three.bootstrap_servers}, group) as consumer:
+    with changelog_client({"bootstrap.servers": three.bootstrap_servers}) as consumer:
         shard = CommittedShard(consumer, group, tp)
         before = shard.offset(Deadline.after_seconds(_SECONDS))
         assert before is not None
         three.kill_node(coordinator(on_three, "__consumer_offsets", group))
-        # The client has forgotten the broker, and its group has the next coordinator: nothing changes any
-        # more in the client that would make it look up the coordinator of the next request.
-        await_condition(
-            lambda: len(consumer.client.list_topics(timeout=_SECONDS).brokers) == 2,
-            _SECONDS,
-            "the client has forgotten the coordinator",
-        )
-
-        def group_has_another_coordinator() -> bool:
-            try:
-                consumer.client.committed([KafkaTopicPartition(tp.topic, tp.partition)], timeout=_SECONDS)
-            except KafkaException:  # the group is moving
-                return False
-            return True
-
-        await_condition(group_has_another_coordinator, _SECONDS, "the group has another coordinator")
         assert shard.offset(Deadline.after_seconds(_SECONDS)) == before
 
 

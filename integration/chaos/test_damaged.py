@@ -35,7 +35,6 @@ from kafka_eos_source import map_in_read
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import RecordsDamagedError
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.wire import consumer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.option_values import offset_lists
@@ -84,9 +83,8 @@ def filled(bootstrap: str, topic: str, compression: str = "none", partition: int
 def read(bootstrap: str, topic: str, start: int, end: int, skip: str = "") -> list[tuple[int, str]]:
     """Returns offset and value of what a task reads of a range."""
     settings = ReadSettings(
-        consumer_config({"bootstrap.servers": bootstrap}, "g", "read_committed"),
+        {"bootstrap.servers": bootstrap, "isolation.level": "read_committed"},
         poll_timeout_ms=TIMEOUT_MS,
-        client="native",
         skip_damaged=offset_lists("skipDamagedRecords", skip) if skip else {},
     )
     return [

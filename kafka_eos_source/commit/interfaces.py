@@ -67,7 +67,7 @@ class Clients(Protocol):
     ) -> Mapping[TopicPartition, GroupOffset]:
         """Returns the currently committed offsets of a group; does not wait for open transactions."""
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:

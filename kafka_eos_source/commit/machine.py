@@ -253,9 +253,7 @@ class Commit:
             staged.shards,
             batch.batch_id,
             decision.held,
-            lambda tp, start: context.clients.changelog_tail(
-                context.request.group_id, tp, start, context.deadline
-            ),
+            lambda tp, start: context.clients.changelog_tail(tp, start, context.deadline),
         )
         if not topics_of(context, decision.own) <= set(session.topic_ids):
             session.topic_ids = read_topic_ids(context, decision.producer, decision.own)

@@ -86,8 +86,8 @@ class KafkaClients:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
 
-    def changelog_tail(self, group_id: str, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        return read_tail(admin_config(self.kafka), group_id, tp, start, deadline)
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        return read_tail(admin_config(self.kafka), tp, start, deadline)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         from kafka_eos_source.kafka.token_topic_reader import TopicRecords

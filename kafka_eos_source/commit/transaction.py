@@ -256,8 +256,8 @@ class Transaction:
                 if shard.sequence >= 0:  # otherwise, an offset that another program committed means nothing
                     start = self._decision.held.offsets[shard.tp].offset
                 if not is_alone(shard, start, end):
-                    clients, group_id = self._context.clients, self._request.group_id
-                    check_tail(shard, end, clients.changelog_tail(group_id, shard.tp, start, self._deadline))
+                    tail = self._context.clients.changelog_tail(shard.tp, start, self._deadline)
+                    check_tail(shard, end, tail)
         return [
             GroupOffset(
                 shard.tp,

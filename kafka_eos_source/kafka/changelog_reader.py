@@ -1,34 +1,30 @@
-"""Reads the keys and values of one changelog partition as Arrow arrays.
-
-With the C kernel, the arrays refer to the kernel's memory. Its Python twin copies them from librdkafka's
-messages, which takes twice the CPU time (0.8 µs per record of 110 bytes, including librdkafka's threads).
-"""
+"""Reads the keys and values of one partition as Arrow arrays, which refer to the C kernel's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import Message
 
-from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
-from kafka_eos_source.kafka.consumer import AssignedConsumer
+from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.failure import unreachable
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.wire.consumer import WireConsumer
 
 _BOUNDS_SECONDS = 10.0
 _WAIT_SECONDS = 0.5
 
-#: Messages per call where the client creates Python objects: more do not fit into the processor's cache,
-#: fewer need more calls.
-_TAKE_MESSAGES = 1_000
+
+_NO_KEYS = pa.array([], pa.binary())
+_NOTHING = np.zeros(0, np.int64), _NO_KEYS, _NO_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class Records:
     Attributes:
         offsets: offset of each record, int64.
         keys, values: binary arrays; a null value is a tombstone.
-        position: the next offset to read.
+        position: the next offset to read. No record before it follows.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -70,7 +66,7 @@ class Pulled:
     """What one call of `ChangelogReader.take` returned.
 
     Attributes:
-        records: None = no records arrived.
+        records: None = nothing arrived. There may be no record among what arrived, only control records.
         log_end: set if the log was read to its end, which is this offset; control records count.
         out_of_range: whether the position is not, or no longer, in the log.
         gone: whether the cluster does not know, or no longer knows, the partition.
@@ -90,21 +86,19 @@ class ChangelogReader:
         tp: the partition.
     """
 
-    def __init__(self, consumer: AssignedConsumer, tp: TopicPartition) -> None:
+    def __init__(self, consumer: WireConsumer, tp: TopicPartition) -> None:
         self._consumer = consumer
         self._tp = tp
-        self._position = 0
 
     @property
     def last_complaint(self) -> str:
         """What the client reported last; the likely reason if no records arrive."""
         return self._consumer.last_complaint
 
-    def start(self, position: int) -> None:
-        """Starts reading at this offset, whatever was read before."""
-        self._position = position
-        self._consumer.want(("key", "value"))
-        self._consumer.assign({self._tp: position})
+    def start(self, position: int, end: int | None = None) -> None:
+        """Starts reading at this offset, whatever was read before; ``end``: nothing from it on is wanted."""
+        ends = None if end is None else {self._tp: end}
+        self._consumer.assign({self._tp: position}, ("key", "value"), ends)
 
     def stop(self) -> None:
         """Stops fetching."""
@@ -119,18 +113,21 @@ class ChangelogReader:
 
         Raises:
             AuthorizationError: if brokers refuse the credentials, or an ACL on the topic is missing.
+            RecordsDamagedError: if the next record batch is damaged.
         """
-        at_most = max(1, end - self._position) if self._consumer.drains else _TAKE_MESSAGES
-        taken = self._consumer.take(at_most, wait_seconds)
+        taken = self._consumer.take(wait_seconds)
+        for damage in taken.damaged:
+            raise RecordsDamagedError(str(damage), fix=f"{damage.repair}.")
         pulled = Pulled(
             log_end=taken.log_ends.get(self._tp),
             out_of_range=self._tp in taken.out_of_range,
             gone=self._tp in taken.gone,
         )
-        if len(taken.messages):
-            found = _records(taken.messages)
-            self._position = found.position
-            pulled.records = found.before(end)
+        position = taken.reached.get(self._tp)
+        if position is not None:
+            messages = taken.messages
+            found = _NOTHING if not messages else (messages.offsets, messages.keys, messages.values)
+            pulled.records = Records(*found, position).before(end)
         return pulled
 
     def read(
@@ -147,12 +144,13 @@ class ChangelogReader:
         Raises:
             UnavailableError: if the topic was deleted, or nothing arrives before ``deadline``.
             DataLossError: if records were deleted that may not be skipped.
+            RecordsDamagedError: if a record batch is damaged.
             AuthorizationError: if the principal may not read the topic.
         """
         if start >= end:
             return
         position = start
-        self.start(position)
+        self.start(position, end)
         try:
             while position < end:
                 pulled = self.take(min(_WAIT_SECONDS, deadline.remaining_seconds()), end)
@@ -171,10 +169,10 @@ class ChangelogReader:
                             f"records of {self._tp} from offset {position} on were deleted.", fix=if_gone
                         )
                     position, _ = self.readable(deadline)
-                    self.start(position)
+                    self.start(position, end)
                 elif pulled.records is None and deadline.expired:
                     raise unreachable(
-                        self._consumer.bootstrap_servers,
+                        self._consumer.cluster.bootstrap,
                         deadline.budget_seconds * 1000,
                         f"reading {self._tp}: {self.last_complaint or 'nothing arrives'}",
                     )
@@ -186,34 +184,23 @@ class ChangelogReader:
 
         Raises:
             UnavailableError: if no broker answers before ``deadline``, or the partition does not exist.
+            AuthorizationError: if the principal may not read the topic.
         """
-
-        def bounds() -> tuple[int, int]:
-            seconds = max(0.1, deadline.remaining_seconds(_BOUNDS_SECONDS))
-            return self._consumer.log_bounds(self._tp, seconds)
-
-        def timed_out(failure: RetriableError) -> UnavailableError:
-            reason = self.last_complaint or failure.message
-            return unreachable(self._consumer.bootstrap_servers, deadline.budget_seconds * 1000, reason)
-
-        return retry(bounds, RetriableError, Pauses(deadline, 0.0), timed_out=timed_out)
+        return self._consumer.log_bounds(self._tp, deadline)
 
     def ends(self) -> LogEnds:
-        """Returns all ends of the log. Creates a client, so prefer `readable` where that is enough.
+        """Returns all ends of the log.
 
         Raises:
-            UnavailableError: if no broker answers.
+            UnavailableError: if no broker answers, or the partition does not exist.
         """
-        with ClusterReader(self._consumer.connection) as cluster:
-            return cluster.logs([self._tp])[self._tp]
+        cluster, deadline = self._consumer.cluster, Deadline.after_seconds(_BOUNDS_SECONDS)
 
+        def ask() -> LogEnds:
+            earliest = cluster.offsets([self._tp], deadline, earliest=True)
+            end = cluster.offsets([self._tp], deadline)
+            # the stable offset last: else records that arrive in between would look like an open transaction
+            stable = cluster.offsets([self._tp], deadline, committed=True)
+            return LogEnds(earliest[self._tp], stable[self._tp], end[self._tp])
 
-def _records(messages: KernelMessages | Sequence[Message]) -> Records:
-    """Converts the messages of a `Taken`, at least one, to arrays."""
-    if isinstance(messages, KernelMessages):
-        offsets, keys, values = messages.offsets, messages.keys, messages.values
-    else:
-        offsets = np.array([message.offset() for message in messages], np.int64)
-        keys = pa.array([message.key() for message in messages], pa.binary())
-        values = pa.array([message.value() for message in messages], pa.binary())
-    return Records(offsets, keys, values, int(offsets[-1]) + 1)
+        return cluster.retried(f"looking up the offsets of {self._tp}", deadline, ask)

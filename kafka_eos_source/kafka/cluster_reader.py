@@ -57,7 +57,6 @@ def metadata(config: Mapping[str, Any], complaints: Complaints, deadline: Deadli
         poll=client.poll,
         pause_seconds=_PAUSE_SECONDS,
         request_seconds=_REQUEST_SECONDS,
-        only_reads=True,
         starts=True,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import login_options, tls
 from kafka_eos_source.kafka.java import translated
-from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, is_property, refused, unknown
+from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, refused, unknown
 from kafka_eos_source.kafka.secrets import is_secret, shown
 
 __all__ = [
@@ -167,7 +167,7 @@ def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 def is_known(name: str) -> bool:
     """Returns whether an option ``kafka.<name>`` exists. Helps to report a missing or misspelt prefix."""
-    return is_property(name)
+    return name in PROPERTIES
 
 
 class _Checked:

@@ -1,6 +1,6 @@
 """Loads the C kernel, binds librdkafka's functions to it, and declares its signatures.
 
-The modules that use the kernel describe what it does: `kernel_consumer`, `read.kernel_columns`, `librdkafka`
+The modules that use the kernel describe what it does: `wire.fetched_batches`, `kernel_messages`, `librdkafka`
 and `deliveries`. Each has a twin in Python with the same results, for use where the kernel is not available.
 """
 
@@ -14,14 +14,12 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kafka_eos_source.kafka.native import function, has_pointers
 from kafka_eos_source.native.loader import KernelUnavailableError, load
 
 _log = logging.getLogger(__name__)
 
-#: Bits of the last argument of ``take`` and ``decode``: what to copy of each message, besides its position.
+#: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
 #: The same, by the column of Spark's schema that needs it.
 WANTS = {
@@ -36,10 +34,6 @@ WANTS = {
 def wants(columns: Collection[str]) -> int:
     """Returns the `WANTS` of these columns in one number. Other columns need nothing from the kernel."""
     return reduce(or_, (WANTS.get(name, 0) for name in columns), 0)
-
-
-#: ``event_t`` of kernel.c.
-EVENT = np.dtype([("topic", "u8"), ("offset", "i8"), ("partition", "i4"), ("err", "i4"), ("text", "S256")])
 
 
 class Part(Structure):
@@ -71,7 +65,6 @@ class Block(Structure):
         ("header_names", Column),
         ("header_values", Column),
         ("broken_names", Part),
-        ("events", Part),
         ("no_memory", c_int64),
         ("damaged", c_int64),
     )
@@ -79,11 +72,6 @@ class Block(Structure):
 
 #: The functions of librdkafka that ``kafka_eos_bind`` expects, in that order.
 _BOUND_FUNCTIONS = (
-    "rd_kafka_consume_callback_queue",
-    "rd_kafka_yield",
-    "rd_kafka_message_timestamp",
-    "rd_kafka_message_headers",
-    "rd_kafka_header_get_all",
     "rd_kafka_produceva",
     "rd_kafka_error_code",
     "rd_kafka_error_destroy",
@@ -95,7 +83,6 @@ _BOUND_FUNCTIONS = (
 )
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
     "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
     "place": (None, (c_void_p, c_int64, c_int32)),
@@ -120,7 +107,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class Kernel:
     """The functions of kernel.c without their prefix. Its comments describe them. None holds the GIL."""
 
-    take: Any
     free: Any
     produce: Any
     place: Any

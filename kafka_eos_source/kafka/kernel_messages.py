@@ -1,9 +1,8 @@
-"""Messages that the C kernel copied from a queue, as Arrow arrays that refer to the kernel's memory."""
+"""Messages that the C kernel decoded, as Arrow arrays that refer to the kernel's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_char_p, c_void_p
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.kafka.kernel import EVENT, Column, Kernel, Part
-from kafka_eos_source.kafka.native import function
+from kafka_eos_source.kafka.kernel import Column, Kernel, Part
 from kafka_eos_source.model import TopicPartition
 
 
@@ -28,24 +26,22 @@ class _Memory:
 
 
 class Block:
-    """The messages and events of one call of the kernel's ``take`` or ``decode``.
+    """The messages of one call of the kernel's ``decode``.
 
     Args:
         kernel: the kernel that allocated the block.
-        pointer: the pointer that ``take`` or ``decode`` returned.
-        topic_names: names of the topics, by their number. None = they are pointers of librdkafka: create the
-            block while the partitions are still assigned, because it looks up the names.
+        pointer: the pointer that ``decode`` returned.
+        topic_names: names of the topics, by their number.
 
     Attributes:
         rows: number of messages.
         offsets: offset of each message.
         partitions: partition of each message.
-        topics: number of the topic of each message, or librdkafka's pointer to the topic.
-        topic_names: number or pointer → name of the topic.
-        events: see `kernel.EVENT`; `topic_names` includes their topics.
+        topics: number of the topic of each message.
+        topic_names: number → name of the topic.
     """
 
-    def __init__(self, kernel: Kernel, pointer: Any, topic_names: Mapping[int, str] | None = None) -> None:
+    def __init__(self, kernel: Kernel, pointer: Any, topic_names: Mapping[int, str]) -> None:
         self._memory = _Memory(kernel, pointer)
         found = pointer.contents
         if found.no_memory:
@@ -54,13 +50,8 @@ class Block:
         self.rows = int(found.rows)
         self.offsets: npt.NDArray[np.int64] = self._numbers(found.offsets, np.int64)
         self.partitions: npt.NDArray[np.int32] = self._numbers(found.partitions, np.int32)
-        self.topics: npt.NDArray[np.uint64] = self._numbers(found.topics, np.uint64)
-        self.events: npt.NDArray[np.void] = self._numbers(found.events, EVENT)
-        self.topic_names: Mapping[int, str] = topic_names or {
-            pointer: _topic_name(pointer)
-            for pointer in {*_distinct(self.topics), *self.events["topic"].tolist()}
-            if pointer
-        }
+        self.topics: npt.NDArray[np.int64] = self._numbers(found.topics, np.int64)
+        self.topic_names = topic_names
 
     @cached_property
     def keys(self) -> pa.Array:
@@ -133,7 +124,7 @@ class Block:
 
 
 class KernelMessages:
-    """Consecutive messages of a block; the counterpart of `read.runs.MessageList`."""
+    """Consecutive messages of a block, in offset order within each partition."""
 
     __slots__ = ("block", "first", "past")
 
@@ -175,13 +166,11 @@ class KernelMessages:
         enough = int(np.searchsorted(ends, self._bytes_before() + size_bytes)) + 1 if len(ends) else rows
         return max(1, min(rows, enough, len(self)))
 
-    def partition_ids(self, one_topic: bool) -> npt.NDArray[np.int64]:
-        """Returns a number per message that differs between partitions."""
-        partitions = self.block.partitions[self.first : self.past].astype(np.int64)
-        if one_topic:
-            return partitions
-        _, topics = np.unique(self.block.topics[self.first : self.past], return_inverse=True)
-        return topics.astype(np.int64) << 32 | partitions
+    @property
+    def partition_ids(self) -> npt.NDArray[np.int64]:
+        """A number per message that differs between partitions."""
+        rows = slice(self.first, self.past)
+        return self.block.topics[rows] << 32 | self.block.partitions[rows]
 
     def partition_at(self, index: int) -> TopicPartition:
         """Returns the topic and partition of a message."""
@@ -192,15 +181,3 @@ class KernelMessages:
 
     def _bytes_before(self) -> int:
         return int(self.block.value_ends[self.first - 1]) if self.first else 0
-
-
-def _distinct(numbers: npt.NDArray[np.uint64]) -> list[int]:
-    """Returns the distinct numbers. Usually there is one; checking for that is 20 times faster."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        return [int(numbers[0])]
-    return [int(number) for number in np.unique(numbers)]
-
-
-def _topic_name(topic: int) -> str:
-    name: bytes = function("rd_kafka_topic_name", c_char_p, c_void_p)(topic)
-    return name.decode()

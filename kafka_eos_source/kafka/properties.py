@@ -404,9 +404,14 @@ _OTHER_LOGIN = (
 
 _READ = (
     _supported("fetch.min.bytes", Whole(0, _LARGEST), "the broker waits for so much (1)"),
-    _supported("fetch.wait.max.ms", Whole(0, _MINUTES_5_MS), "how long the broker waits for that (100)"),
+    _supported("fetch.wait.max.ms", Whole(0, _MINUTES_5_MS), "how long the broker waits for that (10)"),
     _supported("fetch.max.bytes", Whole(0, 2_147_483_135), "most bytes of one answer"),
     _supported("max.partition.fetch.bytes", Whole(1, _BILLION), "most bytes of a partition in one answer"),
+    _supported(
+        "metadata.max.age.ms",
+        Whole(1, _DAY_MS),
+        "how long a partition is read from a replica in the client's rack, until its leader is asked again (300000)",
+    ),
     _supported("check.crcs", SWITCH, "whether the checksums of record batches are verified (true)"),
     _supported(
         "topic.metadata.propagation.max.ms",
@@ -513,52 +518,67 @@ _WRITE = (
 )
 
 _GENERAL = (
-    *_ignored("metadata is asked for in each micro-batch, and when a broker refuses a request", {"topic.metadata.refresh.interval.ms": Whole(-1, _HOUR_MS),
-        "metadata.max.age.ms": Whole(1, _DAY_MS),
-        "topic.metadata.refresh.fast.interval.ms": Whole(1, 60_000),
-        "topic.metadata.refresh.fast.cnt": Whole(0, 1000),
-        "topic.metadata.refresh.sparse": SWITCH,
-        "metadata.request.timeout.ms": Whole(10, 900_000)}),
-    *_ignored("it configures librdkafka's inside only", {"api.version.request": SWITCH,
-        "api.version.fallback.ms": Whole(0, 604_800_000),
-        "broker.version.fallback": TEXT,
-        "enable.random.seed": SWITCH,
-        "enable.sparse.connections": SWITCH,
-        "enable_sasl_queue": SWITCH,
-        "enabled_events": Whole(0, _LARGEST),
-        "internal.termination.signal": Whole(0, 128),
-        "log.queue": SWITCH,
-        "reconnect.backoff.jitter.ms": Whole(0, _HOUR_MS),
-        "socket.blocking.max.ms": Whole(1, 60_000),
-        "statistics.interval.ms": Whole(0, _DAY_MS),
-        "topic.blacklist": TEXT}),
+    *_ignored(
+        "metadata is asked for in each micro-batch, and when a broker refuses a request",
+        {
+            "topic.metadata.refresh.interval.ms": Whole(-1, _HOUR_MS),
+            "topic.metadata.refresh.fast.interval.ms": Whole(1, 60_000),
+            "topic.metadata.refresh.fast.cnt": Whole(0, 1000),
+            "topic.metadata.refresh.sparse": SWITCH,
+            "metadata.request.timeout.ms": Whole(10, 900_000),
+        },
+    ),
+    *_ignored(
+        "it configures librdkafka's inside only",
+        {
+            "api.version.request": SWITCH,
+            "api.version.fallback.ms": Whole(0, 604_800_000),
+            "broker.version.fallback": TEXT,
+            "enable.random.seed": SWITCH,
+            "enable.sparse.connections": SWITCH,
+            "enable_sasl_queue": SWITCH,
+            "enabled_events": Whole(0, _LARGEST),
+            "internal.termination.signal": Whole(0, 128),
+            "log.queue": SWITCH,
+            "reconnect.backoff.jitter.ms": Whole(0, _HOUR_MS),
+            "socket.blocking.max.ms": Whole(1, 60_000),
+            "statistics.interval.ms": Whole(0, _DAY_MS),
+            "topic.blacklist": TEXT,
+        },
+    ),
     _supported(
         "allow.auto.create.topics",
         SWITCH,
         "whether a write with `at_least_once` lets brokers create its topic (false)",
     ),
     *_refused("remove it; the client loads no plugins", "plugin.library.paths interceptors"),
-    *_refused("remove it; an option cannot be a function", "error_cb throttle_cb stats_cb log_cb socket_cb "
+    *_refused(
+        "remove it; an option cannot be a function",
+        "error_cb throttle_cb stats_cb log_cb socket_cb "
         "background_event_cb connect_cb closesocket_cb open_cb resolve_cb opaque default_topic_conf "
         "rebalance_cb consume_cb offset_commit_cb dr_cb dr_msg_cb partitioner_cb msg_order_cmp "
         "oauthbearer_token_refresh_cb ssl.certificate.verify_cb ssl_engine_callback_data "
-        "ut_handle_ProduceResponse"),
+        "ut_handle_ProduceResponse",
+    ),
     *_refused("set kafka.ssl.key.pem", "ssl_key"),
     *_refused("set kafka.ssl.certificate.pem", "ssl_certificate"),
     *_refused("set kafka.ssl.ca.pem", "ssl_ca"),
-    *_refused("remove it; kafka-eos sets it itself", "client.software.name client.software.version "
-        "builtin.features"),
+    *_refused(
+        "remove it; kafka-eos sets it itself", "client.software.name client.software.version builtin.features"
+    ),
     *_refused("start a broker with kafka_eos_source.embedded", "test.mock.num.brokers test.mock.broker.rtt"),
     *_refused("set the options startingOffsets and failOnDataLoss", "auto.offset.reset"),
-    *_refused("remove it; offsets are committed with the batch", "enable.auto.commit auto.commit.enable "
-        "auto.commit.interval.ms"),
+    *_refused(
+        "remove it; offsets are committed with the batch",
+        "enable.auto.commit auto.commit.enable auto.commit.interval.ms",
+    ),
     *_refused("set the options maxOffsetsPerTrigger and maxRecordsPerPartition", "max.poll.records"),
     *_refused("set the option application.id", "transactional.id"),
     *_ignored(
         "it is an option of a source or a sink; see [options](options.md)",
         {"group.id": TEXT, "isolation.level": Choice("read_uncommitted", "read_committed")},
     ),
-)  # fmt: skip
+)
 
 _ALIASES = _renamed(
     {
@@ -593,15 +613,21 @@ _JAVA_ALIASES = _renamed(
 
 _JAVA_CONNECTION = (
     _supported(
-        "ssl.enabled.protocols", Choices("TLSv1.2", "TLSv1.3"), "versions of TLS, for records",
+        "ssl.enabled.protocols",
+        Choices("TLSv1.2", "TLSv1.3"),
+        "versions of TLS, for records",
         instead="name TLSv1.2 or TLSv1.3; older versions are not safe",
     ),
     _supported(
-        "ssl.protocol", Choice("TLS", "TLSv1.2", "TLSv1.3"), "the newest version of TLS, for records",
+        "ssl.protocol",
+        Choice("TLS", "TLSv1.2", "TLSv1.3"),
+        "the newest version of TLS, for records",
         instead="set TLSv1.2 or TLSv1.3; older versions are not safe",
     ),
     _supported(
-        "ssl.truststore.location", TEXT, "becomes `ssl.ca.location` with `ssl.truststore.type=PEM`, else refused"
+        "ssl.truststore.location",
+        TEXT,
+        "becomes `ssl.ca.location` with `ssl.truststore.type=PEM`, else refused",
     ),
     _supported(
         "ssl.truststore.type", TEXT, "`PEM`; for a store of another type, an error shows how to convert it"
@@ -609,8 +635,10 @@ _JAVA_CONNECTION = (
     _supported(
         "ssl.keystore.type", TEXT, "`PKCS12`, or `PEM` for a file with key and certificates; `JKS` is refused"
     ),
-    *_ignored("`socket.connection.setup.timeout.ms` is the limit", {"socket.connection.setup.timeout.max.ms": TEXT}),
-)  # fmt: skip
+    *_ignored(
+        "`socket.connection.setup.timeout.ms` is the limit", {"socket.connection.setup.timeout.max.ms": TEXT}
+    ),
+)
 
 _METRICS = "remove it; the metrics of this package are described in docs/metrics.md"
 _RENEWED = "remove it; the client renews logins itself"
@@ -719,11 +747,6 @@ PROPERTIES: Mapping[str, Property] = {
 
 
 # -- use ---------------------------------------------------------------------------------------------
-
-
-def is_property(name: str) -> bool:
-    """Returns whether the table has a property; ``kafka.<name>`` is then an option or a refused one."""
-    return name in PROPERTIES
 
 
 def unknown(name: str) -> InvalidOptionError:

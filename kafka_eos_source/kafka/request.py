@@ -179,7 +179,6 @@ def request(
     poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
-    only_reads: bool = False,
     starts: bool = False,
 ) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
@@ -193,7 +192,6 @@ def request(
         poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
-        only_reads: whether the request changes nothing. The first tries then have less time, see `TryLimit`.
         starts: whether the request is the first of a query or command. It then fails soon if brokers refuse
             connections, see `Complaints.start_error`.
 
@@ -218,8 +216,6 @@ def request(
         refused = complaints.login_error(doing)
         if refused is not None:
             return refused
-        if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
-            return _unfinished_transaction(doing, deadline)
         explained = complaints.explanation(doing, failure, EXPLAIN_SECONDS)
         if explained is not None:
             return explained
@@ -230,11 +226,7 @@ def request(
         text = complaints.secrets.hide(kafka_error(failure).str())
         _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
-    limit = TryLimit()
-
     def send_once() -> T:
-        if only_reads:
-            return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
 
     answer = retry(
@@ -247,13 +239,3 @@ def request(
     )
     complaints.answered()
     return answer
-
-
-def _unfinished_transaction(doing: str, deadline: Deadline) -> UnavailableError:
-    return UnavailableError(
-        f"{doing}: a transaction that changes these offsets is not finished (UNSTABLE_OFFSET_COMMIT); waited "
-        f"{deadline.budget_seconds:.0f} s.",
-        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does "
-        "not help, the brokers have lost track of the transaction: see 'Hanging transactions' in "
-        "docs/runbooks.md.",
-    )

@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import KafkaEosError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Records
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
-from kafka_eos_source.kafka.config import admin_config, consumer_config
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
@@ -28,9 +27,6 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
 _log = logging.getLogger(__name__)
-
-#: librdkafka requires a group id of every consumer. The reader never joins the group and needs no ACL on it.
-_READER = "kafka-eos-token-topic"
 
 _IF_GONE = "create the topic again with kafka-eos token-topic create, then restart the query."
 _PAUSE_SECONDS = 0.05
@@ -128,7 +124,7 @@ def read(
     with ClusterReader(connection) as cluster:
         bounds = _Bounds(connection, cluster, topic, deadline)
         ranges = bounds.after_open_transactions() if certain else bounds.now()
-    with POOL.borrow(consumer_config(connection, _READER, "read_committed"), range_consumer()) as consumer:
+    with POOL.borrow({**connection, "isolation.level": "read_committed"}) as consumer:
         for tp, (start, end) in ranges.items():
             for records in ChangelogReader(consumer, tp).read(start, end, deadline, if_gone=_IF_GONE):
                 _add(survey, tp, records, key)
@@ -234,10 +230,10 @@ class _Bounds:
 
     def _owner(self, tp: TopicPartition, ends: LogEnds) -> str | None:
         """Returns the query whose transaction is open: it wrote the record at the last stable offset."""
-        conf = consumer_config(self._connection, _READER, "read_uncommitted")
+        conf = {**self._connection, "isolation.level": "read_uncommitted"}
         soon = Deadline.after_seconds(_HOLDER_SECONDS)
         try:
-            with POOL.borrow(conf, range_consumer()) as consumer:
+            with POOL.borrow(conf) as consumer:
                 reader = ChangelogReader(consumer, tp)
                 records = reader.read(ends.stable, ends.stable + 1, soon, if_gone=_IF_GONE)
                 keys = [key for each in records for key in each.keys.to_pylist()]

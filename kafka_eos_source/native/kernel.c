@@ -20,7 +20,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 6
+#define KAFKA_EOS_KERNEL_VERSION 7
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -33,7 +33,6 @@ typedef intptr_t ssize_t;
 
 typedef struct rd_kafka_s rd_kafka_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
-typedef struct rd_kafka_queue_s rd_kafka_queue_t;
 typedef struct rd_kafka_headers_s rd_kafka_headers_t;
 typedef struct rd_kafka_error_s rd_kafka_error_t;
 typedef struct rd_kafka_conf_s rd_kafka_conf_t;
@@ -84,12 +83,6 @@ typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *opaque, char *
 typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *opaque);
 
 static struct {
-        int (*consume_callback_queue)(rd_kafka_queue_t *, int timeout_ms, void (*)(message_t *, void *), void *);
-        void (*yield)(rd_kafka_t *);
-        int64_t (*message_timestamp)(const message_t *, int *type);
-        int (*message_headers)(const message_t *, rd_kafka_headers_t **);
-        int (*header_get_all)(const rd_kafka_headers_t *, size_t index, const char **name, const void **value,
-                              size_t *value_bytes);
         rd_kafka_error_t *(*produceva)(rd_kafka_t *, const vu_t *, size_t);
         int (*error_code)(const rd_kafka_error_t *);
         void (*error_destroy)(rd_kafka_error_t *);
@@ -122,29 +115,19 @@ typedef struct {
         int64_t nulls;
 } column_t;
 
-/* An error, or the end of a log, that arrived in place of a message. */
-typedef struct {
-        const rd_kafka_topic_t *topic;
-        int64_t offset;
-        int32_t partition;
-        int32_t err;
-        char text[256];
-} event_t;
-
 enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
- * The messages and events that one kafka_eos_take returned. kafka.kernel.Block has the same layout up to
- * `damaged`. If a message has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names`
- * contains that name with its NUL.
+ * The records that one kafka_eos_decode returned. kafka.kernel.Block has the same layout up to `damaged`. If
+ * a record has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names` contains that name
+ * with a NUL.
  */
 typedef struct {
         int64_t rows, entries;
         part_t offsets, partitions, topics, timestamps_ms, timestamp_types, header_counts;
         column_t keys, values, header_names, header_values;
-        part_t broken_names, events;
+        part_t broken_names;
         int64_t no_memory, damaged;
-        int64_t at_most, max_bytes, bytes;
         int32_t wanted;
 } block_t;
 
@@ -168,100 +151,11 @@ static int append_entry(column_t *column, int64_t index, const void *from, int64
 }
 
 /*
- * Appends the headers of one message to the arrays of names (never null) and values. A name ends at its first
- * NUL, as in confluent-kafka.
- */
-static int append_headers(block_t *block, const message_t *message) {
-        rd_kafka_headers_t *headers;
-        const char *name, *broken = NULL;
-        const void *value;
-        size_t bytes, index;
-        int32_t count = 0;
-
-        if (!kafka.message_headers(message, &headers)) {
-                for (index = 0; !kafka.header_get_all(headers, index, &name, &value, &bytes); index++)
-                        if (!is_utf8((const uint8_t *)name, (int64_t)strlen(name)))
-                                broken = name; /* the last one, which confluent-kafka reports */
-                for (index = 0; !broken && !kafka.header_get_all(headers, index, &name, &value, &bytes); index++) {
-                        int64_t length = (int64_t)strlen(name);
-                        if (!append_entry(&block->header_names, block->entries, name, length) ||
-                            !append_entry(&block->header_values, block->entries, value, (int64_t)bytes))
-                                return 0;
-                        block->bytes += length + (value ? (int64_t)bytes : 0);
-                        block->entries++;
-                        count++;
-                }
-                if (broken) {
-                        count = -1;
-                        if (!append(&block->broken_names, broken, (int64_t)strlen(broken) + 1))
-                                return 0;
-                }
-        }
-        return append(&block->header_counts, &count, sizeof(count));
-}
-
-static int append_event(block_t *block, const message_t *message) {
-        event_t event;
-        size_t bytes = message->payload ? message->payload_bytes : 0;
-
-        memset(&event, 0, sizeof(event));
-        event.topic     = message->topic;
-        event.offset    = message->offset;
-        event.partition = message->partition;
-        event.err       = message->err;
-        if (bytes)
-                memcpy(event.text, message->payload, bytes < sizeof(event.text) ? bytes : sizeof(event.text) - 1);
-        return append(&block->events, &event, sizeof(event));
-}
-
-static int append_message(block_t *block, const message_t *message) {
-        if (!append(&block->offsets, &message->offset, sizeof(message->offset)) ||
-            !append(&block->partitions, &message->partition, sizeof(message->partition)) ||
-            !append(&block->topics, &message->topic, sizeof(message->topic)))
-                return 0;
-        if (block->wanted & WANT_KEY) {
-                if (!append_entry(&block->keys, block->rows, message->key, (int64_t)message->key_bytes))
-                        return 0;
-                block->bytes += message->key ? (int64_t)message->key_bytes : 0;
-        }
-        if (block->wanted & WANT_VALUE) {
-                if (!append_entry(&block->values, block->rows, message->payload, (int64_t)message->payload_bytes))
-                        return 0;
-                block->bytes += message->payload ? (int64_t)message->payload_bytes : 0;
-        }
-        if (block->wanted & WANT_TIMESTAMP) {
-                /* types as Spark numbers them: -1 none, 0 create time, 1 log append time;
-                 * ConsumerRecord.NO_TIMESTAMP is -1 ms */
-                int type     = 0;
-                int64_t ms   = kafka.message_timestamp(message, &type);
-                int32_t kind = type - 1;
-                if (kind < 0)
-                        ms = -1;
-                if (!append(&block->timestamps_ms, &ms, sizeof(ms)) ||
-                    !append(&block->timestamp_types, &kind, sizeof(kind)))
-                        return 0;
-        }
-        if (block->wanted & WANT_HEADERS && !append_headers(block, message))
-                return 0;
-        block->rows++;
-        return 1;
-}
-
-static void on_message(message_t *message, void *opaque) {
-        block_t *block = opaque;
-
-        if (!(message->err ? append_event(block, message) : append_message(block, message)))
-                block->no_memory = 1;
-        if (block->no_memory || block->rows >= block->at_most || block->bytes >= block->max_bytes)
-                kafka.yield(NULL); /* librdkafka puts the rest back into the queue */
-}
-
-/*
  * Blocks that were freed, whose buffers the next blocks use again. A buffer of megabytes that grows from nothing
  * costs more than copying messages into it: the system maps and clears each of its pages, and unmaps them when it
  * is freed. The pool keeps POOLED_BYTES at most. `is_locked` is held for a few instructions.
  */
-enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 20 };
+enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 19 };
 
 static struct {
         atomic_flag is_locked;
@@ -280,8 +174,8 @@ static void unlock_pool(void) { atomic_flag_clear_explicit(&pool.is_locked, memo
 /* Lists the buffers of a block. */
 static void list_parts(block_t *block, part_t *parts[PARTS]) {
         column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
-        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,       &block->timestamps_ms,
-                               &block->timestamp_types, &block->header_counts, &block->broken_names, &block->events};
+        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,      &block->timestamps_ms,
+                               &block->timestamp_types, &block->header_counts, &block->broken_names};
         size_t i;
 
         for (i = 0; i < 4; i++) {
@@ -347,29 +241,6 @@ EXPORT void kafka_eos_free(block_t *block) {
         for (i = 0; i < PARTS; i++)
                 free(parts[i]->at);
         free(block);
-}
-
-/*
- * Takes everything from the queue; if it is empty, waits for a message and takes what arrived with it. Copies and
- * frees each message at once. Free the result with kafka_eos_free. Returns NULL if there is not enough memory; if
- * memory runs out later, `no_memory` is set in the result.
- *
- * It uses consume_callback_queue for two reasons. That function passes RD_KAFKA_OP_ERR, which may be in a
- * partition's queue, as a message, whereas consume_batch_queue runs the client's error callback. And it takes all
- * messages under one lock. Messages that it puts back do not count against queued.min.messages while it runs. So
- * `at_most` is meant for a reader that needs no more than that, not for one that soon returns for the rest.
- */
-EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
-                               int32_t wanted) {
-        block_t *block = new_block();
-
-        if (!block)
-                return NULL;
-        block->at_most   = at_most;
-        block->max_bytes = max_bytes;
-        block->wanted    = wanted;
-        kafka.consume_callback_queue(queue, timeout_ms, on_message, block);
-        return block;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
@@ -878,7 +749,10 @@ static inline const uint8_t *get_bytes(const uint8_t *at, const uint8_t *past, c
         return *bytes < 0 ? at : at + *bytes;
 }
 
-/* Like append_headers, for `number` headers that begin at `at`. Returns what follows them; NULL as get_bytes. */
+/*
+ * Appends `number` headers that begin at `at` to the arrays of names (never null) and values. A name ends at its
+ * first NUL. Returns what follows the headers; NULL as get_bytes.
+ */
 static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const uint8_t *past, int64_t number) {
         const uint8_t *next = at, *name, *value, *broken = NULL;
         int64_t index, name_length, value_length, broken_length = 0;
@@ -1004,11 +878,12 @@ static int decode_batch(block_t *block, const records_t *batch) {
                         put_narrow(&block->timestamp_types, kind);
                 }
                 if (wanted & WANT_HEADERS) {
-                        if (!decode_headers(block, at, end, number))
-                                return 0;
+                        at = decode_headers(block, at, end, number);
                         if (block->no_memory)
                                 return 1;
                 }
+                if (at != end && (number == 0 || wanted & WANT_HEADERS))
+                        return 0; /* bytes that belong to nothing: Java's client refuses them, too */
                 block->rows++;
                 at = end;
         }
@@ -1016,7 +891,7 @@ static int decode_batch(block_t *block, const records_t *batch) {
 }
 
 /*
- * Decodes records into a new block, which has no events. `topic` of a batch becomes that of its rows. If a batch is
+ * Decodes records into a new block. `topic` of a batch becomes that of its rows. If a batch is
  * damaged, its index is in `damaged`, and the block has no use. Free the result with kafka_eos_free. Returns NULL if
  * there is not enough memory; if memory runs out later, `no_memory` is set in the result.
  */

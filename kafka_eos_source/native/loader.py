@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 #: The version that the library must report. A library from another build of this package is not used.
-VERSION = 6
+VERSION = 7
 
 #: The version that the library of the Avro codec must report.
 AVRO_VERSION = 2

@@ -11,14 +11,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.kafka.topic_reader import TopicReader, TopicRecord
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.records import contents_json
+from kafka_eos_source.operate.records import TopicRecord, contents_json
+from kafka_eos_source.operate.records import read as read_records
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
 
-#: What the reader holds in memory: so many records, and so much that the client has prefetched.
-_RECORDS_AT_ONCE, _PREFETCHED_KIB = 100, 16_384
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200
 
@@ -108,9 +106,8 @@ def read(
         UnavailableError: the brokers are silent for too long.
         AuthorizationError: the topic may not be read.
     """
-    with TopicReader(kafka, silence_seconds, _RECORDS_AT_ONCE, _PREFETCHED_KIB) as reader:
-        for record in reader.read(ranges, logs, uncommitted=False):
-            yield Letter.of(record)
+    for record in read_records(kafka, ranges, logs, silence_seconds=silence_seconds):
+        yield Letter.of(record)
 
 
 def whole(logs: Mapping[TopicPartition, LogEnds]) -> dict[TopicPartition, tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.kafka.topic_reader import TopicRecord
+from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.registry import formats
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema

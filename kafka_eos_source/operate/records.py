@@ -1,27 +1,33 @@
-"""Sends lines as records, and prints records as lines."""
+"""Reads records of topics for people, prints them as lines, and sends lines as records."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.errors import DataLossError, InvalidRecordError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config, producer_config
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.topic_reader import TopicReader, TopicRecord
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate.topics import no_topic
+from kafka_eos_source.read.columns import Contents, Run
+from kafka_eos_source.read.fetch import Reading, ReadSettings
+from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000
+#: How long brokers may be silent during a read.
+_SILENCE_SECONDS = 30.0
 #: Columns of a record that the producer sends; timestamps are milliseconds.
 _ROW = pa.schema([STAGED_ARROW.field(name) for name in ("key", "value", "partition", "headers", "timestamp")])
 #: Fields of a record in JSON. The last three are written by `record_json`, and ignored when it is sent again.
@@ -31,10 +37,39 @@ _FIELDS = frozenset(
 )
 
 
+#: ``committed``: read_committed consumers see the record. ``open``: its transaction has not ended, or a
+#: transaction before it in the partition has not. ``aborted``: no read_committed consumer will ever see it.
+State = Literal["committed", "open", "aborted"]
+
+
+@dataclass(frozen=True)
+class TopicRecord:
+    """One record as it is in the log.
+
+    Attributes:
+        tp, offset: where the record is.
+        timestamp_ms: milliseconds since the epoch; None if the record has no timestamp.
+        key, value: bytes; None is Kafka's null.
+        headers: names and values in their order.
+        state: whether read_committed consumers see the record.
+    """
+
+    tp: TopicPartition
+    offset: int
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    state: State = "committed"
+
+
 def newest(
     kafka: Mapping[str, Any], logs: Mapping[TopicPartition, LogEnds], *, count: int, uncommitted: bool
 ) -> list[TopicRecord]:
     """Returns the newest records of a topic, oldest first.
+
+    Offsets are no record numbers, because control records and compaction leave gaps. So the first read starts
+    some offsets before the end, and further ones go back until they have found enough.
 
     Args:
         kafka: librdkafka properties that say how to reach the cluster.
@@ -43,10 +78,101 @@ def newest(
         uncommitted: whether to include records of open and aborted transactions.
 
     Raises:
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
+        UnavailableError, AuthorizationError, DataLossError: as `read`.
     """
-    with TopicReader(kafka) as reader:
-        return reader.newest(logs, count, uncommitted=uncommitted)
+    back = 2 * count + 10
+    while True:
+        ranges = {}
+        for tp, log in logs.items():
+            end = log.end if uncommitted else log.stable
+            ranges[tp] = (max(log.earliest, end - back), end)
+        found = list(read(kafka, ranges, logs, uncommitted=uncommitted))
+        whole = all(ranges[tp][0] == log.earliest for tp, log in logs.items())
+        if len(found) >= count or whole:
+            return _in_time_order(found)[-count:] if count else []
+        back *= 8
+
+
+def read(
+    kafka: Mapping[str, Any],
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+    logs: Mapping[TopicPartition, LogEnds],
+    *,
+    uncommitted: bool = False,
+    silence_seconds: float = _SILENCE_SECONDS,
+) -> Iterator[TopicRecord]:
+    """Yields the records of offset ranges; of one partition in offset order.
+
+    Args:
+        kafka: librdkafka properties that say how to reach the cluster.
+        ranges: for each partition the first offset, and the offset after the last one.
+        logs: bounds of each partition's log, which tell open transactions from ended ones.
+        uncommitted: whether to include records of open and aborted transactions, marked as such.
+        silence_seconds: how long brokers may be silent.
+
+    Raises:
+        UnavailableError: if no broker sends more of the ranges for too long.
+        AuthorizationError: if the principal may not read the topic.
+        DataLossError: if records were removed since the caller looked up the bounds.
+        RecordsDamagedError: if a record batch is damaged.
+    """
+    if not uncommitted:
+        yield from _read(kafka, ranges, "read_committed", silence_seconds)
+        return
+    stable = {tp: (start, min(end, logs[tp].stable)) for tp, (start, end) in ranges.items()}
+    committed = _read(kafka, stable, "read_committed", silence_seconds)
+    seen = {(record.tp, record.offset) for record in committed}
+    for record in _read(kafka, ranges, "read_uncommitted", silence_seconds):
+        state: State = "committed"
+        if record.offset >= logs[record.tp].stable:
+            state = "open"
+        elif (record.tp, record.offset) not in seen:
+            state = "aborted"
+        yield replace(record, state=state)
+
+
+def _read(
+    kafka: Mapping[str, Any],
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+    isolation_level: str,
+    silence_seconds: float,
+) -> Iterator[TopicRecord]:
+    conf = {**admin_config(kafka), "isolation.level": isolation_level}
+    settings = ReadSettings(conf, include_headers=True, poll_timeout_ms=int(silence_seconds * 1000))
+    progress = Progress([OffsetRange(tp, *bounds) for tp, bounds in ranges.items() if bounds[0] < bounds[1]])
+    if progress.done:
+        return
+    with POOL.borrow(conf) as consumer:
+        reading = Reading(consumer, progress, settings)
+        while not reading.done:
+            try:
+                runs = reading.next_runs()
+            except DataLossError as error:
+                raise DataLossError(error.message, fix="run the command again.") from error
+            except UnavailableError as error:
+                fix = "check that the leaders of the partitions are up."
+                raise UnavailableError(error.message, fix=fix) from error
+            for run in runs:
+                yield from _records(run)
+
+
+def _records(run: Run) -> Iterator[TopicRecord]:
+    contents = Contents([run])
+    ms, types = contents.timestamps()
+    columns = (run.offsets, ms, types, contents.keys(), contents.values(), contents.headers())
+    for offset, at, kind, key, value, headers in zip(*(each.tolist() for each in columns), strict=True):
+        named = tuple((header["key"], header["value"]) for header in headers or ())
+        yield TopicRecord(run.tp, offset, at if kind >= 0 and at >= 0 else None, key, value, named)
+
+
+def _in_time_order(records: list[TopicRecord]) -> list[TopicRecord]:
+    """Merges partitions by time, and keeps the offset order within each of them."""
+    latest: dict[TopicPartition, int] = {}
+    times = []
+    for record in records:
+        latest[record.tp] = max(record.timestamp_ms or 0, latest.get(record.tp, 0))
+        times.append((latest[record.tp], record.tp, record.offset))
+    return [record for _, record in sorted(zip(times, records, strict=True), key=lambda pair: pair[0])]
 
 
 def follow(
@@ -65,7 +191,7 @@ def follow(
         wait: called between two reads; returns False to end.
     """
     positions = dict(start)
-    with ClusterReader(admin_config(kafka)) as cluster, TopicReader(kafka) as reader:
+    with ClusterReader(admin_config(kafka)) as cluster:
         while wait():
             bounds = cluster.logs(list(positions))
             ranges = {}
@@ -73,7 +199,7 @@ def follow(
                 end = bounds[tp].end if uncommitted else bounds[tp].stable
                 ranges[tp] = (max(position, bounds[tp].earliest), end)
                 positions[tp] = max(position, end)
-            yield from reader.read(ranges, bounds, uncommitted=uncommitted)
+            yield from read(kafka, ranges, bounds, uncommitted=uncommitted)
 
 
 def record_json(record: TopicRecord) -> str:

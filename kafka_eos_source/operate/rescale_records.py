@@ -334,7 +334,7 @@ def _read(
     """
     if start >= end:
         return
-    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
+    with changelog_client(changelog.kafka) as consumer:
         target = _PositionedTarget(tp, handle, start, 0 if age is None else age.since_ms)
         outcome = restore(
             target,

@@ -167,7 +167,7 @@ class RescaleTopics:
         own = Owner(self._application_id, self._store, partitions)
         for number in range(partitions):
             tp = TopicPartition(self.changelog, number)
-            for found in read_tail(self._connection, self._group_id, tp, 0, self._deadline()).owners:
+            for found in read_tail(self._connection, tp, 0, self._deadline()).owners:
                 if (found.application_id, found.store) != (own.application_id, own.store):
                     raise foreign_state(tp, found, own)
 

@@ -94,7 +94,7 @@ def _restore_shard(
         promoted = promoted or action is Action.PROMOTE
         return outcome
 
-    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
+    with changelog_client(changelog.kafka) as consumer:
         store, restored = open_shard_store(
             path,
             cut.identity(shard),

@@ -22,8 +22,8 @@ from kafka_eos_source.operate.shared_options import (
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.topic_reader import TopicRecord
     from kafka_eos_source.operate.lag import GroupLag
+    from kafka_eos_source.operate.records import TopicRecord
     from kafka_eos_source.operate.topics import TopicDescription
 
 _PAUSE_SECONDS = 0.5

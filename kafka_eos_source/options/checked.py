@@ -50,11 +50,9 @@ class ReadOptions:
     isolation_level: str
     application_id: str | None
     group_id: str | None
-    group_id_prefix: str
     fetch_num_retries: int
     fetch_retry_interval_ms: int
     poll_timeout_ms: int
-    read_client: str
     push_filters: bool
     kafka: Mapping[str, str] = field(repr=False)
     sink: WriteOptions | None = None

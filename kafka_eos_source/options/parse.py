@@ -83,18 +83,16 @@ def parse_read(
         min_partitions=found["minPartitions"],
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
-        skip_damaged=_skip_damaged(found, subscription, kafka),
+        skip_damaged=_skip_damaged(found["skipDamagedRecords"], subscription),
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
         step_in_read=_step_in_read(found),
         isolation_level=isolation_level,
         application_id=found["application.id"],
         group_id=group_id,
-        group_id_prefix=found["groupIdPrefix"],
         fetch_num_retries=found["fetchOffset.numRetries"],
         fetch_retry_interval_ms=found["fetchOffset.retryIntervalMs"],
         poll_timeout_ms=found["kafkaConsumer.pollTimeoutMs"],
-        read_client=_read_client(found["read.client"] or "", kafka),
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
         sink=_sink_in_read(options, found),
@@ -152,28 +150,14 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     )
 
 
-def _read_client(client: str, kafka: Mapping[str, str]) -> str:
-    """Returns the option ``read.client`` after checking that it can be used; "" if it is not set.
-
-    Raises:
-        InvalidOptionError: if the native client cannot read with the other options.
-    """
-    if client:
-        from kafka_eos_source.kafka.read_client import READ_CLIENT
-
-        READ_CLIENT.choose(config.check_consumer(kafka), client)
-    return client
-
-
 def _skip_damaged(
-    found: Mapping[str, Any], subscription: Subscription, kafka: Mapping[str, str]
+    named: dict[TopicPartition, tuple[int, ...]], subscription: Subscription
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Returns the option ``skipDamagedRecords`` after checking that it can have an effect.
 
     Raises:
-        InvalidOptionError: if it names a partition that is not read, or the native client does not read.
+        InvalidOptionError: if it names a partition that is not read.
     """
-    named: dict[TopicPartition, tuple[int, ...]] = found["skipDamagedRecords"]
     unread = next((tp for tp in named if not subscription.has(tp)), None)
     if unread is not None:
         raise InvalidOptionError(
@@ -181,17 +165,6 @@ def _skip_damaged(
             f"({subscription}).",
             fix="correct the topic or the partition, or remove the option.",
         )
-    if named:
-        from kafka_eos_source.kafka.native_support import NATIVE
-        from kafka_eos_source.kafka.read_client import READ_CLIENT
-
-        chosen = READ_CLIENT.choose(config.check_consumer(kafka), found["read.client"] or "")
-        if chosen.client != NATIVE:
-            raise InvalidOptionError(
-                "option 'skipDamagedRecords' is set, but the native client does not read here, which alone "
-                f"checks records for damage ({chosen}).",
-                fix="set 'read.client' to 'native', or remove the option.",
-            )
     return named
 
 

@@ -266,7 +266,7 @@ OPTIONS: tuple[Option, ...] = (
         "Damaged record batches to pass over; see [RECORDS_DAMAGED](runbooks.md#records_damaged), whose message "
         "contains the value to set. Each offset names the batch that contains it. The records of the batch are "
         "lost; each task that passes over it logs the offsets as a warning. A batch that is intact is read although "
-        "it is named, and a damaged one that is not named stops the query. Needs the native client (`read.client`).",
+        "it is named, and a damaged one that is not named stops the query.",
         "none",
     ),
     Option(
@@ -328,11 +328,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "groupIdPrefix",
-        READ,
+        (),
         values.text,
-        "spark-kafka-eos",
+        None,
         "text",
-        "Prefix of the consumer group id that the source generates if `kafka.group.id` is not set.",
+        "Spark's prefix of generated consumer groups. Tasks read without a group.",
+        idle=READ,
     ),
     Option(
         "fetchOffset.numRetries",
@@ -357,17 +358,6 @@ OPTIONS: tuple[Option, ...] = (
         120_000,
         "ms",
         "How long a task waits for data from the brokers before it fails.",
-    ),
-    Option(
-        "read.client",
-        READ,
-        values.choice("auto", "native", "librdkafka"),
-        None,
-        "`auto`, `native`, `librdkafka`",
-        "The client with which tasks read. The [native client](performance.md#the-native-client) decodes record "
-        "batches straight into Arrow's buffers, which takes less than half of the CPU time. `auto` chooses it if "
-        "it supports the other options of the source, and librdkafka if not.",
-        "`auto`",
     ),
     Option(
         "pushFilters",

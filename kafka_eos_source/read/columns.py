@@ -1,24 +1,21 @@
-"""Builds Arrow batches from Kafka messages.
+"""Builds Arrow batches with Spark's columns from decoded Kafka messages.
 
 Only the requested columns are built. Values that are constant over a run of messages (topic, partition) are
-repeated here. The contents of the messages come from `kernel_columns` (C kernel) or `message_columns`
-(Python).
+repeated here; the contents of the messages refer to the memory into which the C kernel decoded them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
-from kafka_eos_source.read.contents import ColumnTooLargeError, Contents, Headers
-from kafka_eos_source.read.kernel_columns import KernelContents
-from kafka_eos_source.read.message_columns import MessageContents
-from kafka_eos_source.read.runs import Run, halves, row_count, where
+from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
 
 #: The largest timestamp, in ms, that fits Spark's 64-bit microseconds.
@@ -26,6 +23,50 @@ MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 #: The most bytes in one column of a batch, because offsets in Arrow and Spark have 32 bits.
 MAX_COLUMN_BYTES = 2**31 - 1
+
+
+Number = TypeVar("Number", np.int32, np.int64)
+
+
+class ColumnTooLargeError(Exception):
+    """A column of the batch is larger than the limit."""
+
+
+class Run(NamedTuple):
+    """Consecutive messages of one partition, and their offsets."""
+
+    tp: TopicPartition
+    messages: KernelMessages
+    offsets: npt.NDArray[np.int64]
+
+
+def _row_count(runs: Sequence[Run]) -> int:
+    """Returns the number of records in the runs."""
+    return sum(len(run.offsets) for run in runs)
+
+
+def _where(runs: Sequence[Run], index: int) -> tuple[TopicPartition, int]:
+    """Returns partition and offset of the message at ``index``, counted over all runs."""
+    for run in runs:
+        if index < len(run.offsets):
+            return run.tp, int(run.offsets[index])
+        index -= len(run.offsets)
+    raise IndexError(index)
+
+
+def _halves(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Divides the rows into two non-empty parts. There must be at least two rows."""
+    wanted = _row_count(runs) // 2
+    first: list[Run] = []
+    second: list[Run] = []
+    for tp, messages, offsets in runs:
+        here = min(wanted, len(offsets))
+        if here:
+            first.append(Run(tp, messages[:here], offsets[:here]))
+        if here < len(offsets):
+            second.append(Run(tp, messages[here:], offsets[here:]))
+        wanted -= here
+    return first, second
 
 
 def record_batches(
@@ -49,8 +90,8 @@ def record_batches(
     try:
         return [record_batch(runs, include_headers, columns, limit_bytes)]
     except ColumnTooLargeError as failure:
-        if row_count(runs) == 1:
-            tp, offset = where(runs, 0)
+        if _row_count(runs) == 1:
+            tp, offset = _where(runs, 0)
             raise InvalidRecordError(
                 f"the record at offset {offset} of {tp} is larger than {limit_bytes:,} bytes, the maximum "
                 "size of one column of a batch.",
@@ -59,7 +100,7 @@ def record_batches(
             ) from failure
     return [
         batch
-        for half in halves(runs)
+        for half in _halves(runs)
         for batch in record_batches(half, include_headers, columns, limit_bytes)
     ]
 
@@ -75,8 +116,7 @@ def record_batch(
     Raises:
         ColumnTooLargeError: if a column is larger than ``limit_bytes``.
     """
-    kind = KernelContents if isinstance(runs[0].messages, KernelMessages) else MessageContents
-    contents: Contents = kind(runs, limit_bytes)
+    contents = Contents(runs, limit_bytes)
     schema = read_arrow_schema(include_headers, columns)
     makers: dict[str, Callable[[], pa.Array]] = {
         "key": contents.keys,
@@ -84,7 +124,7 @@ def record_batch(
         "topic": lambda: _topics(runs),
         "partition": lambda: _partitions(runs),
         "offset": lambda: _offsets(runs),
-        "headers": lambda: _headers(contents.headers()),
+        "headers": contents.headers,
     }
     if "timestamp" in schema.names or "timestampType" in schema.names:
         ms, types = contents.timestamps()
@@ -93,9 +133,104 @@ def record_batch(
     return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
+class Contents:
+    """Contents of messages as Arrow columns; each method builds its column.
+
+    Raises:
+        ColumnTooLargeError: from all methods but `timestamps`, if the column is larger than the limit.
+    """
+
+    def __init__(self, runs: Sequence[Run], limit_bytes: int = MAX_COLUMN_BYTES) -> None:
+        self._runs = runs
+        self._limit_bytes = limit_bytes
+        #: Messages of the runs; runs that are adjacent in a block are joined.
+        self._pieces: list[KernelMessages] = []
+        for run in runs:
+            messages = run.messages
+            last = self._pieces[-1] if self._pieces else None
+            if last is not None and last.block is messages.block and last.past == messages.first:
+                self._pieces[-1] = KernelMessages(last.block, last.first, messages.past)
+            else:
+                self._pieces.append(messages)
+
+    def keys(self) -> pa.Array:
+        """Returns the keys as binary column, which distinguishes null from empty."""
+        return self._joined([each.keys for each in self._pieces])
+
+    def values(self) -> pa.Array:
+        """Returns the values, like `keys`."""
+        return self._joined([each.values for each in self._pieces])
+
+    def timestamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Returns timestamps in ms, and their types as Spark numbers them."""
+        return (
+            self._numbers(lambda block: block.timestamps_ms),
+            self._numbers(lambda block: block.timestamp_types),
+        )
+
+    def headers(self) -> pa.Array:
+        """Returns headers in their order, with repeated names; NULL for a message without headers.
+
+        Raises:
+            InvalidRecordError: if a header name is not UTF-8.
+        """
+        counts = self._numbers(lambda block: block.header_counts)
+        broken = np.flatnonzero(counts < 0)
+        if len(broken):
+            self._raise_not_utf8(int(broken[0]))
+        spans = [
+            (each.block, int(each.block.header_starts[each.first]), int(each.block.header_starts[each.past]))
+            for each in self._pieces
+        ]
+        names = self._joined([block.header_names.slice(first, past - first) for block, first, past in spans])
+        values = self._joined(
+            [block.header_values.slice(first, past - first) for block, first, past in spans]
+        )
+        starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_ARROW.value_type))
+        return pa.ListArray.from_arrays(
+            pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(counts == 0)
+        )
+
+    def _raise_not_utf8(self, index: int) -> None:
+        row = index
+        for each in self._pieces:
+            if row < len(each):
+                try:
+                    each.block.broken_name(each.first + row).decode()
+                except UnicodeDecodeError as failure:
+                    tp, offset = _where(self._runs, index)
+                    raise InvalidRecordError(
+                        f"the record at offset {offset} of {tp} has a header name that is not UTF-8: "
+                        f"{failure}.",
+                        fix="set includeHeaders=false until the query has read the record, with nulls in "
+                        "place of the headers. startingOffsets has no effect on a query with a checkpoint.",
+                    ) from failure
+            row -= len(each)
+        raise AssertionError("the C kernel reported a header name as invalid that Python decodes as UTF-8")
+
+    def _numbers(self, of: Callable[[Block], npt.NDArray[Number]]) -> npt.NDArray[Number]:
+        parts = [of(each.block)[each.first : each.past] for each in self._pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _joined(self, parts: list[pa.Array]) -> pa.Array:
+        if sum(map(_data_bytes, parts)) > self._limit_bytes:
+            raise ColumnTooLargeError
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _data_bytes(array: pa.Array) -> int:
+    offsets = array.buffers()[1]
+    if offsets is None or not len(array):
+        return 0
+    first = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return int(first[-1]) - int(first[0])
+
+
 def _topics(runs: Sequence[Run]) -> pa.Array:
     if len({run.tp.topic for run in runs}) == 1:
-        return _repeated(runs[0].tp.topic.encode(), row_count(runs))
+        return _repeated(runs[0].tp.topic.encode(), _row_count(runs))
     names = pa.array([run.tp.topic for run in runs], pa.string())
     return names.take(pa.array(np.repeat(np.arange(len(runs)), _counts(runs))))
 
@@ -128,7 +263,7 @@ def _counts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
 def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
     beyond = np.flatnonzero((ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS))
     if len(beyond):
-        tp, offset = where(runs, int(beyond[0]))
+        tp, offset = _where(runs, int(beyond[0]))
         raise InvalidRecordError(
             f"the record at offset {offset} of {tp} has the timestamp {int(ms[beyond[0]])} ms, which is "
             f"outside of Spark's range of ±{MAX_TIMESTAMP_MS} ms. Its producer probably set micro- or "
@@ -138,13 +273,3 @@ def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
             "on a query with a checkpoint.",
         )
     return _numbers(ms * 1000, pa.timestamp("us", tz="UTC"))
-
-
-def _headers(found: Headers) -> pa.Array:
-    """Returns headers in their order, with repeated names; NULL for a message without headers."""
-    starts = np.zeros(len(found.counts) + 1, np.int32)
-    np.cumsum(found.counts, out=starts[1:])
-    entries = pa.StructArray.from_arrays([found.names, found.values], fields=list(HEADERS_ARROW.value_type))
-    return pa.ListArray.from_arrays(
-        pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(found.counts == 0)
-    )

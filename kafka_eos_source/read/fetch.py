@@ -1,8 +1,4 @@
-"""Reads the offset ranges of one task from Kafka as Arrow batches of bounded size.
-
-The interface is `read_ranges`. It has two implementations with the same results, in C and in Python, which
-differ in the consumer and in how columns are built from its messages.
-"""
+"""Reads the offset ranges of one task from Kafka as Arrow batches of bounded size."""
 
 from __future__ import annotations
 
@@ -10,35 +6,28 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.errors import (
-    DataLossError,
-    KafkaEosError,
-    RecordsDamagedError,
-    RetriableError,
-    UnavailableError,
-)
-from kafka_eos_source.kafka.consumer import POOL, Damage, Taken
-from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
-from kafka_eos_source.kafka.read_client import reading_consumer
-from kafka_eos_source.model import Epochs, OffsetRange, TopicPartition
-from kafka_eos_source.read.columns import record_batches
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
-from kafka_eos_source.read.runs import MessageList, Messages, Run
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.spark.worker import cycle_collection_paused
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.wire.consumer import WireConsumer
+    from kafka_eos_source.kafka.wire.damage import Damage
 
 _log = logging.getLogger(__name__)
 
@@ -46,17 +35,14 @@ _log = logging.getLogger(__name__)
 #: row.
 BATCH_ROWS = 10_000
 
-#: A batch is full when its values reach this many bytes. It may exceed this by the messages of one poll.
+#: A batch is full when its values reach this many bytes. It may exceed this by one message.
 BATCH_BYTES = 16 << 20
 
-#: Messages of two polls in one batch would have to be copied. So a batch ends with a poll if it has this many
+#: Messages of two takes in one batch would have to be copied. So a batch ends with a take if it has this many
 #: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy.
 ENOUGH_ROWS, ENOUGH_BYTES = BATCH_ROWS // 2, 1 << 20
 
-#: Number of messages to poll while their size is unknown.
-FIRST_TAKE = 500
-
-#: Longest wait of one poll. Between two polls, the task checks its timeout and the errors of the client.
+#: Longest wait for messages. Between two waits, the task checks its timeout.
 WAIT_SECONDS = 0.5
 
 #: A log must end before the end of the range for this long before the task checks for data loss. Right after
@@ -72,13 +58,12 @@ class ReadSettings:
     """Settings of a read that are pickled with every task.
 
     Attributes:
-        conf: configuration of the consumer, from `kafka.config.consumer_config`.
+        conf: properties of the consumer; see `kafka.wire.consumer.WireConsumer`.
         include_headers: whether to build the column ``headers``.
         fail_on_data_loss: whether to raise if offsets no longer exist; otherwise the task logs it and
             continues.
         poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
         columns: names of the columns to build; None = all.
-        client: the option ``read.client``; "" = it is not set.
         skip_damaged: offsets of damaged record batches to pass over, by partition (``skipDamagedRecords``).
     """
 
@@ -87,36 +72,14 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
     columns: tuple[str, ...] | None = None
-    client: str = ""
     skip_damaged: Mapping[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
-
-
-class RangeConsumer(Protocol):
-    """The methods of `kafka.consumer.AssignedConsumer` that `Reading` uses; tests use a model of a log."""
-
-    drains: ClassVar[bool]
-    last_complaint: str
-
-    def want(self, columns: Collection[str]) -> None: ...
-    def assign(
-        self,
-        positions: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int] | None = None,
-        epochs: Epochs | None = None,
-    ) -> None: ...
-    def move(self, tp: TopicPartition, position: int) -> None: ...
-    def drop(self, tps: Sequence[TopicPartition]) -> None: ...
-    def take(self, at_most: int, wait_seconds: float) -> Taken: ...
-    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]: ...
-    def login_error(self, doing: str) -> KafkaEosError | None: ...
 
 
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
-    at a time. One batch and the prefetch queue of librdkafka (``queued.max.messages.kbytes``) bound its
-    memory.
+    at a time. One batch and what the consumer fetches ahead (`kafka.wire.fetch_sizes`) bound its memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order
@@ -127,30 +90,23 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
         RecordsDamagedError: if a record batch is damaged that ``skip_damaged`` does not name.
         UnavailableError: if nothing arrived for ``poll_timeout_ms`` although a range is not finished.
         AuthorizationError: if the principal is not authorized to read.
-        InvalidRecordError: as `record_batches`.
+        InvalidRecordError: as `record_batches`, or if a record has a format from before Kafka 0.11.
     """
     progress = Progress(ranges)
     if progress.done:
         return
-    with ExitStack() as borrowed:
-        kind = reading_consumer(settings.conf, settings.client)
-        reading = Reading(borrowed.enter_context(POOL.borrow(settings.conf, kind)), progress, settings)
+    with POOL.borrow(settings.conf) as consumer:
+        reading = Reading(consumer, progress, settings)
         while not reading.done:
             with cycle_collection_paused():
-                try:
-                    runs = reading.next_runs()
-                except NeedsLibrdkafkaError as found:
-                    _log.info("librdkafka reads this task's partitions, because %s", found)
-                    borrowed.close()
-                    reading.use(borrowed.enter_context(POOL.borrow(settings.conf, range_consumer())))
-                    continue
+                runs = reading.next_runs()
                 batches = record_batches(runs, settings.include_headers, settings.columns) if runs else []
                 del runs
             yield from batches
 
 
 class Reading:
-    """Reads the ranges of one task: polls, divides by partition, detects finished and lost ranges.
+    """Reads the ranges of one task: takes messages, divides them by partition, detects what is lost.
 
     Args:
         consumer: a consumer, which gets the unfinished ranges as its assignment.
@@ -158,31 +114,24 @@ class Reading:
         settings: settings of the read.
     """
 
-    def __init__(self, consumer: RangeConsumer, progress: Progress, settings: ReadSettings) -> None:
+    def __init__(self, consumer: WireConsumer, progress: Progress, settings: ReadSettings) -> None:
+        self._consumer = consumer
         self._progress = progress
         self._settings = settings
         self._single = next(iter(progress.open)) if len(progress.open) == 1 else None
-        self._one_topic = len({tp.topic for tp in progress.open}) == 1
-        self._take_at_most = FIRST_TAKE
-        #: Messages that were polled, but are not in a batch yet.
+        #: Messages that were taken, but are not in a batch yet.
         self._left: deque[Run] = deque()
         #: Partitions whose log ends before the end of their range, and since when (monotonic seconds).
         self._short_since: dict[TopicPartition, float] = {}
         self._deadline = Deadline.after_ms(settings.poll_timeout_ms)
-        self.use(consumer)
-
-    def use(self, consumer: RangeConsumer) -> None:
-        """Continues with this consumer, which gets the unfinished ranges as its assignment."""
-        self._consumer = consumer
-        names = read_arrow_schema(self._settings.include_headers).names
-        columns = self._settings.columns
-        consumer.want(names if columns is None else set(names).intersection(columns))
-        self._progress.take_finished()  # the new assignment does not have them
-        unfinished = sorted(self._progress.open)
+        names = read_arrow_schema(settings.include_headers).names
+        columns = names if settings.columns is None else set(names).intersection(settings.columns)
+        unfinished = sorted(progress.open)
         consumer.assign(
-            {tp: self._progress.position(tp) for tp in unfinished},
-            {tp: self._progress.end(tp) for tp in unfinished},
-            {tp: self._progress.epoch(tp) for tp in unfinished},
+            {tp: progress.position(tp) for tp in unfinished},
+            columns,
+            {tp: progress.end(tp) for tp in unfinished},
+            {tp: progress.epoch(tp) for tp in unfinished},
         )
 
     @property
@@ -197,7 +146,7 @@ class Reading:
 
         Raises:
             DataLossError, RecordsDamagedError, UnavailableError, AuthorizationError: as `read_ranges`.
-            NeedsLibrdkafkaError: if another consumer must read what is left; see `use`. Nothing is lost.
+            InvalidRecordError: if a record has a format from before Kafka 0.11.
         """
         self._deadline = Deadline.after_ms(
             self._settings.poll_timeout_ms
@@ -208,11 +157,7 @@ class Reading:
             if not self._left:
                 if rows >= ENOUGH_ROWS or size_bytes >= ENOUGH_BYTES:
                     break
-                try:
-                    self._left.extend(self._poll(BATCH_ROWS - rows))
-                except NeedsLibrdkafkaError:
-                    self._left.extend(runs)
-                    raise
+                self._left.extend(self._take())
                 continue
             run = self._left.popleft()
             count = run.messages.fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes)
@@ -222,27 +167,17 @@ class Reading:
             runs.append(run)
             rows += count
             size_bytes += run.messages.size_bytes
-        if rows:
-            self._adapt_poll_size(size_bytes / rows)
         return runs
 
-    def _adapt_poll_size(self, mean_bytes: float) -> None:
-        """Sets the number of messages per poll to what probably makes a quarter of a full batch."""
-        self._take_at_most = max(1, int(BATCH_BYTES / 4 / max(mean_bytes, 1.0)))
-
-    def _poll(self, at_most: int) -> list[Run]:
-        """Polls once, and returns the messages that belong to the ranges."""
+    def _take(self) -> list[Run]:
+        """Takes what has arrived, and returns the messages that belong to the ranges."""
         progress = self._progress
-        # no more than can exist: the remaining offsets, and one event for the end of each log
-        wanted = progress.remaining + len(progress.open)
-        if not self._consumer.drains:
-            wanted = min(wanted, at_most, self._take_at_most)
-        taken = self._consumer.take(max(1, wanted), min(WAIT_SECONDS, self._deadline.remaining_seconds()))
+        taken = self._consumer.take(min(WAIT_SECONDS, self._deadline.remaining_seconds()))
         if taken.empty:
             self._check_silence()
             return []
         remaining_before = progress.remaining
-        runs = self._split(_messages(taken)) if taken.messages else []
+        runs = self._split(taken.messages) if taken.messages else []
         for tp, log_end in taken.log_ends.items():
             self._at_log_end(tp, log_end)
         for tp, offset in taken.reached.items():
@@ -272,18 +207,20 @@ class Reading:
             self._check_silence()
         return runs
 
-    def _split(self, messages: Messages) -> list[Run]:
+    def _split(self, messages: KernelMessages) -> list[Run]:
         offsets = messages.offsets
         if self._single is not None:
             return self._accept(self._single, messages, offsets)
         found: list[Run] = []
-        changes = np.flatnonzero(np.diff(messages.partition_ids(self._one_topic))) + 1
+        changes = np.flatnonzero(np.diff(messages.partition_ids)) + 1
         for first, past in pairwise([0, *changes.tolist(), len(messages)]):
             tp = messages.partition_at(first)
             found += self._accept(tp, messages[first:past], offsets[first:past])
         return found
 
-    def _accept(self, tp: TopicPartition, messages: Messages, offsets: npt.NDArray[np.int64]) -> list[Run]:
+    def _accept(
+        self, tp: TopicPartition, messages: KernelMessages, offsets: npt.NDArray[np.int64]
+    ) -> list[Run]:
         self._short_since.pop(tp, None)
         kept = self._progress.accept(tp, offsets)
         if kept.start >= kept.stop:
@@ -298,7 +235,7 @@ class Reading:
             self._short_since.setdefault(tp, time.monotonic())
 
     def _check_silence(self) -> None:
-        """Handles a poll without progress.
+        """Handles a wait without progress.
 
         Raises:
             DataLossError: if a log is too short for its range.
@@ -313,16 +250,16 @@ class Reading:
         if self._progress.done or not self._deadline.expired:
             return
         tp = min(self._progress.open)
-        refused = self._consumer.login_error(f"reading {tp} from offset {self._progress.position(tp)}")
+        refused = self._consumer.cluster.refusal
         if refused is not None:
             raise refused
         reason = self._consumer.last_complaint or "the broker does not answer fetch requests"
         if tp in self._short_since:
             reason = f"the log ends at {self._progress.position(tp)}"
         raise UnavailableError(
-            f"no records of {tp} arrived within {self._settings.poll_timeout_ms} ms "
-            f"(kafkaConsumer.pollTimeoutMs), at offset {self._progress.position(tp)} of a range that ends "
-            f"before offset {self._progress.end(tp)}. {len(self._progress.open)} partition(s) of the task "
+            f"no records of {tp} arrived within {self._settings.poll_timeout_ms} ms, at offset "
+            f"{self._progress.position(tp)} of a range that ends before offset {self._progress.end(tp)}. "
+            f"{len(self._progress.open)} partition(s) of the task "
             f"are unfinished. Reason: {reason}.",
             fix="check the leader of the partition and the network. If the cluster is only slow, increase "
             "kafkaConsumer.pollTimeoutMs.",
@@ -332,8 +269,8 @@ class Reading:
         """Asks where a log ends that has been too short for longer than a change of leader explains."""
         self._short_since[tp] = time.monotonic()
         try:
-            _, high = self._consumer.log_bounds(tp, self._bounds_timeout())
-        except RetriableError as failure:
+            _, high = self._consumer.log_bounds(tp, self._bounds_deadline())
+        except UnavailableError as failure:
             self._consumer.last_complaint = str(failure)
             return
         if high < self._progress.end(tp):
@@ -345,8 +282,8 @@ class Reading:
             return
         position = self._progress.position(tp)
         try:
-            low, high = self._consumer.log_bounds(tp, self._bounds_timeout())
-        except RetriableError as failure:
+            low, high = self._consumer.log_bounds(tp, self._bounds_deadline())
+        except UnavailableError as failure:
             self._consumer.last_complaint = str(failure)
             self._consumer.move(tp, position)  # fetches again, until the timeout
             return
@@ -373,7 +310,7 @@ class Reading:
         until = min(damage.resume, progress.end(tp))
         _log.warning(
             "%s The task continues at offset %d, as skipDamagedRecords asks; %d offset(s) are lost: %s.",
-            _what(damage),
+            damage,
             until,
             until - position,
             f"{position} to {until - 1}" if until > position else "the records were read nevertheless",
@@ -381,8 +318,8 @@ class Reading:
         self._consumer.move(tp, damage.resume)
         progress.advance(tp, until)
 
-    def _bounds_timeout(self) -> float:
-        return max(0.1, self._deadline.remaining_seconds(BOUNDS_TIMEOUT_SECONDS))
+    def _bounds_deadline(self) -> Deadline:
+        return Deadline.after_seconds(max(0.1, self._deadline.remaining_seconds(BOUNDS_TIMEOUT_SECONDS)))
 
     def _skip_or_raise(self, tp: TopicPartition, until: int, why: str) -> None:
         """Skips offsets that no longer exist, or raises.
@@ -406,19 +343,6 @@ class Reading:
         self._progress.advance(tp, until)
 
 
-def _messages(taken: Taken) -> Messages:
-    found = taken.messages
-    return found if isinstance(found, KernelMessages) else MessageList(found)
-
-
-def _what(damage: Damage) -> str:
-    offsets = f"offset {damage.offset}"
-    if damage.past_offset != damage.offset + 1:
-        last = damage.past_offset - 1 if damage.past_offset >= 0 else "an unknown one"
-        offsets = f"offsets {damage.offset} to {last}"
-    return f"{offsets} of {damage.tp} cannot be read, because the record batch is damaged: {damage.text}."
-
-
 def _records_damaged(
     damage: Damage, position: int, named: Mapping[TopicPartition, tuple[int, ...]]
 ) -> RecordsDamagedError:
@@ -430,17 +354,7 @@ def _records_damaged(
         named: the offsets that the option ``skipDamagedRecords`` names already.
     """
     tp = damage.tp
-    if damage.intact_on:
-        fix = (
-            f"make broker {damage.intact_on[0]} the leader of the partition (kafka-reassign-partitions.sh "
-            "with it as the first replica, then kafka-leader-election.sh --election-type PREFERRED), start "
-            f"the query again, and let broker {damage.leader} copy the partition again"
-        )
-    else:
-        fix = (
-            "check the disk of the broker, restore its log from a copy if there is one, and start the query "
-            "again"
-        )
+    fix = damage.repair
     if damage.resume < 0:
         fix += ". No offset behind the damage can be read, so that the query cannot pass over it"
     else:
@@ -452,4 +366,4 @@ def _records_damaged(
             f". If there is no copy, pass over the batch, whereby {lost} offset(s) are lost: "
             f".option('skipDamagedRecords', '{json.dumps(by_topic, separators=(',', ':'))}') on the source"
         )
-    return RecordsDamagedError(_what(damage), fix=f"{fix}. See docs/runbooks.md, RECORDS_DAMAGED.")
+    return RecordsDamagedError(str(damage), fix=f"{fix}. See docs/runbooks.md, RECORDS_DAMAGED.")

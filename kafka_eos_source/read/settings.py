@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.spark.read_schema import read_schema
 
 if TYPE_CHECKING:
@@ -35,10 +34,6 @@ def schema_of(options: ReadOptions) -> StructType:
 def task_read(options: ReadOptions) -> TaskRead:
     """Returns the callable that the tasks of this read run.
 
-    The consumers never join the group. But librdkafka requires a group id, and ACLs may demand the user's.
-    Unlike Spark's, the id has no random part, because a Python worker reuses its open consumer if the
-    configuration is the same.
-
     Raises:
         InvalidOptionError: if the option with a step for the read is malformed.
     """
@@ -46,15 +41,13 @@ def task_read(options: ReadOptions) -> TaskRead:
     from kafka_eos_source.read.steps import declared
     from kafka_eos_source.read.task import TaskRead
 
-    group_id = options.group_id or f"{options.group_id_prefix}-read"
     step_in_read = options.step_in_read
     settings = ReadSettings(
-        conf=consumer_config(options.kafka, group_id, options.isolation_level),
+        conf={**options.kafka, "isolation.level": options.isolation_level},
         include_headers=options.include_headers,
         columns=options.columns if step_in_read is None else declared(*step_in_read).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
-        client=options.read_client,
         skip_damaged=options.skip_damaged,
     )
     operator = None

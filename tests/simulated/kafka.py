@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER, TOO_LARGE = 1, 2, 3, 6
 NOT_AVAILABLE, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS = 15, 16, 19
 UNSUPPORTED_VERSION, INVALID_TXN_STATE, CONCURRENT, LOGIN_FAILED = 35, 48, 51, 58
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, FENCED = 74, 75, 90
-UNSUPPORTED_MECHANISM, UNKNOWN_ID = 33, 105
+UNSUPPORTED_MECHANISM, UNSTABLE_OFFSET_COMMIT, UNKNOWN_ID = 33, 88, 105
 LAST_EPOCH = 32766
 #: ListOffsets: the first offset of a log.
 _EARLIEST = -2
@@ -108,7 +108,11 @@ class SimulatedKafka:
         refuse: returns the error code with which a Fetch of a partition is answered; 0 = none.
         hides: returns whether a broker does not find an offset, because a length before it is wrong.
         spoil: returns what is sent instead of these record batches of a partition.
+        refers: returns the broker to which the leader of a partition refers clients in a rack; -1 = none.
+        copies: the logs of followers, by broker and partition. They answer Fetch requests, too.
+        asked_racks: the racks that Fetch requests named, in order, with the broker that was asked.
         offsets: committed offsets and metadata of the only group.
+        pending: those that the open transaction is about to commit.
         producer_id, epoch: of the only transactional id.
         producer_ids: ids of producers without transactions.
         received: number of requests by kind.
@@ -122,8 +126,11 @@ class SimulatedKafka:
         unsupported: requests that the brokers do not know.
         announced: lowest and highest version by kind, where they differ from what the simulation knows.
         users: passwords by name; if there are any, clients log in with SASL/PLAIN first.
+        mechanisms: the SASL mechanisms that brokers name. They verify only PLAIN.
+        challenge: what the brokers answer to each step of a login.
         session_ms: lifetime of a login; 0 = no limit.
         greet: returns what is sent to each new connection before it asks anything.
+        garble: returns what is sent instead of an answer, with its correlation id, to a kind of request.
         shift: how often leaders and coordinators moved, which is also the leader epoch.
         violations: what clients did that they must not do.
     """
@@ -137,6 +144,9 @@ class SimulatedKafka:
         self.refuse: Callable[[Partition], int] = lambda tp: 0
         self.hides: Callable[[Partition, int], bool] = lambda tp, offset: False
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
+        self.refers: Callable[[Partition, str], int] = lambda tp, rack: -1
+        self.copies: dict[tuple[int, Partition], Log] = {}
+        self.asked_racks: list[tuple[int, str]] = []
         self.offsets: dict[Partition, tuple[int, str]] = {}
         self.producer_id, self.epoch = 1000, -1
         self.producer_ids: list[int] = []
@@ -149,8 +159,10 @@ class SimulatedKafka:
         self.unsupported: set[str] = set()
         self.announced: dict[str, tuple[int, int]] = {}
         self.users: dict[str, str] = {}
+        self.mechanisms, self.challenge = ["PLAIN"], b""
         self.session_ms = 0
         self.greet: Callable[[], bytes] = lambda: b""
+        self.garble: Callable[[str, bytes], bytes] = lambda kind, answer: answer
         self.shift = 0
         self.violations: list[str] = []
         self._ids: dict[str, uuid.UUID] = {}
@@ -161,7 +173,7 @@ class SimulatedKafka:
         self._ended: tuple[int, int, bool] | None = None
         self._enlisted: set[Partition] = set()
         self._is_open = False
-        self._pending: dict[Partition, tuple[int, str]] = {}
+        self.pending: dict[Partition, tuple[int, str]] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._sockets: set[socket.socket] = set()
@@ -377,11 +389,12 @@ class SimulatedKafka:
                     answer = self._answer(node, name, request, version, fault.number)
         if fault.kind == "lost":
             return None
-        if fault.kind == "throttle":
+        if fault.kind == "throttle" and not name.startswith("Sasl"):
             answer["throttle_time_ms"] = fault.number
         made = answer_kind(**answer, version=version)
         made.with_header(correlation_id=correlation_id)
-        return bytes(made.encode(framed=True, header=True)), fault
+        sent = self.garble(name, bytes(made.encode(framed=False, header=True)))
+        return struct.pack(">i", len(sent)) + sent, fault
 
     def _announced(self, key: int) -> tuple[int, int]:
         """Returns the lowest and highest version of a request that the simulation serves."""
@@ -407,14 +420,17 @@ class SimulatedKafka:
 
     def _log_in(self, request: Any, state: _State, refusal: int) -> dict[str, Any]:
         if isinstance(request, sasl.SaslHandshakeRequest):
-            code = refusal or (0 if request.mechanism == "PLAIN" else UNSUPPORTED_MECHANISM)
-            return {"error_code": code, "mechanisms": ["PLAIN"]}
-        _, name, password = bytes(request.auth_bytes).decode().split("\0")
-        state.is_known = not refusal and self.users.get(name) == password
+            state.mechanism = request.mechanism
+            code = refusal or (0 if state.mechanism in self.mechanisms else UNSUPPORTED_MECHANISM)
+            return {"error_code": code, "mechanisms": self.mechanisms}
+        if state.mechanism == "PLAIN":
+            _, name, password = bytes(request.auth_bytes).decode().split("\0")
+            state.is_known = not refusal and self.users.get(name) == password
+        is_refused = refusal or (state.mechanism == "PLAIN" and not state.is_known)
         return {
-            "error_code": refusal or (0 if state.is_known else LOGIN_FAILED),
-            "error_message": None if state.is_known else "Authentication failed",
-            "auth_bytes": b"",
+            "error_code": (refusal or LOGIN_FAILED) if is_refused else 0,
+            "error_message": "Authentication failed" if is_refused else None,
+            "auth_bytes": self.challenge,
             "session_lifetime_ms": self.session_ms,
         }
 
@@ -557,8 +573,8 @@ class SimulatedKafka:
         for log in self.logs.values():
             log.end_transaction(self.producer_id, self.epoch, COMMIT if commit else ABORT)
         if commit:
-            self.offsets.update(self._pending)
-        self._pending, self._enlisted, self._is_open = {}, set(), False
+            self.offsets.update(self.pending)
+        self.pending, self._enlisted, self._is_open = {}, set(), False
 
     def _is_mine(self, request: Any) -> bool:
         return (request.producer_id, request.producer_epoch) == (self.producer_id, self.epoch)
@@ -657,7 +673,7 @@ class SimulatedKafka:
             for each in topic.partitions if not code else ():
                 self._is_open = True
                 metadata_ = (each.committed_metadata or "").removesuffix("\0")
-                self._pending[topic.name, each.partition_index] = (each.committed_offset, metadata_)
+                self.pending[topic.name, each.partition_index] = (each.committed_offset, metadata_)
             partitions = [
                 kind.TxnOffsetCommitResponsePartition(
                     partition_index=each.partition_index, error_code=code, version=version
@@ -696,7 +712,10 @@ class SimulatedKafka:
         code = self._refusal(node, 0, refusal)
         if version < 8:
             kind = reads.OffsetFetchResponse.OffsetFetchResponseTopic
-            topics = self._committed_offsets(kind, kind.OffsetFetchResponsePartition, request.topics, version)
+            unstable = self.pending if version >= 7 and request.require_stable else {}
+            topics = self._committed_offsets(
+                kind, kind.OffsetFetchResponsePartition, request.topics, version, unstable
+            )
             return {"throttle_time_ms": 0, "topics": [] if code else topics, "error_code": code}
         group_kind = reads.OffsetFetchResponse.OffsetFetchResponseGroup
         of_topic = group_kind.OffsetFetchResponseTopics
@@ -706,7 +725,11 @@ class SimulatedKafka:
                 topics=[]
                 if code
                 else self._committed_offsets(
-                    of_topic, of_topic.OffsetFetchResponsePartitions, group.topics, version
+                    of_topic,
+                    of_topic.OffsetFetchResponsePartitions,
+                    group.topics,
+                    version,
+                    self.pending if request.require_stable else {},
                 ),
                 error_code=code,
                 version=version,
@@ -715,7 +738,9 @@ class SimulatedKafka:
         ]
         return {"throttle_time_ms": 0, "groups": groups}
 
-    def _committed_offsets(self, kind: Any, part_kind: Any, asked: Any, version: int) -> list[Any]:
+    def _committed_offsets(
+        self, kind: Any, part_kind: Any, asked: Any, version: int, unstable: Collection[Partition]
+    ) -> list[Any]:
         """Returns committed offsets as topics of an answer; all of them if the request names no topic."""
         wanted: dict[str, list[int]] = {}
         if asked is None:
@@ -732,7 +757,7 @@ class SimulatedKafka:
                         committed_offset=self.offsets.get((name, number), (-1, ""))[0],
                         committed_leader_epoch=-1,
                         metadata=self.offsets.get((name, number), (-1, ""))[1],
-                        error_code=0,
+                        error_code=UNSTABLE_OFFSET_COMMIT if (name, number) in unstable else 0,
                         version=version,
                     )
                     for number in numbers
@@ -758,13 +783,18 @@ class SimulatedKafka:
         committed = request.isolation_level == 1
         left, is_first = request.max_bytes, True
         self.most_asked = max(self.most_asked, left)
+        self.asked_racks.append((node, request.rack_id if version >= 11 else ""))
         topics = []
         for topic in request.topics:
             partitions = []
             for each in topic.partitions:
                 tp = (topic.topic, each.partition)
                 code = refusal or self.refuse(tp) or self._code(node, tp, each.current_leader_epoch)
-                log = self.logs.get(tp, Log())
+                log, replica = self.logs.get(tp, Log()), -1
+                if code == NOT_LEADER and (node, tp) in self.copies:
+                    code, log = 0, self.copies[node, tp]
+                elif not code and version >= 11:
+                    replica = self.refers(tp, request.rack_id)
                 if not code and not log.start <= each.fetch_offset <= log.end:
                     code = OUT_OF_RANGE
                 if not code and self.hides(tp, each.fetch_offset):
@@ -778,7 +808,9 @@ class SimulatedKafka:
                         diverging = kind.PartitionData.EpochEndOffset(
                             epoch=epoch, end_offset=epoch_end, version=version
                         )
-                if not code and diverging is None:
+                if replica >= 0:
+                    diverging = None
+                elif not code and diverging is None:
                     most = min(left, each.partition_max_bytes)
                     records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
                     if not is_first and len(records) > most:
@@ -800,7 +832,7 @@ class SimulatedKafka:
                             )
                             for producer_id, first in aborted
                         ],
-                        preferred_read_replica=-1,
+                        preferred_read_replica=replica,
                         records=self.spoil(tp, records),
                         version=version,
                     )
@@ -864,9 +896,10 @@ _BEFORE_LOGIN = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
 
 @dataclass
 class _State:
-    """What a broker knows of a connection: whether somebody has logged in, and whether it answers."""
+    """What a broker knows of a connection: whether somebody has logged in and how, and whether it answers."""
 
     is_known: bool = False
+    mechanism: str = ""
     is_silent: bool = False
 
 

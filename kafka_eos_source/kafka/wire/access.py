@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: Defaults of librdkafka, and for idle connections of Java's clients.
 _RECONNECT_MS, _RECONNECT_MAX_MS, _IDLE_MS = "100", "10000", "540000"
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
+#: Answers before and during a login are small. A server that is not trusted yet gets no more memory.
+_MOST_LOGIN_BYTES = 1 << 20
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
 
@@ -163,7 +165,7 @@ def open_session(
         limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, until))
-        check_size(size, address)
+        check_size(size, address, _MOST_LOGIN_BYTES)
         return receive(connection, size, until)
 
     def ask(request: Any) -> Any:
@@ -191,7 +193,11 @@ def open_session(
             raise LoginRefusedError(answer.error_message or f"error {answer.error_code}")
         try:
             exchange.receive(answer.auth_bytes)
-        except (ValueError, KafkaPythonError) as error:  # the broker does not know the password either
+        except (
+            ValueError,
+            LookupError,
+            KafkaPythonError,
+        ) as error:  # the broker does not know the password either
             raise LoginRefusedError(f"the broker's answer to {name} is wrong: {error}") from error
     if answer.session_lifetime_ms:
         session.expires = time.monotonic() + answer.session_lifetime_ms / 1000 * _SESSION_SHARE

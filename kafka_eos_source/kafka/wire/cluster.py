@@ -291,7 +291,7 @@ class Cluster:
             TemporaryError: if no broker can be reached.
         """
         connection = self.anyone(deadline)
-        version = connection.version(MetadataRequest, _METADATA)
+        version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
         wanted = None
         if topics is not None:
             wanted = [MetadataRequest.MetadataRequestTopic(name=name, version=version) for name in topics]
@@ -377,7 +377,7 @@ class Cluster:
         wanted = set(partitions)
         found: dict[TopicPartition, int] = {}
         for connection, epochs in self._by_leader(wanted, deadline):
-            version = connection.version(ListOffsetsRequest, _LIST_OFFSETS)
+            version = connection.version(ListOffsetsRequest, _LIST_OFFSETS, 4)  # with the leader epoch
             request = offsets_request(version, epochs, earliest=earliest, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
@@ -443,7 +443,7 @@ class Cluster:
         node = self._coordinators.get((kind, key))
         if node is None:
             connection = self.anyone(deadline)
-            version = connection.version(FindCoordinatorRequest, _COORDINATOR)
+            version = connection.version(FindCoordinatorRequest, _COORDINATOR, 1)  # with the kind
             named = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
             request = FindCoordinatorRequest(key_type=kind, version=version, **named)
             answer = self.ask(connection, request, deadline)
@@ -494,7 +494,7 @@ class Cluster:
             self.complain(error)
             return
         self._is_looking = True
-        version = connection.version(MetadataRequest, _METADATA, 1)  # version 0 would ask for all topics
+        version = connection.version(MetadataRequest, _METADATA, 1)
         request = MetadataRequest(topics=[], allow_auto_topic_creation=False, version=version)
         connection.send(request, self._on_look)
 

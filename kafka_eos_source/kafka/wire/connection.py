@@ -153,9 +153,11 @@ class Connection:
         """
         low, high = self._session.versions.get(kind.API_KEY, (0, -1))
         if min(high, highest) < max(low, lowest):
+            known = f"knows versions {low} to {high}" if high >= 0 else "does not know the request"
             raise OperatorError(
-                f"broker {self.address} does not support {kind.__name__}, version {highest} or older.",
-                fix="upgrade the broker to Kafka 3.0 or newer.",
+                f"broker {self.address} does not support {kind.__name__}, versions {lowest} to {highest}; "
+                f"it {known}.",
+                fix="upgrade the broker to Kafka 3.3 or newer, or use a service with this request.",
             )
         return min(high, highest)
 

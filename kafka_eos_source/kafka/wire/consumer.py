@@ -1,8 +1,9 @@
 """A consumer that speaks Kafka's protocol itself, for tasks that read ranges of offsets.
 
-It sends one Fetch at a time to each leader. The next one is on its way while the last answer is decoded, so
-at most two answers of each leader are in memory. A range ends at a known offset, and the consumer asks for
-little more than what is left of it.
+It sends one Fetch at a time to each broker. The next one is on its way while the last answer is decoded, so
+at most two answers of each broker are in memory. A range ends at a known offset, and the consumer asks for
+little more than what is left of it. A leader may refer it to a replica in its rack (``client.rack``,
+KIP-392).
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
-from kafka_eos_source.errors import KafkaEosError, RetriableError, UnavailableError
-from kafka_eos_source.kafka.consumer import TUNED, Taken
+from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_transient
-from kafka_eos_source.kafka.kernel import WANTS, Kernel, choice, wants
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
+from kafka_eos_source.kafka.kernel import kernel, wants
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.damage import CORRUPT, Examination
+from kafka_eos_source.kafka.wire.damage import CORRUPT, Damage, Examination
 from kafka_eos_source.kafka.wire.fetch_messages import (
     HIGHEST,
     LOWEST,
@@ -52,8 +52,15 @@ _SHORT_PAUSE_SECONDS = 0.005
 _STALL_SECONDS = 3.0
 #: How long one connection attempt, or one lookup of leaders, may keep a caller waiting.
 _CONNECT_SECONDS = 10.0
-#: How long brokers may not know a topic that exists (librdkafka's ``topic.metadata.propagation.max.ms``).
+#: How long brokers may not know a topic that exists (``topic.metadata.propagation.max.ms``).
 _PROPAGATION_MS = "30000"
+#: How long a broker waits for records, unless the user sets ``fetch.wait.max.ms``. The end of a log arrives
+#: only then, so that Kafka's default of 500 ms would be the latency of every small batch.
+_WAIT_MS = "10"
+
+#: How long a partition is read from the replica to which its leader referred, unless the user sets
+#: ``metadata.max.age.ms`` (its default in Java), and how long only from its leader after the replica failed.
+_REPLICA_MS, _LEADER_SECONDS = "300000", 30.0
 
 _NO_END = 2**63 - 1
 #: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
@@ -82,8 +89,13 @@ class _Partition:
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
         stalled_since: since when its leader has sent nothing although its log does not end here and the
             answer had room, on the monotonic clock; None = it does not do that.
-        reported_end: the end of the log that was last reported to the caller. Each end is reported once, as
-            librdkafka does, because callers take silence as a sign that something is wrong.
+        replica: the broker to read from instead of the leader (KIP-392); -1 = the leader, which may not refer
+            the consumer to another broker.
+        replica_until: until when ``replica`` counts, on the monotonic clock. Then the leader is asked, and
+            may refer the consumer to another broker.
+        replica_epoch: the leader's epoch when it did that; a new leader is asked again.
+        reported_end: the end of the log that was last reported to the caller. Each end is reported once,
+            because callers take silence as a sign that something is wrong.
     """
 
     position: int
@@ -94,72 +106,102 @@ class _Partition:
     is_waiting: bool = False
     unknown_since: float | None = None
     stalled_since: float | None = None
+    replica: int = -1
+    replica_until: float = 0.0
+    replica_epoch: int = -1
     reported_end: int = -1
 
 
+@dataclass(slots=True)
+class Taken:
+    """The messages and events that one call of `WireConsumer.take` returned.
+
+    Attributes:
+        messages: messages of any assigned partitions, in offset order within each.
+        log_ends: partitions that were read to the end of their log, with the offset of that end.
+        out_of_range: partitions whose position is not, or no longer, in their log.
+        gone: partitions that the cluster no longer knows.
+        reached: offsets before which no more messages will come, by partition. Unlike the offset of the last
+            message, they include what readers do not see.
+        cut: partitions whose log was cut below the end of what was asked for, with the offset of the cut.
+        damaged: damaged places at which the next records of a partition would be.
+    """
+
+    messages: KernelMessages | tuple[()] = ()
+    log_ends: dict[TopicPartition, int] = field(default_factory=dict)
+    out_of_range: list[TopicPartition] = field(default_factory=list)
+    gone: list[TopicPartition] = field(default_factory=list)
+    reached: dict[TopicPartition, int] = field(default_factory=dict)
+    cut: dict[TopicPartition, int] = field(default_factory=dict)
+    damaged: list[Damage] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is neither a message nor an event."""
+        events = self.log_ends or self.out_of_range or self.gone or self.reached or self.cut or self.damaged
+        return not (len(self.messages) or events)
+
+
 class WireConsumer:
-    """A consumer of assigned partitions (`read.fetch.RangeConsumer`). Not thread-safe.
+    """A consumer that reads the partitions assigned to it, and joins no group. Not thread-safe.
 
     Args:
-        conf: properties from `kafka.config.consumer_config`.
+        conf: properties from `kafka.config.check_consumer`, and ``isolation.level``.
 
     Raises:
         InvalidOptionError: if a certificate or key cannot be used.
+        KernelUnavailableError: if the C kernel cannot be used.
 
     Attributes:
-        drains: whether `take` returns everything that has arrived, in one call.
+        cluster: the brokers, for other requests over the same connections.
         last_complaint: what went wrong last; the likely reason of a time-out.
     """
 
-    drains = True
-
     def __init__(self, conf: Mapping[str, str]) -> None:
-        kernel = choice().kernel
-        if kernel is None:
-            raise ValueError(f"the C kernel is not available ({choice().why_not}); use AssignedConsumer")
-        self._kernel: Kernel = kernel
-        self._cluster = Cluster(conf)
+        self._kernel = kernel()
+        self.cluster = Cluster(conf)
         self._committed = conf.get("isolation.level") == "read_committed"
         self._checks = conf.get("check.crcs", "true").lower() != "false"
-        self._wait_ms = int(conf.get("fetch.wait.max.ms", TUNED["fetch.wait.max.ms"]))
+        self._wait_ms = int(conf.get("fetch.wait.max.ms", _WAIT_MS))
         self._least_bytes = int(conf.get("fetch.min.bytes", "1"))
         self._sizes = FetchSizes(conf)
         propagation_ms = conf.get("topic.metadata.propagation.max.ms", _PROPAGATION_MS)
         self._propagation_seconds = int(propagation_ms) / 1000
+        self._rack = conf.get("client.rack", "")
+        self._replica_seconds = max(1.0, int(conf.get("metadata.max.age.ms", _REPLICA_MS)) / 1000)
         self.last_complaint = ""
-        self._wanted = wants(WANTS)
+        self._wanted = 0
         self._partitions: dict[TopicPartition, _Partition] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
-        self._arrived = Arrived(kernel, committed=self._committed)
+        self._arrived = Arrived(self._kernel, committed=self._committed)
         self._answers = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
         #: The events that the next `take` returns with its messages.
-        self._events = Taken(())
+        self._events = Taken()
         self._failure: Exception | None = None
-        #: Partitions whose log seems to be cut (`_ask_for_cuts`).
+        #: Partitions whose log may be cut (`_ask_for_cuts`).
         self._cut_suspects: set[TopicPartition] = set()
-        self._examination = Examination(kernel, self._cluster, committed=self._committed, checks=self._checks)
+        self._examination = Examination(
+            self._kernel, self.cluster, committed=self._committed, checks=self._checks
+        )
         #: Damaged batches that are examined when the caller has what arrived before them.
         self._suspected: dict[TopicPartition, DamagedBatchError] = {}
         #: What follows a damaged batch and is not found by its broker, for `move`.
         self._rests: dict[TopicPartition, FetchedBatches] = {}
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()
-        #: How many leaders are asked at present.
-        self._leaders = 1
-        self._lookup = LeaderLookup(self._cluster, _CONNECT_SECONDS)
+        #: How many brokers are asked at present.
+        self._brokers = 1
+        self._lookup = LeaderLookup(self.cluster, _CONNECT_SECONDS)
 
     # -- the assignment --------------------------------------------------------------------------
-
-    def want(self, columns: Collection[str]) -> None:
-        """Sets which columns of Spark's schema the next messages must carry."""
-        self._wanted = wants(columns)
 
     def assign(
         self,
         positions: Mapping[TopicPartition, int],
+        columns: Collection[str],
         ends: Mapping[TopicPartition, int] | None = None,
         epochs: Epochs | None = None,
     ) -> None:
@@ -167,10 +209,12 @@ class WireConsumer:
 
         Args:
             positions: the next offset to read, by partition.
+            columns: the columns of Spark's schema that messages must carry.
             ends: offsets behind which nothing is wanted, by partition; None = there are no ends.
             epochs: leader epochs that belong to the ends, by partition; None = they are not known.
         """
         self.release()
+        self._wanted = wants(columns)
         self.last_complaint = ""
         self._partitions = {}
         for tp, position in positions.items():
@@ -192,7 +236,7 @@ class WireConsumer:
                 self._suspect_cut(tp, moved)
                 return
             moved.position = rest.past_offset
-            self._arrived.add(self._cluster.leaders.of(tp) or 0, self._answers, rest)
+            self._arrived.add(self.cluster.leaders.of(tp) or 0, self._answers, rest)
 
     def drop(self, tps: Sequence[TopicPartition]) -> None:
         """Stops reading these partitions and discards what has arrived of them."""
@@ -216,26 +260,25 @@ class WireConsumer:
         self._suspected.clear()
         self._rests.clear()
         self._arrived.clear()
-        self._events = Taken(())
+        self._events = Taken()
         self._failure = None
 
     def close(self) -> None:
         """Closes all connections."""
         self.release()
-        self._cluster.close()
+        self.cluster.close()
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def take(self, at_most: int, wait_seconds: float) -> Taken:  # noqa: ARG002
+    def take(self, wait_seconds: float) -> Taken:
         """Returns messages that have arrived, and events; waits if there is nothing.
 
         Args:
-            at_most: not used; the ends of the ranges limit what is read.
             wait_seconds: longest wait for a message or event, unless a connection is made.
 
         Raises:
             AuthorizationError: if the principal may not read, or the login is refused for good.
-            NeedsLibrdkafkaError: if records have a format that only librdkafka decodes. Nothing was skipped.
+            InvalidRecordError: if records have a format from before Kafka 0.11.
             KafkaEosError: if a broker refuses for another reason that no retry mends.
         """
         deadline = Deadline.after_seconds(wait_seconds)
@@ -244,43 +287,40 @@ class WireConsumer:
             self._fetch()
             self._examine()
             self._raise_failure()
-            self._ask_for_cuts()
+            if self._cut_suspects:
+                self._ask_for_cuts()
+                self._fetch()
             if self._arrived or not self._events.empty:
                 return self._taken()
             if deadline.expired and has_waited:
-                return Taken(())
+                return Taken()
             # at least once, even if connecting to one broker took all the time: others may have answered
             self._wait(min(deadline.remaining_seconds(), self._until_resumed()))
             has_waited = True
 
-    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+    def log_bounds(self, tp: TopicPartition, deadline: Deadline) -> tuple[int, int]:
         """Returns the first offset of a log, and the offset up to which a reader may read.
 
         The latter is the last stable offset under ``read_committed``, else the high watermark.
 
         Raises:
-            RetriableError: if no broker answered in time.
-            UnavailableError: if the partition does not exist.
+            UnavailableError: if no broker answers before ``deadline``, or the partition does not exist.
+            AuthorizationError: if the principal may not read the topic, or the login is refused.
         """
-        deadline = Deadline.after_seconds(timeout_seconds)
         # Callers ask when a log is not what they expect. The leader may be an old one that is cut off from
         # the others, and so may be the broker that named it.
-        self._cluster.ask_another()
+        self.cluster.ask_another()
 
         def ask() -> tuple[int, int]:
-            low = self._cluster.offsets([tp], deadline, earliest=True)[tp]
-            return low, self._cluster.offsets([tp], deadline, committed=self._committed)[tp]
+            low = self.cluster.offsets([tp], deadline, earliest=True)[tp]
+            return low, self.cluster.offsets([tp], deadline, committed=self._committed)[tp]
 
-        return self._cluster.retried(f"looking up the offsets of {tp}", deadline, ask)
-
-    def login_error(self, doing: str) -> KafkaEosError | None:  # noqa: ARG002
-        """Returns the error if the login has been refused since the last answer, as reason of a time-out."""
-        return self._cluster.refusal
+        return self.cluster.retried(f"looking up the offsets of {tp}", deadline, ask)
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _taken(self) -> Taken:
-        taken, self._events = self._events, Taken(())
+        taken, self._events = self._events, Taken()
         if self._arrived:
             try:
                 taken.messages, reached = self._arrived.next_part(
@@ -292,68 +332,85 @@ class WireConsumer:
                 # read again from there on, because another damaged batch may be between the two
                 error.position = max(error.position, error.offset)
                 # a new object, so that an answer to a request that has been sent is ignored
-                again = _Partition(error.position, before.end, before.epoch, before.last_epoch)
-                self._partitions[tp] = again
+                self._partitions[tp] = replace(
+                    before, position=error.position, is_waiting=False, stalled_since=None, reported_end=-1
+                )
                 self._suspect(error)
                 return taken
             taken.reached.update(reached)
         return taken
 
     def _wait(self, seconds: float) -> None:
-        if self._cluster.network.is_connected:
-            self._cluster.network.wait(seconds)
+        if self.cluster.network.is_connected:
+            self.cluster.network.wait(seconds)
         else:
             time.sleep(seconds)
 
     def _fetch(self) -> None:
         """Asks for what is wanted; looks up leaders if that is due, and asks those that were found."""
-        self._ask_leaders()
+        self._ask_brokers()
         if self._lookup.is_due:
             self._look_for_leaders()
-            self._ask_leaders()
+            self._ask_brokers()
 
-    def _ask_leaders(self) -> None:
-        """Sends a Fetch to every leader that has none to answer, and of whose partitions more is wanted."""
+    def _ask_brokers(self) -> None:
+        """Sends a Fetch to every broker that has none to answer, and of whose partitions more is wanted."""
         now = time.monotonic()
         waiting = self._arrived.answers()
-        by_leader: dict[int, dict[TopicPartition, Wanted]] = {}
-        leaders = {*self._asked, *waiting}
+        by_broker: dict[int, dict[TopicPartition, Wanted]] = {}
+        brokers = {*self._asked, *waiting}
         for tp, each in self._partitions.items():
             if each.is_waiting or each.position >= each.end or each.resumes_at > now:
                 continue
-            leader = self._cluster.leaders.of(tp)
-            if leader is None:
+            broker = self._broker_of(tp, each, now)
+            if broker is None:
                 self._lookup.is_wanted = True
-            elif leader not in self._asked and waiting[leader] < _MOST_ANSWERS:
-                by_leader.setdefault(leader, {})[tp] = self._next(tp, each)
-        self._leaders = len(leaders | by_leader.keys())
-        for node in sorted(by_leader, key=self._unreachable.__contains__):
-            self._send(node, by_leader[node])
+            elif broker not in self._asked and waiting[broker] < _MOST_ANSWERS:
+                by_broker.setdefault(broker, {})[tp] = self._next(tp, each)
+        self._brokers = len(brokers | by_broker.keys())
+        for node in sorted(by_broker, key=self._unreachable.__contains__):
+            self._send(node, by_broker[node])
+
+    def _broker_of(self, tp: TopicPartition, partition: _Partition, now: float) -> int | None:
+        """Returns the broker to read a partition from; None if it has no leader."""
+        if partition.replica >= 0 and (
+            now >= partition.replica_until or self.cluster.leaders.epoch(tp) != partition.replica_epoch
+        ):
+            partition.replica, partition.replica_until = -1, now
+        return partition.replica if partition.replica >= 0 else self.cluster.leaders.of(tp)
 
     def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
         most_bytes = self._sizes.of_partition(tp.topic, partition.end - partition.position)
-        epoch = self._cluster.leaders.epoch(tp)
-        return Wanted(partition.position, most_bytes, epoch, partition.last_epoch)
+        epoch = self.cluster.leaders.epoch(tp)
+        # a replica that is a moment behind may not have heard of the last epoch; the leader was asked for it
+        last_epoch = partition.last_epoch if partition.replica < 0 else -1
+        return Wanted(partition.position, most_bytes, epoch, last_epoch)
 
     def _send(self, node: int, wanted: Mapping[TopicPartition, Wanted]) -> None:
         started = time.monotonic()
         try:
-            connection = self._cluster.broker(node, Deadline.after_seconds(_CONNECT_SECONDS))
+            connection = self.cluster.broker(node, Deadline.after_seconds(_CONNECT_SECONDS))
         except TemporaryError as error:
             self._unreachable.add(node)
             self._look_again(wanted, str(error), self._fair_pause(started))
+            for tp in wanted:
+                self._return_to_leader(self._partitions[tp])
             return
         self._unreachable.discard(node)
         version = connection.version(FetchRequest, HIGHEST, LOWEST)
+        now = time.monotonic()
+        asked = {tp: self._partitions[tp] for tp in wanted}
+        # the rack is the same for all partitions of a request, and some may have to come from their leader
+        may_refer = all(each.replica >= 0 or now >= each.replica_until for each in asked.values())
         request = fetch_request(
             version,
             wanted,
             committed=self._committed,
             wait_ms=self._wait_ms,
             least_bytes=self._least_bytes,
-            most_bytes=self._sizes.of_answer(_MOST_ANSWERS * max(1, self._leaders)),
+            most_bytes=self._sizes.of_answer(_MOST_ANSWERS * max(1, self._brokers)),
+            rack=self._rack if may_refer else "",
         )
-        asked = {tp: self._partitions[tp] for tp in wanted}
         for each in asked.values():
             each.is_waiting = True
         self._asked.add(node)
@@ -380,6 +437,8 @@ class WireConsumer:
             each.is_waiting = False
         if answer is None:
             self._look_again(valid, f"broker {connection.address}: {error}")
+            for each in valid.values():
+                self._return_to_leader(each)
         elif answer.error_code in _SESSION_ERRORS:  # a defect of the broker: the request has no session
             self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).str()}")
         elif answer.error_code:
@@ -409,7 +468,7 @@ class WireConsumer:
         partition.unknown_since = None
         self._lookup.tries = 0
         if fetched.replica >= 0:
-            self._failure = NeedsLibrdkafkaError(f"the leader of {tp} refers to replica {fetched.replica}")
+            self._on_referral(tp, fetched.replica, partition)
             return
         if fetched.diverging is not None:
             self._on_diverging(tp, fetched.diverging, partition)
@@ -424,7 +483,7 @@ class WireConsumer:
                 checks=self._checks,
                 log_end=fetched.high_watermark,
             )
-        except NeedsLibrdkafkaError as error:
+        except InvalidRecordError as error:
             self._failure = error
             return
         foreign = batches.above(partition.epoch, partition.end)
@@ -455,12 +514,36 @@ class WireConsumer:
                     tp, partition, f"its leader sends nothing, although the log ends before offset {end}"
                 )
         else:
-            partition.stalled_since = None
-            partition.resumes_at = time.monotonic() + _PAUSE_SECONDS
+            now = time.monotonic()
+            partition.stalled_since = (partition.stalled_since or now) if partition.replica >= 0 else None
+            if partition.stalled_since is not None and now - partition.stalled_since >= _STALL_SECONDS:
+                self._return_to_leader(partition)  # the replica has fallen behind
+            partition.resumes_at = now + _PAUSE_SECONDS
             # not before the caller has the records that arrived: it would take them for read
             if partition.reported_end < partition.position and not self._arrived.has(tp):
                 partition.reported_end = partition.position
                 self._events.log_ends[tp] = partition.position
+
+    def _on_referral(self, tp: TopicPartition, replica: int, partition: _Partition) -> None:
+        """Reads a partition from the replica to which its leader refers (KIP-392), as Java's consumer does.
+
+        The leader sends no records then, and does not compare the epoch that belongs to the position.
+        """
+        if partition.epoch >= 0 and self._arrived.has(tp):  # the caller must first get what arrived before
+            self._pause(tp, f"the leader of {tp} refers to broker {replica}")
+            return
+        partition.replica = replica
+        partition.replica_until = time.monotonic() + self._replica_seconds
+        partition.replica_epoch = self.cluster.leaders.epoch(tp)
+        if partition.epoch >= 0:
+            self._suspect_cut(tp, partition)
+
+    def _return_to_leader(self, partition: _Partition) -> bool:
+        """Reads a partition from its leader alone for a while, if it was read from a replica; else False."""
+        if partition.replica < 0:
+            return False
+        partition.replica, partition.replica_until = -1, time.monotonic() + _LEADER_SECONDS
+        return True
 
     def _on_diverging(self, tp: TopicPartition, diverging: tuple[int, int], partition: _Partition) -> None:
         """Takes the answer of a leader whose log does not have the last epoch up to the position."""
@@ -471,7 +554,7 @@ class WireConsumer:
             partition.last_epoch = epoch
 
     def _suspect_cut(self, tp: TopicPartition, partition: _Partition) -> None:
-        """Notes that a log seems to be cut, once the caller has what arrived from before the cut."""
+        """Notes that a log may be cut, once the caller has what arrived from before the cut."""
         if self._arrived.has(tp):
             self._pause(tp, f"the log of {tp} was cut")
         else:
@@ -479,37 +562,40 @@ class WireConsumer:
             self._cut_suspects.add(tp)
 
     def _ask_for_cuts(self) -> None:
-        """Asks leaders where the logs were cut that seem to be.
+        """Asks leaders where the logs were cut that may be.
 
         Services that only resemble Kafka may send batches with any epoch, so the batches alone prove nothing.
         """
-        if not self._cut_suspects:
-            return
         suspects = {tp: self._partitions[tp] for tp in self._cut_suspects}
         self._cut_suspects.clear()
         epochs = {tp: each.epoch for tp, each in suspects.items()}
         deadline = Deadline.after_seconds(_CONNECT_SECONDS)
         try:
-            ends = self._cluster.retried(
+            ends = self.cluster.retried(
                 f"looking up the ends of leader epochs of {', '.join(map(str, epochs))}",
                 deadline,
-                partial(self._cluster.epoch_ends, epochs, deadline),
+                partial(self.cluster.epoch_ends, epochs, deadline),
             )
         except (RetriableError, UnavailableError) as error:
-            for tp in suspects:
+            for tp, each in suspects.items():
+                each.replica, each.replica_until = -1, 0.0
                 self._pause(tp, str(error))  # fetches again, until the timeout
             return
         for tp, each in suspects.items():
             if 0 <= ends[tp] < each.end:
                 self._events.cut[tp] = ends[tp]  # the partition waits until the caller drops it
                 continue
+            each.is_waiting = False
+            if each.replica >= 0:  # `_on_referral`
+                continue
             _log.warning("%s has a record batch of a later leader epoch than its leader says", tp)
             each.epoch = each.last_epoch = -1
-            each.is_waiting = False
 
     def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
         error = KafkaError(code)
-        if code == _OUT_OF_RANGE and self._arrived.has(tp):
+        if self._return_to_leader(partition):
+            self._look_again([tp], f"{tp}: a replica of its leader answers: {error.str()}")
+        elif code == _OUT_OF_RANGE and self._arrived.has(tp):
             self._pause(tp, f"{tp}: {error.str()}")  # the caller must first get what arrived before
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
@@ -533,7 +619,12 @@ class WireConsumer:
     def _suspect(self, error: DamagedBatchError) -> None:
         """Stops reading a partition until the damaged batch was examined."""
         self.last_complaint = str(error)
-        self._partitions[error.tp].is_waiting = True
+        partition = self._partitions[error.tp]
+        replica = partition.replica
+        if self._return_to_leader(partition):
+            _log.warning("%s. Broker %d, a replica, sent it like this; the leader is asked.", error, replica)
+            return
+        partition.is_waiting = True
         self._suspected[error.tp] = error
 
     def _examine(self) -> None:
@@ -547,9 +638,6 @@ class WireConsumer:
                 found = self._examination.run(error, partition.position, self._wanted)
             except TemporaryError as failure:
                 self._look_again([tp], f"{error}; {failure}")
-                continue
-            except NeedsLibrdkafkaError as failure:
-                self._failure = failure
                 continue
             if self._partitions.get(tp) is not partition:
                 continue
@@ -596,7 +684,7 @@ class WireConsumer:
         if is_known:
             partition.unknown_since = None
             self._seen.add(tp)
-            if self._cluster.leaders.of(tp) is None:
+            if self.cluster.leaders.of(tp) is None:
                 self._look_again([tp], f"{tp} has no leader")
             return
         self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).str()}")
@@ -610,7 +698,7 @@ class WireConsumer:
             partition.is_waiting = True  # until the caller drops it
             self._events.gone.append(tp)
         else:
-            self._cluster.ask_another()
+            self.cluster.ask_another()
 
     def _until_resumed(self) -> float:
         """Returns for how many seconds there is nothing to do, unless an answer arrives."""

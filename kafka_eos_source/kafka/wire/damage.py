@@ -18,7 +18,6 @@ from typing import Any
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
-from kafka_eos_source.kafka.consumer import Damage
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.fetch_messages import (
@@ -59,6 +58,51 @@ _NO_END = 2**63 - 1
 CORRUPT = frozenset({KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD})
 #: Brokers also do so for other reasons.
 _UNKNOWN = KafkaError.UNKNOWN
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A place in a log whose records cannot be read, because a record batch is damaged.
+
+    Attributes:
+        tp: the partition.
+        offset: the first offset of the batch, as far as it is known.
+        past_offset: the offset before which the damage ends; -1 = unknown.
+        resume: the next offset that can be read; -1 = unknown. It is ``offset`` if the batch can be read
+            nevertheless.
+        text: what is wrong, and which brokers have it like that.
+        leader: the broker that leads the partition.
+        intact_on: other brokers that have an intact copy.
+    """
+
+    tp: TopicPartition
+    offset: int
+    past_offset: int
+    resume: int
+    text: str
+    leader: int = -1
+    intact_on: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        offsets = f"offset {self.offset}"
+        if self.past_offset != self.offset + 1:
+            last = self.past_offset - 1 if self.past_offset >= 0 else "an unknown one"
+            offsets = f"offsets {self.offset} to {last}"
+        return f"{offsets} of {self.tp} cannot be read, because the record batch is damaged: {self.text}."
+
+    @property
+    def repair(self) -> str:
+        """How to repair the partition, as the beginning of a sentence."""
+        if self.intact_on:
+            return (
+                f"make broker {self.intact_on[0]} the leader of the partition (kafka-reassign-partitions.sh "
+                "with it as the first replica, then kafka-leader-election.sh --election-type PREFERRED), "
+                f"start the query again, and let broker {self.leader} copy the partition again"
+            )
+        return (
+            "check the disk of the broker, restore its log from a copy if there is one, and start the query "
+            "again"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +152,7 @@ class Examination:
 
         Raises:
             TemporaryError: if the leader does not answer.
-            NeedsLibrdkafkaError: if the leader now sends an older format.
+            InvalidRecordError: if the leader now sends an old format.
         """
         tp, deadline = suspected.tp, Deadline.after_seconds(_SECONDS)
         metadata = self._cluster.metadata([tp.topic], deadline)
@@ -195,6 +239,8 @@ class Examination:
         fetched = answer.partitions[0]
         if fetched.error_code and fetched.error_code not in CORRUPT | {_UNKNOWN}:
             raise TemporaryError(f"broker {connection.address}: {KafkaError(fetched.error_code).str()}")
+        if fetched.replica >= 0:
+            raise TemporaryError(f"broker {connection.address}: it refers to broker {fetched.replica}")
         return _Answered(position, fetched, self._damage(position, fetched, needed, wanted))
 
     def _before(

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 _SNAPPY_FRAME = b"\x82SNAPPY\x00"
 _SNAPPY_FRAME_BYTES = 16
+#: Three bytes of a snappy block repeat at most 64.
+_MOST_SNAPPY_RATIO = 22
 #: How a member of a gzip stream begins. Java looks for another one only if there are more bytes than this.
 _GZIP_MEMBER, _LEAST_GZIP_MEMBER = b"\x1f\x8b\x08", 19
 #: Flags in the header of an lz4 frame, and the bits of a block's size.
@@ -21,6 +23,8 @@ _LZ4_BLOCK_SIZE = 0x7FFFFFFF
 #: The most bytes of a decompressed batch. Brokers limit batches only before decompression.
 _MOST_DECOMPRESSED_BYTES = 1 << 30
 _CHUNK_BYTES = 64 << 10
+#: How much of a gzip stream is looked at behind a member, because the rest of that is copied for each member.
+_MEMBER_BYTES = 4 << 10
 
 
 def decompressed(codec: int, packed: memoryview) -> memoryview:
@@ -63,8 +67,7 @@ def _from_gzip(packed: memoryview) -> memoryview:
         while not unpacker.eof:
             if at == len(packed):
                 raise ValueError("its end is missing")
-            # the rest is copied after each member, of which a stream may have thousands
-            chunk = packed[at : at + _CHUNK_BYTES] if parts else packed
+            chunk = packed[at : at + _MEMBER_BYTES] if parts else packed
             at += len(chunk)
             parts.append(unpacker.decompress(chunk, room + 1))
             room -= len(parts[-1])
@@ -95,9 +98,10 @@ def _past_lz4_frame(packed: memoryview) -> int:
 
 def _from_snappy(packed: memoryview) -> memoryview:
     """Decompresses Java's frames of blocks (xerial), or a block without a frame, as librdkafka writes it."""
-    if bytes(packed[: len(_SNAPPY_FRAME)]) != _SNAPPY_FRAME:
-        return _snappy_block(packed)
-    parts, at = [], _SNAPPY_FRAME_BYTES
+    codec = pa.Codec("snappy")
+    if packed[: len(_SNAPPY_FRAME)] != _SNAPPY_FRAME:
+        return memoryview(codec.decompress(pa.py_buffer(packed), _snappy_bytes(packed, 0)))
+    out, at = bytearray(), _SNAPPY_FRAME_BYTES
     while at + 4 <= len(packed):
         if packed[at : at + len(_SNAPPY_FRAME)] == _SNAPPY_FRAME:
             at += _SNAPPY_FRAME_BYTES
@@ -106,18 +110,30 @@ def _from_snappy(packed: memoryview) -> memoryview:
         at += 4
         if size > len(packed) - at:
             raise ValueError("a block is cut off")
-        parts.append(_snappy_block(packed[at : at + size]))
+        block = packed[at : at + size]
+        out += codec.decompress(block, _snappy_bytes(block, len(out)), asbytes=True)
         at += size
-    return memoryview(b"".join(parts))
+    return memoryview(out)
 
 
-def _snappy_block(packed: memoryview) -> memoryview:
+def _snappy_bytes(block: memoryview, before: int) -> int:
+    """Returns the decompressed size with which a block begins.
+
+    Args:
+        block: the block, which may lie.
+        before: how much the blocks before it had.
+
+    Raises:
+        ValueError: if no block of this length can have so much, or it is more than the limit.
+    """
     size = shift = 0
-    for byte in packed[:5]:  # a block begins with its decompressed size
+    for byte in block[:5]:
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    if size > _MOST_DECOMPRESSED_BYTES:
+    if before + size > _MOST_DECOMPRESSED_BYTES:
         raise ValueError("it has more than 1 GiB")
-    return memoryview(pa.Codec("snappy").decompress(pa.py_buffer(packed), size))
+    if size > _MOST_SNAPPY_RATIO * len(block):  # memory would be allocated for it
+        raise ValueError(f"a block of {len(block)} bytes cannot have {size}")
+    return size

@@ -96,6 +96,7 @@ def fetch_request(
     wait_ms: int,
     least_bytes: int,
     most_bytes: int,
+    rack: str = "",
 ) -> Any:
     """Returns the request for records of these partitions, which the broker reads in this order.
 
@@ -106,6 +107,7 @@ def fetch_request(
         wait_ms: how long the broker waits for ``least_bytes``.
         least_bytes: see ``wait_ms``.
         most_bytes: how much the broker may send in total.
+        rack: where the client is (KIP-392); the leader may refer it to a replica there. "" = nowhere.
     """
     kind = FetchRequest.FetchTopic
     topics: dict[str, list[Any]] = {}
@@ -130,7 +132,7 @@ def fetch_request(
         session_epoch=_NO_EPOCH,
         topics=[kind(topic=name, partitions=each, version=version) for name, each in topics.items()],
         forgotten_topics_data=[],
-        rack_id="",
+        rack_id=rack,
         version=version,
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_eos_source.kafka.consumer import TUNED
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
 
 #: The most bytes of one answer, and of all answers that may be in memory, unless the user sets
 #: ``fetch.max.bytes``.
 _MOST_BYTES, _MOST_BYTES_OF_ALL = 16 << 20, 64 << 20
+#: The most bytes of one partition in an answer, unless the user sets ``max.partition.fetch.bytes``. Fetches
+#: of 2 MiB take 20 % less time than 1 MiB; 4 MiB save no more, and compressed data grows when it arrives.
+_PARTITION_BYTES = 2 << 20
 #: Bytes per offset, and of one record batch, that the first Fetch of a topic expects.
 _FIRST_MEAN_BYTES, _FIRST_BATCH_BYTES = 1024.0, 64 << 10
 
@@ -32,15 +34,14 @@ class FetchSizes:
     """Estimates how large answers will be from those that have arrived.
 
     Args:
-        conf: properties from `kafka.config.consumer_config`.
+        conf: properties of the consumer.
     """
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         asked_bytes = conf.get("fetch.max.bytes")
         #: The most bytes of one answer that the user wants; None = any.
         self._most_bytes = None if asked_bytes is None else int(asked_bytes)
-        of_partition = conf.get("max.partition.fetch.bytes", TUNED["fetch.message.max.bytes"])
-        self._partition_bytes = int(conf.get("fetch.message.max.bytes", of_partition))
+        self._partition_bytes = int(conf.get("max.partition.fetch.bytes", _PARTITION_BYTES))
         self._topics: dict[str, _Topic] = {}
 
     def of_partition(self, topic: str, offsets: int) -> int:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from kafka_eos_source.kafka.wire.decompress import decompressed
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES
@@ -152,7 +152,7 @@ class FetchedBatches:
             log_end: the high watermark, beyond which no batch can end; -1 = unknown.
 
         Raises:
-            NeedsLibrdkafkaError: if the first batch has an older format.
+            InvalidRecordError: if the first batch has a format from before Kafka 0.11.
         """
         batches = listed(kernel, data, checks=checks)
         damage = None
@@ -160,10 +160,7 @@ class FetchedBatches:
             last, batches = batches[-1], batches[:-1]
             if _has_old_format(data, last):
                 if not len(batches):
-                    offset, magic = last["first_offset"], last["magic"]
-                    raise NeedsLibrdkafkaError(
-                        f"the record batch at offset {offset} of {tp} has format {magic}"
-                    )
+                    raise _old_format(tp, int(last["first_offset"]), int(last["magic"]))
             else:
                 text = what_is_wrong(kernel, data[int(last["at"]) :])
                 damage = cls(tp, position, data, batches).damaged(last, text)
@@ -379,6 +376,16 @@ def _has_old_format(data: memoryview, batch: Any) -> bool:
         return False
     stored = int.from_bytes(data[at + _LENGTH_COUNTS_FROM : at + _OLD_CHECKSUM_COVERS_FROM], "big")
     return zlib.crc32(data[at + _OLD_CHECKSUM_COVERS_FROM : past]) == stored
+
+
+def _old_format(tp: TopicPartition, offset: int, magic: int) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"the record at offset {offset} of {tp} has the record format {magic}, from before Kafka 0.11; "
+        f"expected format {_MAGIC}. Its checksum is right, so it is not damaged.",
+        fix="copy the topic with a program that still reads such records (MirrorMaker or Kafka Connect of "
+        "Kafka 3), and read the copy; or let retention remove them, or remove them with "
+        "kafka-delete-records.sh; or start a new query behind them with startingOffsets.",
+    )
 
 
 class Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Imports the messages of ``kafka-python`` without its clients.
+"""Imports the messages of ``kafka-python`` without its clients, and bounds what decoding them costs.
 
 ``import kafka.protocol.producer`` first runs ``kafka/__init__.py``, which imports a consumer, a producer and
 an admin client: 110 modules and 0.1 CPU s, in each process that speaks Kafka's protocol. This package uses
@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = "kafka"
+#: Each byte of a number of variable length has seven bits; the last one of 32 bits is shifted by 28.
+_MOST_SHIFT = 28
 
 
 class _NotYetRun(ModuleType):
@@ -56,3 +58,21 @@ def install() -> None:
     package = module_from_spec(spec)
     package.__class__ = _NotYetRun
     sys.modules[_PACKAGE] = package
+
+
+def bound_numbers() -> None:
+    """Makes ``kafka-python`` refuse numbers of variable length that have more than 32 bits.
+
+    Its generated decoders accept any length, and the number grows with each byte: 300 kB of 0xFF, which a
+    damaged answer or a hostile broker may contain, take 17 s.
+    """
+    from kafka.protocol.schemas.fields.codecs.types import UnsignedVarInt32
+
+    unbounded = UnsignedVarInt32.emit_decode_from
+
+    def emit_decode_from(ctx: Any, var_name: str, indent: str) -> None:
+        unbounded(ctx, var_name, indent)
+        shift = ctx.lines[-1].split()[0]  # "sh1 += 7", the end of its loop
+        ctx.emit(indent, f"    if {shift} > {_MOST_SHIFT}: raise ValueError('a number is too long')")
+
+    UnsignedVarInt32.emit_decode_from = emit_decode_from

@@ -11,6 +11,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.kafka.wire.batches import EncodedBatch
+from kafka_eos_source.kafka.wire.kafka_python import bound_numbers
 from kafka_eos_source.model import TopicPartition
 
 #: What brokers log as the client's software, and the default client id.
@@ -20,10 +21,14 @@ SOFTWARE = "kafka-eos"
 LARGEST_ANSWER_BYTES = 100 << 20
 #: From this version on, an `ApiVersions` answer has finalized features (KIP-584).
 VERSIONS_WITH_FEATURES = 3
+#: What the decoders of kafka-python raise if bytes are no such message.
+_DAMAGED = (ValueError, LookupError, ArithmeticError, AssertionError, TypeError, struct.error)
 _PRODUCE = 0
 #: How the answer of a listener begins that expects TLS and receives something else.
 _TLS_ALERT = b"\x15\x03"
 _LATEST, _EARLIEST = -1, -2
+
+bound_numbers()
 
 
 def versions_request(version: int = VERSIONS_WITH_FEATURES) -> ApiVersionsRequest:
@@ -126,7 +131,10 @@ def decoded(request: Any, data: bytes | memoryview, correlation_id: int) -> ApiM
     check_correlation(data, correlation_id)
     version = request.API_VERSION
     is_flexible = kind.flexible_version_q(version) and kind.name != "ApiVersionsResponse"
-    return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+    try:
+        return kind[None].decode(memoryview(data)[5 if is_flexible else 4 :], version=version)
+    except _DAMAGED as error:
+        raise ValueError(f"it is no {kind.name}: {type(error).__name__} {error}") from error
 
 
 def check_correlation(data: bytes | memoryview, correlation_id: int) -> None:

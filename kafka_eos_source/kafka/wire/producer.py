@@ -422,6 +422,9 @@ class WireProducer:
         return RecordQueue(self._cluster, self._kernel, self._transaction, self._counts, self._acks_ms)
 
 
-def _base64(topic_id: uuid.UUID) -> str:
-    """Returns a topic id as librdkafka prints it, so that ids of both clients compare: without padding."""
-    return base64.b64encode(topic_id.bytes).decode().rstrip("=")
+def _base64(topic_id: uuid.UUID | None) -> str:
+    """Returns a topic id as librdkafka prints it, so that ids of both clients compare: without padding.
+
+    Brokers that do not know ids (before Metadata, version 10) have the id 0 for each topic.
+    """
+    return base64.b64encode((topic_id or uuid.UUID(int=0)).bytes).decode().rstrip("=")

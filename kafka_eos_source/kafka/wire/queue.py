@@ -275,7 +275,9 @@ class RecordQueue:
             self._make_ready(tp, self._partitions[tp])
         if not sent:
             return False
-        version = connection.version(ProduceRequest, 12 if self._transaction.version >= 2 else 11, 9)
+        version = connection.version(
+            ProduceRequest, *((12, 12) if self._transaction.version >= 2 else (11, 9))
+        )
         body = produce_body(self._transaction.transactional_id, self._acks_ms, topics)
         request = ProduceRequest(acks=-1, version=version)
         self.in_flight += 1

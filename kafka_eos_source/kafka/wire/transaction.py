@@ -254,7 +254,8 @@ class TransactionRequests:
             topics.setdefault(each.tp.topic, []).append(each)
 
         def ask(connection: Connection) -> None:
-            version = connection.version(TxnOffsetCommitRequest, 5 if self.version >= 2 else 3)
+            needed = 5 if self.version >= 2 else 3
+            version = connection.version(TxnOffsetCommitRequest, needed, needed)
             kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
             request = TxnOffsetCommitRequest(
                 transactional_id=self.transactional_id,

@@ -23,23 +23,24 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.config import admin_config, consumer_config, producer_config
-from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
-from kafka_eos_source.kafka.group import stable_offsets
-from kafka_eos_source.kafka.kernel_consumer import range_consumer
-from kafka_eos_source.kafka.properties import is_property
+from kafka_eos_source.kafka.config import admin_config, producer_config
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.kafka.wire.group_offsets import stable_offsets
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.layout import BATCH_PREFIX
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.wire.consumer import WireConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +51,8 @@ END_AFTER_MS = 3_000
 #: Pause between two fetches while a transaction is open: the first, and the longest after doubling.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.1
 
-#: Defaults that the user's settings override. Without this one, a client that lost all brokers forgets them
-#: and waits for a coordinator among the forgotten ones (librdkafka issue 5511).
-_CLIENT: Mapping[str, str] = {"metadata.recovery.strategy": "none"}
 
-
-def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContextManager[AssignedConsumer]:
+def changelog_client(kafka: Mapping[str, str]) -> AbstractContextManager[WireConsumer]:
     """Borrows the consumer that a shard uses for all requests.
 
     It is the same client for offsets, log bounds and restore, so that a task connects once. The process keeps
@@ -63,10 +60,8 @@ def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContext
 
     Args:
         kafka: librdkafka properties, from `kafka.config.check_consumer`.
-        group_id: the query's group. The consumer never joins it.
     """
-    defaults = {name: value for name, value in _CLIENT.items() if is_property(name)}
-    return POOL.borrow(consumer_config({**defaults, **kafka}, group_id, "read_committed"), range_consumer())
+    return POOL.borrow({**kafka, "isolation.level": "read_committed"})
 
 
 def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadline: Deadline) -> None:
@@ -107,13 +102,11 @@ class Tail:
     owners: frozenset[Owner]
 
 
-def read_tail(
-    kafka: Mapping[str, Any], group_id: str, tp: TopicPartition, start: int, deadline: Deadline
-) -> Tail:
+def read_tail(kafka: Mapping[str, Any], tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
     """Reads the committed records of a changelog partition from an offset on.
 
     Args:
-        kafka, group_id: as `changelog_client`.
+        kafka: as `changelog_client`.
         tp: the partition.
         start: the offset.
         deadline: for the brokers.
@@ -124,7 +117,7 @@ def read_tail(
         ChangelogError: if another program wrote a batch record.
     """
     records, owners = 0, set[Owner]()
-    with changelog_client(kafka, group_id) as consumer:
+    with changelog_client(kafka) as consumer:
         reader = ChangelogReader(consumer, tp)
         first, stable = reader.readable(deadline)
         for each in reader.read(max(first, start), stable, deadline, if_gone="restart the query."):
@@ -148,7 +141,7 @@ class CommittedShard:
 
     def __init__(
         self,
-        consumer: AssignedConsumer,
+        consumer: WireConsumer,
         group_id: str,
         tp: TopicPartition,
         *,
@@ -187,7 +180,7 @@ class CommittedShard:
         since: float | None = None
         ended = False
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while (found := stable_offsets(self._consumer, self._group_id, wanted, deadline)) is None:
+        while (found := stable_offsets(self._consumer.cluster, self._group_id, wanted, deadline)) is None:
             now = time.monotonic()
             since = now if since is None else since
             if pauses.expired:

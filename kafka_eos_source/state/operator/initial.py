@@ -50,13 +50,11 @@ class InitialTopic:
 
     Attributes:
         kafka: librdkafka properties; not printed, because they may contain passwords.
-        group_id: consumer group of the query.
         topic: the topic that `publish` wrote.
         timeout_ms: how long reading may take.
     """
 
     kafka: Mapping[str, str] = field(repr=False)
-    group_id: str
     topic: str
     timeout_ms: int
 
@@ -68,7 +66,7 @@ class InitialTopic:
             DataLossError: if records of the topic were deleted.
             InvalidRecordError: if a record of the topic is damaged.
         """
-        with changelog_client(self.kafka, self.group_id) as consumer:
+        with changelog_client(self.kafka) as consumer:
             reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
             deadline = Deadline.after_ms(self.timeout_ms)
             _, end = reader.readable(deadline)
@@ -116,7 +114,7 @@ def publish(
         )
     topic = f"{application}-{store}-initial"
     group = group_of(application, options.group_id)
-    initial = InitialTopic(options.kafka, group, topic, options.timeout_ms)
+    initial = InitialTopic(options.kafka, topic, options.timeout_ms)
     deadline = Deadline.after_ms(options.timeout_ms)
     if _has_committed(options, group, changelog_name(application, store), shards, deadline):
         return initial

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateLostError, StateMismatchError, TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.consumer import AssignedConsumer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
@@ -227,7 +227,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
     def end_dead_transaction(left: Deadline) -> None:
         end_open_transaction(options.kafka, options.application(requested.query_id), left)
 
-    with changelog_client(options.kafka, group) as consumer:
+    with changelog_client(options.kafka) as consumer:
         shard = CommittedShard(consumer, group, task.tp, end_transaction=end_dead_transaction)
         committed = shard.offset(deadline)
         while True:
@@ -304,7 +304,7 @@ def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, d
 
 def _open_at_token(
     task: ShardTask,
-    consumer: AssignedConsumer,
+    consumer: WireConsumer,
     committed: GroupOffset | None,
     token: Token | None,
     deadline: Deadline,

@@ -220,7 +220,7 @@ class Changelog:
             )
         tps = [TopicPartition(topic, shard) for shard in range(shape.partitions)]
         inputs = () if at_least is None or isinstance(at_least, int) else tuple(at_least)
-        with changelog_client(self.kafka, self.group_id) as consumer:
+        with changelog_client(self.kafka) as consumer:
             shards = CommittedShard(consumer, self.group_id, tps[0])
             committed = shards.offsets([*tps[1:], *inputs], deadline)
         # partitions that somebody added to the topic hold no state, and change the shard of no key

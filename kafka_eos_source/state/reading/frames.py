@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.consumer import AssignedConsumer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
@@ -167,7 +167,7 @@ def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description
     Raises:
         ChangelogError, UnavailableError, AuthorizationError: as `restore` describes.
     """
-    with changelog_client(changelog.kafka, changelog.group_id) as consumer:
+    with changelog_client(changelog.kafka) as consumer:
         for shard in _shortest_first(cut):
             written = _last_value(META_KEY, cut, shard, consumer, deadline)
             if written is not None:
@@ -189,9 +189,7 @@ def _shortest_first(cut: Cut) -> list[int]:
     return sorted(range(cut.shards), key=lambda shard: cut.ends[shard])
 
 
-def _last_value(
-    key: bytes, cut: Cut, shard: int, consumer: AssignedConsumer, deadline: Deadline
-) -> bytes | None:
+def _last_value(key: bytes, cut: Cut, shard: int, consumer: WireConsumer, deadline: Deadline) -> bytes | None:
     """Reads the newest value of one key from a changelog partition; None = no value, or a tombstone."""
     last: bytes | None = None
 

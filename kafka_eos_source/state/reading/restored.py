@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import AuthorizationError, ChangelogCompactedError, ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.consumer import AssignedConsumer
+from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
@@ -143,7 +143,7 @@ class ChangelogCopy:
             tp, end = cut.tp(shard), cut.ends[shard]
             if not end:
                 continue
-            with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
+            with changelog_client(self._changelog.kafka) as consumer:
                 now = CommittedShard(consumer, self._changelog.group_id, tp).offset(self._deadline())
                 if now is not None and now.offset == end:
                     continue
@@ -168,7 +168,7 @@ class ChangelogCopy:
         def bring(store: TransactionalStateStore, read: ReadChangelog) -> Restored | WipeNeeded:
             return read(end) if batch is None else bring_to_batch(store, tp, batch, end, read)[1]
 
-        with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
+        with changelog_client(self._changelog.kafka) as consumer:
             store, _ = open_shard_store(
                 self._folder / str(shard),
                 cut.identity(shard),
@@ -192,7 +192,7 @@ class ChangelogCopy:
 
     def _catch_up(self, store: TransactionalStateStore, cut: Cut, shard: int) -> None:
         tp, end = cut.tp(shard), cut.ends[shard]
-        with changelog_client(self._changelog.kafka, self._changelog.group_id) as consumer:
+        with changelog_client(self._changelog.kafka) as consumer:
             # The store was complete at the last cut, so `can_continue` knows its age better than its batch.
             outcome = restore(
                 store, tp, end, ChangelogReader(consumer, tp), owner=cut.owner, deadline=self._deadline()
@@ -225,9 +225,7 @@ class ChangelogCopy:
                 fix="read again.",
             )
 
-    def _has_batch_record(
-        self, consumer: AssignedConsumer, tp: TopicPartition, end: int, owner: Owner
-    ) -> bool:
+    def _has_batch_record(self, consumer: WireConsumer, tp: TopicPartition, end: int, owner: Owner) -> bool:
         """Returns whether the last record before an offset is a batch record, as every batch leaves it."""
         reader = ChangelogReader(consumer, tp)
         gone = "read again."

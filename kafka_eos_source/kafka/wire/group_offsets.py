@@ -1,0 +1,157 @@
+"""Fetches the committed offsets of a group from its coordinator (OffsetFetch, KIP-447)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from kafka.protocol.consumer import OffsetFetchRequest
+
+from kafka_eos_source.kafka.failure import kafka_error, named_partitions
+from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster, TemporaryError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+
+#: Version 7 can ask for stable offsets; version 8 names several groups (KIP-709).
+_LOWEST, _HIGHEST = 7, 8
+_NAMES_GROUPS = 8
+
+#: How long a request may take at least. A caller that waits for the end of a transaction until its deadline
+#: asks once more then, and must hear that the transaction is open, rather than nothing.
+_LEAST_SECONDS = 1.0
+
+#: An open transaction is about to change the offset.
+_PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
+#: The right coordinator answers like this while it loads the group's offsets.
+_LOADING = KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def stable_offsets(
+    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
+) -> dict[TopicPartition, GroupOffset] | None:
+    """Returns the committed offsets of a group, unless an open transaction is about to change one of them.
+
+    The request has ``RequireStable``. The broker checks for open transactions only the partitions that the
+    request names, or that have an older offset.
+
+    Args:
+        cluster: the brokers.
+        group_id: the group; a group that does not exist has no offsets.
+        partitions: the partitions to ask for; None = all that have an offset.
+        deadline: for the answer of the group coordinator.
+
+    Returns:
+        The offsets, without partitions that have none; None = an open transaction is about to change one of
+        them.
+
+    Raises:
+        UnavailableError: if no coordinator answers before ``deadline``.
+        AuthorizationError: if the principal may not describe the group, or the login is refused.
+    """
+    return _fetched(cluster, group_id, partitions, deadline, stable=True)
+
+
+def committed_offsets(
+    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
+) -> dict[TopicPartition, GroupOffset]:
+    """Returns the offsets that are committed at this moment, whatever open transactions are about to change.
+
+    The arguments and errors are those of `stable_offsets`.
+    """
+    return _fetched(cluster, group_id, partitions, deadline, stable=False) or {}
+
+
+def doing(group_id: str, partitions: Collection[TopicPartition] | None) -> str:
+    """Returns what a request for these offsets does, for messages."""
+    of_partitions = f" for {named_partitions(partitions)}" if partitions else ""
+    return f"reading the offsets of group {group_id!r}{of_partitions}"
+
+
+def _fetched(
+    cluster: Cluster,
+    group_id: str,
+    partitions: Collection[TopicPartition] | None,
+    deadline: Deadline,
+    *,
+    stable: bool,
+) -> dict[TopicPartition, GroupOffset] | None:
+    if deadline.remaining_seconds() < _LEAST_SECONDS:
+        deadline = Deadline.after_seconds(_LEAST_SECONDS)
+
+    def once() -> dict[TopicPartition, GroupOffset] | None:
+        try:
+            connection = cluster.coordinator(GROUP, group_id, deadline)
+            version = connection.version(OffsetFetchRequest, _HIGHEST, _LOWEST)
+            request = _request(version, group_id, partitions, stable=stable)
+            return _offsets(cluster.ask(connection, request, deadline), version, group_id, partitions)
+        except TemporaryError:
+            cluster.forget_coordinator(GROUP, group_id)
+            raise
+        except KafkaException as failure:
+            code = kafka_error(failure).code()
+            if code == _PENDING:
+                return None
+            if code != _LOADING:
+                cluster.forget_coordinator(GROUP, group_id)
+            raise
+
+    return cluster.retried(doing(group_id, partitions), deadline, once)
+
+
+def _request(
+    version: int, group_id: str, partitions: Collection[TopicPartition] | None, *, stable: bool
+) -> OffsetFetchRequest:
+    of_group = version >= _NAMES_GROUPS
+    kind = OffsetFetchRequest.OffsetFetchRequestGroup if of_group else OffsetFetchRequest
+    name_topic = kind.OffsetFetchRequestTopics if of_group else kind.OffsetFetchRequestTopic
+    topics = None
+    if partitions is not None:
+        by_topic: dict[str, list[int]] = {}
+        for tp in partitions:
+            by_topic.setdefault(tp.topic, []).append(tp.partition)
+        topics = [
+            name_topic(name=name, partition_indexes=numbers, version=version)
+            for name, numbers in by_topic.items()
+        ]
+    if of_group:
+        groups = [kind(group_id=group_id, topics=topics, version=version)]
+        return OffsetFetchRequest(groups=groups, require_stable=stable, version=version)
+    return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=stable, version=version)
+
+
+def _offsets(
+    answer: Any, version: int, group_id: str, partitions: Collection[TopicPartition] | None
+) -> dict[TopicPartition, GroupOffset]:
+    """Returns the offsets in an answer.
+
+    Raises:
+        KafkaException: with the first error in it.
+        TemporaryError: if it does not mention what was asked for.
+    """
+    if version >= _NAMES_GROUPS:
+        found = next((each for each in answer.groups or () if each.group_id == group_id), None)
+        if found is None:
+            raise TemporaryError(f"the coordinator's answer does not mention group {group_id!r}")
+        answer = found
+    if answer.error_code == KafkaError.GROUP_ID_NOT_FOUND:
+        return {}
+    _check(answer.error_code)
+    offsets, mentioned = {}, set()
+    for topic in answer.topics or ():
+        for each in topic.partitions or ():
+            _check(each.error_code)
+            tp = TopicPartition(topic.name, each.partition_index)
+            mentioned.add(tp)
+            if each.committed_offset >= 0:
+                # librdkafka ends the metadata that it commits with a NUL
+                metadata = (each.metadata or "").rstrip("\0")
+                offsets[tp] = GroupOffset(tp, each.committed_offset, metadata, each.committed_leader_epoch)
+    for tp in set(partitions or ()) - mentioned:
+        raise TemporaryError(f"the coordinator's answer does not mention {tp}")
+    return offsets
+
+
+def _check(code: int) -> None:
+    if code:
+        raise KafkaException(KafkaError(code))
