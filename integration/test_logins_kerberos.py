@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +13,12 @@ from confluent_kafka import Consumer, IsolationLevel, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
+from integration.chaos.loop import Run
 from integration.support import broker as brokers
 from integration.support import kerberos
-from integration.support.kafka import produce
+from integration.support.kafka import produce, read_back, values
 from integration.support.kerberos import REALM, Realm
-from integration.support.security import PASSWORDS, SecuredCluster
+from integration.support.security import PASSWORDS, SecuredCluster, as_options
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
@@ -32,6 +34,7 @@ from kafka_eos_source.kafka.wire.admin import WireAdmin
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.kafka.wire.sasl import KerberosExchange
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -233,6 +236,34 @@ def test_rights_are_looked_up(cluster: Kerberized) -> None:
     assert rights.of_topics(["rights"]) == {"rights": {"WRITE", "DESCRIBE"}}
     assert rights.may_write_transactional_id("mine") is True
     assert rights.may_write_transactional_id("of somebody else") is False
+
+
+def test_a_query_from_topic_to_topic_is_exactly_once(cluster: Kerberized, tmp_path: Path) -> None:
+    """Source, commit and tasks log in with tickets of the keytab."""
+    rows = ["a", "b", "c"]
+    for topic in ("kerberos-in", "kerberos-out"):
+        cluster.admin.create(topic)
+        cluster.allow("client", "topic", topic, "READ", "WRITE")
+    cluster.allow("client", "transactional_id", "kerberos-app", "WRITE")
+    cluster.allow("client", "group", group_of("kerberos-app"), "READ")
+    produce(cluster.bootstrap_servers, "kerberos-in", rows, config=cluster.login("admin"))
+    kafka = cluster.properties()
+    options = as_options(kafka.pop("bootstrap.servers"), kafka)
+    checkpoint = str(tmp_path / "checkpoint")
+    spec = {
+        "source": {**options, "subscribe": "kerberos-in", "startingOffsets": "earliest"},
+        "sink": {
+            **options,
+            "topic": "kerberos-out",
+            "application.id": "kerberos-app",
+            "checkpointLocation": checkpoint,
+        },
+        "checkpoint": checkpoint,
+    }
+    for _ in range(2):  # the second time, from the checkpoint
+        Run(spec, threading.Event()).to_the_end()
+        found = read_back(cluster.bootstrap_servers, "kerberos-out", config=cluster.login("admin"))
+        assert values(found) == rows
 
 
 def log_in(kafka: Mapping[str, str]) -> None:

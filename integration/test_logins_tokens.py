@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from integration.support import broker as brokers
@@ -19,6 +20,7 @@ from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka import tokens
+from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.cluster import Cluster
@@ -118,14 +120,14 @@ def by_the_own_client(kafka: dict[str, str], topic: str) -> int:
         cluster.close()
 
 
-def by_confluent_kafka(kafka: dict[str, str], topic: str) -> int:
+def by_topic_admin(kafka: dict[str, str], topic: str) -> int:
     with TopicAdmin(kafka) as admin:
         found = admin.shape(topic, soon())
     assert found is not None
     return found.partitions
 
 
-BOTH = pytest.mark.parametrize("ask", [by_the_own_client, by_confluent_kafka])
+BOTH = pytest.mark.parametrize("ask", [by_the_own_client, by_topic_admin])
 Ask = Callable[[dict[str, str], str], int]
 
 
@@ -162,17 +164,19 @@ def test_a_token_with_something_wrong_is_refused(
 
 
 def test_connections_outlive_a_token_of_aws(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker ends a session with its token. Both clients go on, with new tokens."""
+    """The broker ends a session with its token. All clients go on, with new tokens."""
     monkeypatch.setattr(MSKAuthTokenProvider, "DEFAULT_TOKEN_EXPIRY_SECONDS", BRIEF_SECONDS)
     topic = cluster.admin.create("brief", 1)
     cluster.allow(KEY, "topic", topic, "DESCRIBE")
     kafka = check_consumer(cluster.aws())
+    judge = make(AdminClient, kafka)  # takes the same tokens through its callback
     own, until = Cluster(kafka), time.monotonic() + LONG_SECONDS
     given: set[str] = set()
     with TopicAdmin(kafka) as admin:
         while time.monotonic() < until:
             assert own.retried("asking", soon(), lambda: own.partition_count(topic, soon())) == 1
             assert admin.shape(topic, soon()) is not None
+            assert judge.list_topics(topic, timeout=20).topics[topic].error is None
             given.add(tokens.Tokens.of(kafka).current(soon()).token)
     own.close()
     assert len(given) >= 3

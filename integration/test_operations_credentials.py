@@ -18,6 +18,7 @@ from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
 from integration.support.security import TlsCluster, tls_cluster
+from kafka_eos_source.protocol.identity import group_of
 
 #: Clients have to log in again after this time, so that brokers soon ask for the new password.
 _SESSION_MS = 2000
@@ -47,7 +48,7 @@ def grant(secured: TlsCluster, user: str, scenario: Scenario) -> None:
     """Grants a user all rights that the query needs."""
     secured.allow(user, "topic", scenario.source, "READ")
     secured.allow(user, "topic", scenario.sink, "READ", "WRITE")
-    secured.allow(user, "group", scenario.application_id, "READ")
+    secured.allow(user, "group", group_of(scenario.application_id), "READ")
     secured.allow(user, "transactional_id", scenario.application_id, "WRITE")
 
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import pytest
@@ -20,6 +21,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+from doc_pages import ROOT, blocks
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -431,6 +433,73 @@ def test_a_function_that_does_not_exist_is_named(path: str, said: str) -> None:
 def test_properties_that_conflict_or_lack_something_are_refused(kafka: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOptionError, match=said):
         check_tokens(kafka)
+
+
+# -- the examples of docs/security.md
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes the module of a code block importable; returns the path of its provider."""
+    (code,) = (each.code for each in blocks(ROOT / "docs" / "security.md") if f"# {name}.py" in each.code)
+    module = ModuleType(name)
+    exec(compile(code, name, "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+    return f"{name}:token"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+class AccessToken(NamedTuple):
+    """As in ``azure.core.credentials``."""
+
+    token: str
+    expires_on: int
+
+
+def test_the_example_for_entra_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Credential:
+        def get_token(self, *scopes: str) -> AccessToken:
+            assert scopes == ("https://hub.servicebus.windows.net/.default",)
+            return AccessToken(SECRET, int(LATER))
+
+    stand_in(monkeypatch, "azure")
+    stand_in(monkeypatch, "azure.identity", DefaultAzureCredential=Credential)
+    config = "https://hub.servicebus.windows.net/.default"
+    kafka = {PROVIDER: example("entra", monkeypatch), "sasl.oauthbearer.config": config}
+    assert Tokens.of(kafka).current(soon()) == (SECRET, int(LATER), "", {})
+
+
+def test_the_example_for_googles_managed_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Credentials:
+        service_account_email = "me@project.iam.gserviceaccount.com"
+        token, expiry = "", None
+
+        def refresh(self, _request: object) -> None:
+            self.token = SECRET
+            self.expiry = datetime.datetime.fromtimestamp(LATER, datetime.timezone.utc).replace(tzinfo=None)
+
+    stand_in(monkeypatch, "google.auth", default=lambda scopes: (Credentials(), "project"))
+    stand_in(monkeypatch, "google", auth=sys.modules["google.auth"])
+    stand_in(monkeypatch, "google.auth.transport")
+    stand_in(monkeypatch, "google.auth.transport.requests", Request=object)
+    issued = Tokens.of({PROVIDER: example("managed_kafka", monkeypatch)}).current(soon())
+    header, payload, token = (json.loads(each) if each[:1] == b"{" else each for each in parts(issued.token))
+    assert header == {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
+    assert (payload["sub"], payload["iss"], payload["scope"]) == (
+        Credentials.service_account_email,
+        "Google",
+        "kafka",
+    )
+    assert payload["exp"] == pytest.approx(LATER) == issued.expires
+    assert token == SECRET.encode()
+
+
+def parts(token: str) -> list[bytes]:
+    return [base64.urlsafe_b64decode(each + "=" * (-len(each) % 4)) for each in token.split(".")]
 
 
 # -- confluent-kafka

@@ -1,4 +1,9 @@
-"""Chooses the client for admin requests: confluent-kafka's, or the package's own where Kerberos is used."""
+"""Chooses the client for admin requests: confluent-kafka's, or the package's own for some logins.
+
+- Kerberos: the wheels of confluent-kafka are built without it.
+- OAUTHBEARER: librdkafka asks for the first token of a client one second after the client was created, and
+  confluent-kafka waits for that. This package creates several clients while a query starts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ def admin_client(config: Mapping[str, Any]) -> Any:
     Args:
         config: librdkafka properties and callbacks.
     """
-    if mechanism(config) == "GSSAPI":
+    if mechanism(config) in ("GSSAPI", "OAUTHBEARER"):
         from kafka_eos_source.kafka.wire.admin import WireAdmin  # imports kafka-python
 
         return WireAdmin(config)

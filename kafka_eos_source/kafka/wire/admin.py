@@ -1,4 +1,4 @@
-"""Admin requests of clusters with Kerberos, because confluent-kafka's wheels are built without it.
+"""Admin requests through the package's own connections, for logins that confluent-kafka lacks or delays.
 
 `WireAdmin` has the methods of confluent-kafka's `AdminClient` that this package calls, with the same
 arguments and results. `kafka.admin_client` creates it instead, so callers do not notice.

@@ -1,0 +1,45 @@
+"""The first messages of logins; integration tests log in at brokers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.tokens import Tokens
+from kafka_eos_source.kafka.wire.sasl import new_exchange
+from kafka_eos_source.runtime.deadline import Deadline
+
+SOON = Deadline.after_seconds(60)
+
+
+@pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_scram_escapes_the_user(name: str) -> None:
+    """RFC 5802, section 5.1: a comma would end the user."""
+    first = new_exchange(name, {"sasl.username": "a,b=c", "sasl.password": "p"}, None, "h", SOON).auth_bytes()
+    assert first.startswith(b"n,,n=a=2Cb=3Dc,r=")
+
+
+def test_plain_sends_the_user_as_it_is() -> None:
+    exchange = new_exchange("PLAIN", {"sasl.username": "a,b=c", "sasl.password": "ü"}, None, "h", SOON)
+    assert exchange.auth_bytes() == b"a,b=c\0a,b=c\0" + "ü".encode()
+
+
+def test_oauthbearer_sends_token_and_extensions() -> None:
+    kafka = {
+        "enable.sasl.oauthbearer.unsecure.jwt": "true",
+        "sasl.oauthbearer.config": "principal=me",
+        "sasl.oauthbearer.extensions": "pool=p,cluster=c",
+    }
+    tokens = Tokens.of(kafka)
+    sent = new_exchange("OAUTHBEARER", kafka, tokens, "h", SOON).auth_bytes()
+    token = tokens.current(SOON).token.encode()
+    assert sent == b"n,,\x01auth=Bearer " + token + b"\x01pool=p\x01cluster=c\x01\x01"
+
+
+def test_an_executor_without_the_package_of_kerberos_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gssapi", None)
+    with pytest.raises(InvalidOptionError, match="needs the Python package 'gssapi'") as caught:
+        new_exchange("GSSAPI", {}, None, "h", SOON)
+    assert "pip install 'kafka-eos-source[kerberos]'" in caught.value.fix
