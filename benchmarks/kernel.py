@@ -1,14 +1,12 @@
-"""``python -m benchmarks.kernel``: compares the C kernel with its Python twin, without Spark.
+"""``python -m benchmarks.kernel``: measures what a process reads and writes without Spark.
 
-Both run in turn in separate processes, on one embedded broker. The program prints a table of medians:
-millions of records per second, and CPU seconds per million records, including librdkafka's threads. On a busy
-machine, the CPU seconds are more reliable.
+Each round is a process of its own, on one embedded broker. The program prints a table of medians: millions of
+records per second, and CPU seconds per million records. On a busy machine, the CPU seconds are more reliable.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,11 +20,9 @@ from benchmarks.kafka import Cluster
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.native.loader import VARIABLE
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import HEADERS_ARROW
@@ -55,7 +51,7 @@ Figures = dict[str, tuple[float, float]]
 
 
 def figures(bootstrap: str, records: int) -> Figures:
-    """Does all the work once in this process, with the implementation that `choice` selects."""
+    """Does all the work once in this process."""
     found: Figures = {}
 
     def measured(name: str, count: int, work: Callable[[], None]) -> None:
@@ -131,10 +127,9 @@ def _load(cluster: Cluster, records: int) -> None:
     producer.close()
 
 
-def _in_a_process(bootstrap: str, records: int, native: bool) -> Figures:
+def _in_a_process(bootstrap: str, records: int) -> Figures:
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.kernel", "--records", str(records), "--measure", bootstrap],
-        env={**os.environ, VARIABLE: "1" if native else "0"},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -146,30 +141,19 @@ def _in_a_process(bootstrap: str, records: int, native: bool) -> Figures:
 @click.option("--repeat", default=3, show_default=True, help="Rounds; the table has their medians.")
 @click.option("--measure", metavar="BOOTSTRAP", help="Once, in this process, on topics that are there.")
 def main(records: int, repeat: int, measure: str | None) -> None:
-    """Compares the C kernel with its Python twin."""
+    """Measures what a process reads and writes without Spark."""
     records -= records % (_BATCH * PARTITIONS * _READ_OF_EACH_WRITTEN)
     if measure:
         click.echo(json.dumps(figures(measure, records)))
         return
-    if choice().kernel is None:
-        raise click.ClickException(f"there is no kernel to be measured: {choice().why_not}")
-    rounds: dict[bool, list[Figures]] = {False: [], True: []}
     with EmbeddedKafka() as kafka:
         _load(Cluster(kafka.bootstrap_servers), records)
-        for _ in range(repeat):
-            for native, found in rounds.items():
-                found.append(_in_a_process(kafka.bootstrap_servers, records, native))
-    click.echo("| | twin, M/s | kernel, M/s | twin, CPU s/M | kernel, CPU s/M | CPU saved |")
-    click.echo("|---|---|---|---|---|---|")
-    for name in rounds[True][0]:
-        rate = {
-            native: statistics.median(each[name][0] for each in found) for native, found in rounds.items()
-        }
-        cpu = {native: statistics.median(each[name][1] for each in found) for native, found in rounds.items()}
-        click.echo(
-            f"| {name} | {rate[False]:.2f} | {rate[True]:.2f} | {cpu[False]:.2f} | {cpu[True]:.2f} "
-            f"| {1 - cpu[True] / cpu[False]:.0%} |"
-        )
+        rounds = [_in_a_process(kafka.bootstrap_servers, records) for _ in range(repeat)]
+    click.echo("| | M/s | CPU s/M |")
+    click.echo("|---|--:|--:|")
+    for name in rounds[0]:
+        rate, cpu = (statistics.median(each[name][index] for each in rounds) for index in (0, 1))
+        click.echo(f"| {name} | {rate:.2f} | {cpu:.2f} |")
 
 
 if __name__ == "__main__":
