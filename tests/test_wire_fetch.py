@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.kafka.kernel import WANTS, choice
+from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.wire import decompress, fetched_batches
 from kafka_eos_source.kafka.wire.decompress import decompressed
 from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
@@ -29,11 +29,9 @@ from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
 
 TP = TopicPartition("t", 3)
-KERNEL: Any = choice().kernel
+KERNEL = kernel()
 ALL = sum(set(WANTS.values()))
 CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
-
-pytestmark = pytest.mark.skipif(KERNEL is None, reason=choice().why_not)
 
 _bytes = st.none() | st.binary(max_size=5) | st.sampled_from([b"x" * 130, b"y" * 20_000])
 _names = st.sampled_from([b"", b"a", b"a", "é".encode(), b"with\0nul", b"long" * 40])
