@@ -37,8 +37,10 @@ from kafka_eos_source.errors import AuthorizationError, KafkaEosError, Unavailab
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.protocol.identity import group_of
@@ -446,14 +448,20 @@ def test_credentials_that_are_rotated_interrupt_no_query(
     assert "Authentication failed" in error.message, "at the deadline, the reason is the error"
 
     refused = threading.Event()
-    original = Complaints.on_error
+    on_error, complain = Complaints.on_error, Cluster.complain
 
-    def on_error(self: Complaints, error: KafkaError) -> None:
-        original(self, error)
+    def admin_is_refused(self: Complaints, error: KafkaError) -> None:
+        on_error(self, error)
         if self.login_error("test") is not None:
             refused.set()
 
-    monkeypatch.setattr(Complaints, "on_error", on_error)
+    def client_is_refused(self: Cluster, what: object) -> None:
+        complain(self, what)
+        if isinstance(what, LoginRefusedError):
+            refused.set()
+
+    monkeypatch.setattr(Complaints, "on_error", admin_is_refused)
+    monkeypatch.setattr(Cluster, "complain", client_is_refused)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(REQUESTS[name], kafka, Deadline.after_seconds(_LONG_SECONDS))
         assert refused.wait(_LONG_SECONDS)

@@ -88,6 +88,19 @@ def test_offsets_without_records_are_passed() -> None:
     assert pulled(taken(3, reached=9), 100) == ([3], [b"k3"], [b"v3"], 9)
 
 
+def test_records_before_the_position_are_left_out() -> None:
+    """A broker sends whole record batches, and two answers may overlap."""
+    found = reader(taken(3, 4, 7), taken(4, 7, 9), taken(9), taken(10))
+    found.start(4)
+    read = [found.take(0.1, 100).records for _ in range(4)]
+    assert [(each.offsets.tolist(), each.position) for each in read if each is not None] == [
+        ([4, 7], 8),
+        ([9], 10),
+        ([], 10),
+        ([10], 11),
+    ]
+
+
 def test_a_damaged_batch_is_an_error() -> None:
     damage = Damage(TP, 4, 6, 6, "its checksum is wrong", 1, (2,))
     with pytest.raises(RecordsDamagedError, match=r"offsets 4 to 5 of c-1 .*make broker 2 the leader"):

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from fetch_cluster import FetchCluster
 from fetched_log import ABORT, COMMIT, GZIP, Batch, Log, Record, sealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
-from wire_cluster import Fault, Partition
+from simulated.kafka import Fault, Partition, SimulatedKafka
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
 from kafka_eos_source.kafka import kernel
@@ -56,17 +54,26 @@ def log_of(count: int, *, size: int = 20, abort_every: int = 3) -> Log:
     return log
 
 
-def conf(cluster: FetchCluster, **more: str) -> dict[str, str]:
+def brokers_with(logs: Mapping[Partition, Log], *, brokers: int = 1) -> SimulatedKafka:
+    """Returns brokers with these logs; partitions that are not named are empty."""
+    topics: dict[str, list[Log]] = {}
+    for (topic, number), log in logs.items():
+        topics.setdefault(topic, []).extend(Log() for _ in range(number + 1 - len(topics[topic])))
+        topics[topic][number] = log
+    return SimulatedKafka(topics, brokers=brokers)
+
+
+def conf(cluster: SimulatedKafka, **more: str) -> dict[str, str]:
     ours = {"bootstrap.servers": cluster.bootstrap, "topic.metadata.propagation.max.ms": "1"}
     return {**ours, **more, "isolation.level": "read_committed"}
 
 
-def whole(cluster: FetchCluster) -> list[OffsetRange]:
+def whole(cluster: SimulatedKafka) -> list[OffsetRange]:
     return [OffsetRange(TopicPartition(*tp), 0, log.end) for tp, log in cluster.logs.items()]
 
 
 def read(
-    cluster: FetchCluster,
+    cluster: SimulatedKafka,
     ranges: Sequence[OffsetRange] = (),
     *,
     poll_timeout_ms: int = 60_000,
@@ -91,7 +98,7 @@ def read(
 
 
 def expected(
-    cluster: FetchCluster, ranges: Sequence[OffsetRange] = ()
+    cluster: SimulatedKafka, ranges: Sequence[OffsetRange] = ()
 ) -> dict[Partition, list[tuple[int, bytes | None]]]:
     found = {
         (each.tp.topic, each.tp.partition): [
@@ -106,7 +113,7 @@ def expected(
 
 
 @contextmanager
-def consuming(cluster: FetchCluster, **more: str) -> Iterator[WireConsumer]:
+def consuming(cluster: SimulatedKafka, **more: str) -> Iterator[WireConsumer]:
     consumer = WireConsumer(conf(cluster, **more))
     try:
         yield consumer
@@ -157,7 +164,7 @@ def test_faults_neither_lose_nor_double_records(
     faults: dict[tuple[str, int], Fault], most_bytes: int, most_of_partition: int
 ) -> None:
     logs = {("t", number): log_of(6 + 10 * number, size=100) for number in range(3)}
-    with FetchCluster(logs, brokers=2) as cluster:
+    with brokers_with(logs, brokers=2) as cluster:
         cluster.fault = lambda kind: faults.get((kind, cluster.received[kind]))
         sizes = {
             "fetch.max.bytes": str(max(1000, most_bytes)),
@@ -168,7 +175,7 @@ def test_faults_neither_lose_nor_double_records(
 
 
 def test_damaged_records_are_fetched_again() -> None:
-    with FetchCluster({("t", 0): log_of(40)}) as cluster:
+    with brokers_with({("t", 0): log_of(40)}) as cluster:
         left = [3]
 
         def spoil(_: Partition, records: bytes) -> bytes:
@@ -240,7 +247,7 @@ def test_a_damaged_batch_is_named_after_everything_before_it_was_returned(
     log = plain_log(8)
     spoiled(log, {5: how})
     seen, said = [], ""
-    with FetchCluster({("t", 0): log, ("t", 1): plain_log(3)}) as cluster:
+    with brokers_with({("t", 0): log, ("t", 1): plain_log(3)}) as cluster:
         properties = conf(cluster, **{"check.crcs": checks})
         wanted = ReadSettings(properties, poll_timeout_ms=3_600_000)
         monkeypatch.setattr(fetch, "ENOUGH_ROWS", 1)
@@ -260,7 +267,7 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
     log = plain_log(8)
     lost = spoiled(log, {index: how})
     tp = TopicPartition("t", 0)
-    with FetchCluster({("t", 0): log}) as cluster:
+    with brokers_with({("t", 0): log}) as cluster:
         everything = expected(cluster)["t", 0]
         for start, end in ((0, 24), (0, 3 * index + 1), (3 * index + 1, 24), (3 * index + 2, 3 * index + 3)):
             found = read(cluster, [OffsetRange(tp, start, end)], skip={tp: (3 * index + 1,)})
@@ -279,7 +286,7 @@ def test_the_end_of_the_damage_is_found_although_brokers_limit_answers(
     monkeypatch.setattr(damage, "_MOST_BYTES", 100)
     log = plain_log(8)
     lost = spoiled(log, {index: how})
-    with FetchCluster({("t", 0): log}) as cluster:
+    with brokers_with({("t", 0): log}) as cluster:
         wanted = [row for row in expected(cluster)["t", 0] if row[0] not in lost]
         assert read(cluster, skip={TopicPartition("t", 0): (3 * index,)}) == {("t", 0): wanted}
 
@@ -291,7 +298,7 @@ def test_transactions_aborted_before_a_damage_hide_nothing_behind_it() -> None:
         log.append([Record(0, b"k", b"%d" % number)] * 2, producer=1, transactional=True)
         log.finish(1, ABORT if number in (2, 3) else COMMIT)
     lost = spoiled(log, {8: "length", 9: "record"})
-    with FetchCluster({("t", 0): log}) as cluster:
+    with brokers_with({("t", 0): log}) as cluster:
         cluster.hides = lambda _, offset: 12 <= offset < 30
         wanted = [row for row in expected(cluster)["t", 0] if row[0] not in lost]
         assert read(cluster, skip={TopicPartition("t", 0): tuple(lost)}) == {("t", 0): wanted}
@@ -304,7 +311,7 @@ def test_a_partition_for_which_answers_have_no_room_is_not_taken_for_damaged(
     monkeypatch.setattr(wire_consumer, "_STALL_SECONDS", 0.0)
     monkeypatch.setattr(damage.Examination, "run", lambda *_: pytest.fail("nothing is damaged"))
     logs = {("t", number): plain_log(20) for number in range(3)}
-    with FetchCluster(logs) as cluster:
+    with brokers_with(logs) as cluster:
         assert read(cluster, **{"fetch.max.bytes": "400"}) == expected(cluster)
 
 
@@ -336,7 +343,7 @@ def test_whatever_is_damaged_everything_else_is_read_once(
         if 0 in behind[tp]:  # nothing can be asked for that is before it
             lost[tp] |= set(range(hidden))
         skip[TopicPartition(*tp)] = tuple(3 * index for index in how)
-    with FetchCluster(logs, brokers=2) as cluster:
+    with brokers_with(logs, brokers=2) as cluster:
         cluster.hides = lambda tp, offset: offset in behind[tp]
         sizes = {"max.partition.fetch.bytes": str(most_bytes)}
         found = read(cluster, skip=skip, poll_timeout_ms=10_000, **sizes)
@@ -355,7 +362,7 @@ def test_faults_during_the_examination_of_a_damaged_batch_lose_nothing_else(
 ) -> None:
     logs = {("t", number): plain_log(8) for number in range(2)}
     lost = spoiled(logs["t", 1], {4: how})
-    with FetchCluster(logs, brokers=2) as cluster:
+    with brokers_with(logs, brokers=2) as cluster:
         cluster.fault = lambda kind: faults.get((kind, cluster.received[kind]))
         wanted = {
             tp: [row for row in rows if tp == ("t", 0) or row[0] not in lost]
@@ -371,7 +378,7 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
     """Else their reader takes them for read, and loses them if the log ends before the range."""
     monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", SECONDS)
     logs = {("t", number): log_of(20) for number in range(3)}
-    with FetchCluster(logs) as cluster:
+    with brokers_with(logs) as cluster:
         ends = {tp: log.end for tp, log in logs.items()}
         with consuming(cluster) as consumer:
             positions = {TopicPartition(*tp): 0 for tp in logs}
@@ -400,7 +407,7 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
 def test_a_log_that_ends_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end is told once: a task that hears it again and again would wait for ever."""
     monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", 0.5)
-    with FetchCluster({("t", 0): log_of(3)}) as cluster:
+    with brokers_with({("t", 0): log_of(3)}) as cluster:
         end = cluster.logs["t", 0].end
         ranges = [OffsetRange(TopicPartition("t", 0), 0, end + 5)]
         with within(SECONDS), pytest.raises(DataLossError, match=f"the log now ends at offset {end}"):
@@ -410,7 +417,7 @@ def test_a_log_that_ends_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_log_that_grows_later_is_read_to_the_end() -> None:
-    with FetchCluster({("t", 0): log_of(3), ("t", 1): log_of(3)}) as cluster:
+    with brokers_with({("t", 0): log_of(3), ("t", 1): log_of(3)}) as cluster:
         log = cluster.logs["t", 0]
         ranges = [OffsetRange(TopicPartition("t", number), 0, log.end + 3) for number in (0, 1)]
 
@@ -447,7 +454,7 @@ def within(seconds: float) -> Iterator[None]:
 def test_a_broker_that_hangs_does_not_stop_the_others() -> None:
     logs = {("t", number): log_of(30) for number in range(4)}
     limits = {"socket.timeout.ms": "1000", "socket.connection.setup.timeout.ms": "1000"}
-    with FetchCluster(logs, brokers=2) as cluster:
+    with brokers_with(logs, brokers=2) as cluster:
         positions = {TopicPartition(*tp): 0 for tp in logs}
         with consuming(cluster, **limits) as consumer:
             consumer.assign(positions, ALL, {TopicPartition(*tp): log.end for tp, log in logs.items()})
@@ -467,14 +474,14 @@ def test_a_broker_that_hangs_does_not_stop_the_others() -> None:
 
 
 def test_a_large_answer_may_take_longer_than_the_limit_while_bytes_arrive() -> None:
-    with FetchCluster({("t", 0): log_of(100, size=2000)}) as cluster:
+    with brokers_with({("t", 0): log_of(100, size=2000)}) as cluster:
         cluster.fault = lambda kind: Fault("trickle", 2500) if kind == "Fetch" else None
         assert read(cluster, poll_timeout_ms=20_000, **{"socket.timeout.ms": "1000"}) == expected(cluster)
         assert cluster.received["Fetch"] <= 3
 
 
 def test_the_wait_of_a_fetch_does_not_count_as_silence() -> None:
-    with FetchCluster({("t", 0): log_of(1)}) as cluster:
+    with brokers_with({("t", 0): log_of(1)}) as cluster:
         cluster.fault = lambda kind: Fault("delay", 1500) if kind == "Fetch" else None
         more = {"socket.timeout.ms": "1000", "fetch.wait.max.ms": "2000"}
         with consuming(cluster, **more) as consumer:
@@ -485,7 +492,7 @@ def test_the_wait_of_a_fetch_does_not_count_as_silence() -> None:
 
 
 def test_at_most_two_answers_of_a_leader_wait() -> None:
-    with FetchCluster({("t", 0): log_of(200, size=1000)}) as cluster:
+    with brokers_with({("t", 0): log_of(200, size=1000)}) as cluster:
         small = {
             "fetch.max.bytes": "20000",
             "max.partition.fetch.bytes": "20000",
@@ -508,7 +515,7 @@ def test_at_most_two_answers_of_a_leader_wait() -> None:
 def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
     logs = {("t", 0): log_of(5), ("u", 0): log_of(7)}
     t, u = TopicPartition("t", 0), TopicPartition("u", 0)
-    with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
+    with brokers_with(logs) as cluster, consuming(cluster) as consumer:
         cluster.fault = lambda kind: Fault("delay", 300) if kind == "Fetch" else None
         consumer.assign({t: 0, u: 0}, ALL)
         assert consumer.take(0.05).empty
@@ -548,7 +555,7 @@ def test_a_partition_is_left_while_a_part_of_it_is_decoded(
     for log in logs.values():
         for number in range(4):
             log.append([Record(0, value=b"%d" % number)] * 2, codec=GZIP)
-    with FetchCluster(logs) as cluster, consuming(cluster) as consumer:
+    with brokers_with(logs) as cluster, consuming(cluster) as consumer:
         positions = {TopicPartition(*tp): 0 for tp in logs}
         consumer.assign(positions, ALL, dict.fromkeys(positions, 8))
         deadline = time.monotonic() + SECONDS
@@ -578,14 +585,14 @@ def test_a_partition_is_left_while_a_part_of_it_is_decoded(
 
 
 def test_a_missing_permission_is_an_error() -> None:
-    with FetchCluster({("t", 0): log_of(1)}) as cluster:
+    with brokers_with({("t", 0): log_of(1)}) as cluster:
         cluster.refuse = lambda tp: 29
         with pytest.raises(AuthorizationError):
             read(cluster)
 
 
 def test_a_deleted_topic_is_reported() -> None:
-    with FetchCluster({("t", 0): log_of(3), ("u", 0): log_of(3)}) as cluster:
+    with brokers_with({("t", 0): log_of(3), ("u", 0): log_of(3)}) as cluster:
         ranges = [OffsetRange(TopicPartition("t", 0), 0, 500), OffsetRange(TopicPartition("u", 0), 0, 5)]
 
         def delete() -> None:
@@ -600,7 +607,7 @@ def test_a_deleted_topic_is_reported() -> None:
 
 
 def test_a_topic_that_was_created_again_with_fewer_records_is_reported() -> None:
-    with FetchCluster({("t", 0): log_of(30)}) as cluster:
+    with brokers_with({("t", 0): log_of(30)}) as cluster:
         ranges = [OffsetRange(TopicPartition("t", 0), 20, 40)]
         cluster.remove_topic("t")
         cluster.add_topic("t", [log_of(1)])
@@ -609,7 +616,7 @@ def test_a_topic_that_was_created_again_with_fewer_records_is_reported() -> None
 
 
 def test_retention_is_reported_after_the_records_that_arrived() -> None:
-    with FetchCluster({("t", 0): log_of(30)}) as cluster:
+    with brokers_with({("t", 0): log_of(30)}) as cluster:
         cluster.logs["t", 0].start = 10
         with pytest.raises(DataLossError, match="the log now starts at offset 10"):
             read(cluster)
@@ -636,7 +643,7 @@ def test_records_in_an_old_format_are_refused() -> None:
         log.batches.append(OldBatch(log.end, log.end, [Record(log.end, b"k", b"old %d" % number)]))
         log.end += 1
     log.append([Record(0, value=b"new")] * 3)
-    with FetchCluster({("t", 0): log}) as cluster:
+    with brokers_with({("t", 0): log}) as cluster:
         with pytest.raises(
             InvalidRecordError, match=rf"offset {old} of t-0 has the record format 1"
         ) as error:
@@ -648,10 +655,10 @@ def test_records_in_an_old_format_are_refused() -> None:
 
 def test_many_leaders_share_the_memory() -> None:
     logs = {("t", number): log_of(2) for number in range(6)}
-    with FetchCluster(logs, brokers=6) as cluster:
+    with brokers_with(logs, brokers=6) as cluster:
         assert read(cluster) == expected(cluster)
         assert 1 << 20 < cluster.most_asked <= (64 << 20) // 12
-    with FetchCluster(logs) as cluster:
+    with brokers_with(logs) as cluster:
         assert read(cluster) == expected(cluster)
         assert cluster.most_asked == 16 << 20
 
@@ -662,14 +669,14 @@ def test_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     take = WireConsumer.take
     monkeypatch.setattr(WireConsumer, "take", lambda *args: takes.append(take(*args)) or takes[-1])
     logs = {("t", number): log_of(2) for number in range(300)}
-    with FetchCluster(logs, brokers=2) as cluster:
+    with brokers_with(logs, brokers=2) as cluster:
         assert read(cluster) == expected(cluster)
     assert sum(len(taken.messages) > 0 for taken in takes) < 30
 
 
 def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """An election takes seconds, and each change of the broker costs a connection and a login."""
-    with FetchCluster({("t", 0): log_of(2)}) as cluster, consuming(cluster) as consumer:
+    with brokers_with({("t", 0): log_of(2)}) as cluster, consuming(cluster) as consumer:
         consumer.assign({TopicPartition("t", 0): 0}, ALL)
         consumer._look_for_leaders()
         changes: list[int] = []
@@ -681,7 +688,7 @@ def test_another_broker_is_asked_for_leaders_but_not_at_every_look(monkeypatch: 
 
 def test_two_answers_of_a_partition_are_decoded_one_by_one() -> None:
     """They may overlap. Their reader leaves out what it has only if it gets one after the other."""
-    library: Any = kernel.kernel()
+    library = kernel.kernel()
     log, tp = log_of(6, abort_every=100), TopicPartition("t", 0)
     data, _ = log.fetched(0, 1 << 20, committed=True)
     arrived = Arrived(library, committed=True)

@@ -29,10 +29,9 @@ from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
 
 TP = TopicPartition("t", 3)
-KERNEL: Any = kernel()
+KERNEL = kernel()
 ALL = sum(set(WANTS.values()))
 CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
-
 
 _bytes = st.none() | st.binary(max_size=5) | st.sampled_from([b"x" * 130, b"y" * 20_000])
 _names = st.sampled_from([b"", b"a", b"a", "é".encode(), b"with\0nul", b"long" * 40])

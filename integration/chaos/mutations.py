@@ -177,8 +177,10 @@ def _no_leader_epochs() -> None:
     SourceAdmin.epoch_ends = lambda self, epochs, leaders=None: {}  # type: ignore[method-assign]
     assign = WireConsumer.assign
 
-    def assign_offsets(self: WireConsumer, positions: Any, ends: Any = None, _epochs: Any = None) -> None:
-        assign(self, positions, ends)
+    def assign_offsets(
+        self: WireConsumer, positions: Any, columns: Any, ends: Any = None, _epochs: Any = None
+    ) -> None:
+        assign(self, positions, columns, ends)
 
     WireConsumer.assign = assign_offsets  # type: ignore[method-assign]
 

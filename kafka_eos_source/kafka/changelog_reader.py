@@ -13,6 +13,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.failure import unreachable
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -24,7 +25,6 @@ _WAIT_SECONDS = 0.5
 
 
 _NO_KEYS = pa.array([], pa.binary())
-_NOTHING = np.zeros(0, np.int64), _NO_KEYS, _NO_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class ChangelogReader:
     def __init__(self, consumer: WireConsumer, tp: TopicPartition) -> None:
         self._consumer = consumer
         self._tp = tp
+        self._position = 0
 
     @property
     def last_complaint(self) -> str:
@@ -97,6 +98,7 @@ class ChangelogReader:
 
     def start(self, position: int, end: int | None = None) -> None:
         """Starts reading at this offset, whatever was read before; ``end``: nothing from it on is wanted."""
+        self._position = position
         ends = None if end is None else {self._tp: end}
         self._consumer.assign({self._tp: position}, ("key", "value"), ends)
 
@@ -125,10 +127,17 @@ class ChangelogReader:
         )
         position = taken.reached.get(self._tp)
         if position is not None:
-            messages = taken.messages
-            found = _NOTHING if not messages else (messages.offsets, messages.keys, messages.values)
-            pulled.records = Records(*found, position).before(end)
+            position = max(position, self._position)
+            pulled.records = self._records(taken.messages, position).before(end)
+            self._position = position
         return pulled
+
+    def _records(self, messages: KernelMessages | tuple[()], position: int) -> Records:
+        """Returns messages without those that were not asked for: a record batch may begin before them."""
+        if not messages:
+            return Records(np.zeros(0, np.int64), _NO_KEYS, _NO_KEYS, position)
+        wanted = messages[int(np.searchsorted(messages.offsets, self._position)) :]
+        return Records(wanted.offsets, wanted.keys, wanted.values, position)
 
     def read(
         self, start: int, end: int, deadline: Deadline, *, if_gone: str, skips_deleted: bool = True

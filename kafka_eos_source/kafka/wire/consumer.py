@@ -188,7 +188,7 @@ class WireConsumer:
         )
         #: Damaged batches that are examined when the caller has what arrived before them.
         self._suspected: dict[TopicPartition, DamagedBatchError] = {}
-        #: What follows a damaged batch and is not found by its broker, for `move`.
+        #: What follows a damaged batch, for `move`: its broker may not find it.
         self._rests: dict[TopicPartition, FetchedBatches] = {}
         #: Nodes to which the last attempt to connect failed.
         self._unreachable: set[int] = set()

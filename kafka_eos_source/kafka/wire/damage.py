@@ -147,7 +147,7 @@ class Examination:
             wanted: the contents that it wants; see `kernel.WANT_KEY`.
 
         Returns:
-            What is wrong, and what follows if the broker does not find it; None if the leader now sends the
+            What is wrong, and what follows it, as far as that is known; None if the leader now sends the
             batch intact.
 
         Raises:
@@ -187,7 +187,7 @@ class Examination:
         if damage.resume < 0:
             past = self._next_found(leader, found.damage, max(position, damage.offset), deadline)
             damage = replace(damage, past_offset=past, resume=past)
-        if rest is None and damage.resume >= 0 and not self._finds(leader, tp, damage.resume, deadline):
+        if rest is None and damage.resume >= 0:
             rest = self._behind(reads, damage)
         how = "every time" if is_stored else "with other bytes each time: suspect its memory or the network"
         texts = [damage.text, f"broker {leader}, the leader, sends it like this {how}"]
@@ -263,11 +263,6 @@ class Examination:
                     break
             back *= 2
         return nearest
-
-    def _finds(self, leader: int, tp: TopicPartition, position: int, deadline: Deadline) -> bool:
-        """Returns whether the leader finds an offset."""
-        found = self._ask(leader, tp, position, position, 0, deadline)
-        return found.damage is None or found.damage.offset > position
 
     def _next_found(self, leader: int, shown: DamagedBatchError, position: int, deadline: Deadline) -> int:
         """Returns the first offset behind a damaged one that the leader answers otherwise; -1 = unknown.

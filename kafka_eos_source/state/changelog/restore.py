@@ -58,7 +58,7 @@ _NONE = pa.array([], pa.binary())
 #: A chunk is written once it has this many records, or this many bytes of keys and values. The store writes a
 #: large chunk as a sorted file, which costs 0.8 µs a record instead of 3.3 µs in small batches. Larger files
 #: also mean less merging by RocksDB. A kill loses at most one chunk. In memory a chunk takes four times its
-#: bytes, and one read from the client (``queued.max.messages.kbytes``) may exceed both limits.
+#: bytes, and what arrives at once may exceed both limits.
 CHUNK_RECORDS = 500_000
 CHUNK_BYTES = 32 << 20
 
