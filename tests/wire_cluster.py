@@ -56,7 +56,7 @@ Partition = tuple[str, int]
 
 OK, UNKNOWN_TOPIC, NOT_LEADER, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS = 0, 3, 6, 16, 19
 OUT_OF_ORDER, INVALID_EPOCH, INVALID_TXN_STATE, CONCURRENT, FENCED = 45, 47, 48, 51, 90
-UNSUPPORTED_VERSION, TOO_LARGE = 35, 10
+UNSUPPORTED_VERSION, TOO_LARGE, CORRUPT_MESSAGE = 35, 10, 2
 LAST_EPOCH = 32766
 
 _REQUESTS: dict[int, tuple[Any, Any, int]] = {
@@ -580,7 +580,8 @@ class WireCluster:
             return refusal or NOT_LEADER, -1
         batch = MemoryRecords(records).next_batch()
         assert batch is not None
-        assert batch.validate_crc()
+        if not batch.validate_crc():
+            return CORRUPT_MESSAGE, -1
         if len(records) > self.most_bytes:
             return TOO_LARGE, -1
         if not batch.is_transactional:

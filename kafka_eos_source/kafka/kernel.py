@@ -90,6 +90,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
     "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32, c_int32)),
+    "group": (
+        c_int64,
+        (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    ),
     "seal": (
         c_int64,
         (
@@ -97,7 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         ),
     ),
-    "stamp": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    "stamp": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32)),
     "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
@@ -110,6 +114,7 @@ class Kernel:
     take: Any
     free: Any
     place_rows: Any
+    group: Any
     seal: Any
     stamp: Any
     list: Any
