@@ -123,6 +123,13 @@ _READ: Mapping[str, _Rule] = {
 }
 
 
+_ACKNOWLEDGED = _Rule(
+    _is("-1", "all", "1"),
+    "all, or 1 to do without the in-sync replicas",
+    "needs the leader's acknowledgement, because it could not report a lost record without",
+)
+
+
 def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
     """Translates the ``kafka.*`` options of a read to librdkafka properties, and checks them.
 
@@ -158,6 +165,8 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
         checked.login()
         checked.obey({"delivery.report.only.error": _DELIVERY}, "a sink")
         checked.above("message.timeout.ms", "linger.ms", default=_PRODUCER_DEFAULTS["linger.ms"])
+        if not exactly_once:
+            checked.obey({"acks": _ACKNOWLEDGED}, "a sink")
         if exactly_once:
             checked.obey(_EXACTLY_ONCE, "exactly-once", "or set processing.guarantee=at_least_once")
             transaction_ms = _TRANSACTION_DEFAULTS["transaction.timeout.ms"]
