@@ -353,3 +353,5 @@ def test_the_plan_keeps_to_every_limit_of_the_topic(
     )
     assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
     assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
+    other = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
+    assert (None if other is None else other.partitioner) == (None if batch_bytes is None else "fnv1a")

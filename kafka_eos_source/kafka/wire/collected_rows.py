@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.kafka.kernel import Kernel
@@ -100,23 +99,17 @@ class CollectedRows:
         groups = rows.grouped(self._kernel, topic, partition_count, self._largest_bytes, self._partitioner)
         if only is not None:
             chosen = np.isin(groups.partitions, list(only))
-            self._put_back(topic, parts, rows.numbers, groups.select(~chosen))
+            self._put_back(topic, parts, rows, groups.select(~chosen))
             groups = groups.select(chosen)
         self.records -= len(groups.order)
         if not self._topics:
             self.bytes = 0
         return self._encoder.seal(rows, groups, limit_bytes)
 
-    def _put_back(
-        self,
-        topic: str,
-        parts: list[Mapping[str, pa.Array]],
-        numbers: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-        rest: Groups,
-    ) -> None:
+    def _put_back(self, topic: str, parts: list[Mapping[str, pa.Array]], rows: Rows, rest: Groups) -> None:
         """Keeps rows whose partitions are known; they are already grouped by partition."""
         if len(rest.order):
-            order = pa.array(numbers(rest.order))
+            order = pa.array(rows.numbers(rest.order))
             names = [name for name in _COLUMNS if any(name in part for part in parts)]
             kept = {name: _concatenated(name, parts).take(order) for name in names}
             self._topics[topic] = _Topic([kept], set(rest.partitions.tolist()), 1)
