@@ -15,10 +15,11 @@ settings.load_profile("untimed")
 _SLOW_FILES = (
     "test_chain_limits.py",
     "test_chain_model.py",
-    "test_mock_errors.py",
+    "test_commit_errors.py",
     "test_command_line.py",
     "test_wire_faults.py",
-    "test_mock_outcome.py",
+    "test_wire_records.py",
+    "test_commit_outcome.py",
     "test_wire_consumer.py",
     "test_kernel_read.py",
 )

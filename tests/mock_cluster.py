@@ -6,7 +6,7 @@ broker, so it can test how errors are handled, not whether transactions are safe
 * It answers TxnOffsetCommit and forgets it, so transactional offsets can never be read back.
 * ``init_transactions`` neither aborts an older owner's transaction nor raises the epoch.
 * It never answers CONCURRENT_TRANSACTIONS by itself, and transactions do not time out.
-* Its Fetch ignores the isolation level; `mock_log` reads the control records instead.
+* Its Fetch ignores the isolation level.
 """
 
 from __future__ import annotations

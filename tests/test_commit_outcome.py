@@ -114,7 +114,7 @@ def test_t20_a_commit_that_never_arrives_is_unknown_and_the_replay_writes_the_ba
 
 
 def test_a_producer_whose_commit_was_answered_at_once_is_reused(simulated: WireCluster) -> None:
-    """The epoch rule: only one INIT_PRODUCER_ID request reaches the broker."""
+    """Only one InitProducerId request reaches the broker: the answers to EndTxn have the next epochs."""
     kafka, session = SimulatedKafka(simulated), ProducerSession()
     for batch_id in range(3):
         commit(kafka, session, batch_id)

@@ -51,10 +51,11 @@ def test_another_client_reads_the_same_records(
     rows: list[tuple[object, ...]], compression: str, limit_bytes: int, skip: int, sequence: int
 ) -> None:
     found = []
-    described = Rows(columns(rows, skip))
+    at = len(rows) // 3
+    described = Rows([columns(rows[:at], skip), columns(rows[at:], 1)])
     described.partitions[:] = 4
     for partition, sealed in Encoder(KERNEL, compression).seal(
-        described, described.by_partition(), limit_bytes
+        described, described.by_partition(KERNEL), limit_bytes
     ):
         assert partition == 4
         before = bytes(sealed)
@@ -127,12 +128,16 @@ def test_sequence_numbers_wrap_as_in_javas_client() -> None:
 def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | None, int | None]]) -> None:
     from kafka.partitioner.default import murmur2
 
+    at = len(rows) // 2
     placed = Rows(
-        {
-            "key": pa.array([key for key, _ in rows], pa.binary()),
-            "value": pa.array([b"v"] * len(rows), pa.binary()),
-            "partition": pa.array([partition for _, partition in rows], pa.int32()),
-        }
+        [
+            {
+                "key": pa.array([key for key, _ in part], pa.binary()),
+                "value": pa.array([b"v"] * len(part), pa.binary()),
+                "partition": pa.array([partition for _, partition in part], pa.int32()),
+            }
+            for part in (rows[:at], rows[at:])
+        ]
     )
     placed.place(KERNEL, 7, first_without_key=3, stripe=2)
     for (key, partition), found in zip(rows, placed.partitions.tolist(), strict=True):
@@ -142,20 +147,32 @@ def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | N
             assert found == (murmur2(key) & 0x7FFFFFFF) % 7
         else:
             assert 0 <= found < 7
-    groups = placed.by_partition()
+    groups = placed.by_partition(KERNEL)
     assert groups.partitions.tolist() == sorted(set(placed.partitions.tolist()))
     expected = [
         row for partition in groups.partitions for row in np.flatnonzero(placed.partitions == partition)
     ]
-    assert groups.order.tolist() == expected
-    sizes = np.arange(len(rows)) + 1
-    assert groups.sums(sizes).tolist() == [
+    assert placed.numbers(groups.order).tolist() == expected
+    sizes = np.array([1 + len(key or b"") for key, _ in rows])
+    assert groups.bytes.tolist() == [
         sizes[placed.partitions == partition].sum() for partition in groups.partitions
     ]
+    assert groups.largest_bytes == max(sizes, default=0)
+    assert (groups.encoded_bytes > groups.bytes).all()
     some = groups.select(groups.partitions % 2 == 1)
     assert some.partitions.tolist() == [each for each in groups.partitions if each % 2 == 1]
-    assert some.order.tolist() == [row for row in expected if placed.partitions[row] % 2 == 1]
-    assert some.ends.tolist() == np.cumsum(some.sums(np.ones(len(rows), np.int64))).tolist()
+    assert placed.numbers(some.order).tolist() == [row for row in expected if placed.partitions[row] % 2 == 1]
+    assert some.ends.tolist() == np.cumsum(some.lengths).tolist()
+
+
+def test_rows_that_name_partitions_which_may_not_exist_are_grouped_too() -> None:
+    values = pa.array([b"a", b"b", b"c", b"d"])
+    partitions = pa.array([2**31 - 1, 0, 2**31 - 1, 70_000], pa.int32())
+    rows = Rows([{"value": values, "partition": partitions}])
+    groups = rows.by_partition(KERNEL)
+    assert groups.partitions.tolist() == [0, 70_000, 2**31 - 1]
+    assert rows.numbers(groups.order).tolist() == [1, 3, 0, 2]
+    assert groups.ends.tolist() == [1, 2, 4]
 
 
 @given(
@@ -167,7 +184,7 @@ def test_rows_go_to_the_partitions_of_javas_producers(rows: list[tuple[bytes | N
 def test_keys_go_where_librdkafka_sends_them(name: str, keys: list[bytes | None], partitions: int) -> None:
     """Rows that librdkafka sends to random partitions are left to `Rows.place`."""
     column = pa.array(keys, pa.binary())
-    rows = Rows({"key": column, "value": column})
+    rows = Rows([{"key": column, "value": column}])
     number = PARTITIONERS[name]
     KERNEL.place_rows(rows.address, rows.count, rows.partitions.ctypes.data, partitions, number)
     for key, found in zip(keys, rows.partitions.tolist(), strict=True):
@@ -192,7 +209,7 @@ def of_librdkafka(name: str, key: bytes | None, partitions: int) -> int:
 @pytest.mark.parametrize("name", sorted(PARTITIONERS))
 def test_rows_whose_key_does_not_decide_go_to_all_partitions_in_turn(name: str) -> None:
     keys = pa.array([None] * 30, pa.binary())
-    rows = Rows({"key": keys, "value": keys})
+    rows = Rows([{"key": keys, "value": keys}])
     rows.place(KERNEL, 3, first_without_key=1, stripe=5, partitioner=name)
     if name == "random" or name.endswith("_random"):
         assert rows.partitions.tolist() == [1] * 10 + [2] * 10 + [0] * 10

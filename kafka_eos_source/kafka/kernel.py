@@ -69,6 +69,10 @@ class Block(Structure):
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (POINTER(Block),)),
     "place_rows": (None, (c_void_p, c_int64, c_void_p, c_int32, c_int32)),
+    "group": (
+        c_int64,
+        (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    ),
     "seal": (
         c_int64,
         (
@@ -76,7 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         ),
     ),
-    "stamp": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    "stamp": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32)),
     "list": (c_int64, (c_void_p, c_int64, c_int32, c_void_p, c_int64)),
     "decode": (POINTER(Block), (c_void_p, c_int64, c_int32)),
     "crc32c": (c_uint32, (c_uint32, c_void_p, c_int64)),
@@ -88,6 +92,7 @@ class Kernel:
 
     free: Any
     place_rows: Any
+    group: Any
     seal: Any
     stamp: Any
     list: Any

@@ -18,7 +18,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 8
+#define KAFKA_EOS_KERNEL_VERSION 9
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -254,12 +254,21 @@ static uint32_t crc32c_tables(uint32_t crc, const uint8_t *at, size_t bytes) {
         return crc;
 }
 
-#if defined(__x86_64__)
 static uint32_t crc_shift(uint32_t crc) {
         return crc_shifts[0][crc & 0xFF] ^ crc_shifts[1][crc >> 8 & 0xFF] ^ crc_shifts[2][crc >> 16 & 0xFF] ^
                crc_shifts[3][crc >> 24];
 }
 
+/* Returns the checksum of some bytes that are followed by others, from both checksums and the number of the others. */
+static uint32_t crc_joined(uint32_t crc, uint32_t others, int64_t bytes) {
+        static const uint8_t zeros[CRC_BLOCK];
+
+        for (; bytes >= CRC_BLOCK; bytes -= CRC_BLOCK)
+                crc = crc_shift(crc);
+        return crc32c_tables(crc, zeros, (size_t)bytes) ^ others;
+}
+
+#if defined(__x86_64__)
 /* clang has counted the instruction for checksums separately since version 14 */
 #if defined(__clang__) && __clang_major__ >= 14
 #define SSE "sse4.2,crc32"
@@ -369,24 +378,21 @@ enum {
 
 /*
  * Completes the header of a record batch with what its sender knows, its length and its checksum. The records, which
- * may be compressed, are `bytes` bytes in another place. Until then, the header's checksum is that of the records.
- *
- * Returns 0; -1 if the records have changed since they were encoded.
+ * may be compressed, have `bytes` bytes. Until then, the header's checksum is that of the records, so they need not be
+ * read. If they have changed since, the broker refuses the batch.
  */
-EXPORT int32_t kafka_eos_stamp(uint8_t *header, const uint8_t *records, int64_t bytes, int64_t producer_id,
-                            int32_t epoch, int32_t sequence) {
+EXPORT void kafka_eos_stamp(uint8_t *header, int64_t bytes, int64_t producer_id, int32_t epoch, int32_t sequence) {
         uint8_t *producer = header + AT_PRODUCER;
-        uint32_t crc      = kafka_eos_crc32c(0, records, bytes);
+        uint32_t records  = (uint32_t)header[AT_CRC] << 24 | (uint32_t)header[AT_CRC + 1] << 16 |
+                           (uint32_t)header[AT_CRC + 2] << 8 | header[AT_CRC + 3];
+        uint32_t crc;
 
-        if (memcmp(header + AT_CRC, (uint8_t[]){crc >> 24, crc >> 16 & 0xFF, crc >> 8 & 0xFF, crc & 0xFF}, 4) != 0)
-                return -1;
         put_number(header + AT_LENGTH, (uint64_t)(BATCH_HEADER + bytes - AT_EPOCH), 4);
         producer = put_number(producer, (uint64_t)producer_id, 8);
         producer = put_number(producer, (uint64_t)epoch, 2);
         put_number(producer, (uint64_t)sequence, 4);
         crc = kafka_eos_crc32c(0, header + AT_ATTRIBUTES, BATCH_HEADER - AT_ATTRIBUTES);
-        put_number(header + AT_CRC, kafka_eos_crc32c(crc, records, bytes), 4);
-        return 0;
+        put_number(header + AT_CRC, crc_joined(crc, records, bytes), 4);
 }
 
 /* An Arrow array of binary values, as kafka.wire.rows._Values describes it. `validity` NULL: no value is null. */
@@ -397,7 +403,7 @@ typedef struct {
         int64_t first; /* bit of the first value in `validity` */
 } values_t;
 
-/* Rows to encode, as kafka.wire.rows._Rows describes them. */
+/* Rows of one Arrow batch, as kafka.wire.rows._Rows describes them. */
 typedef struct {
         values_t keys, values;
         const int64_t *timestamps_ms; /* NULL or 0 = the time of sending */
@@ -478,13 +484,65 @@ EXPORT void kafka_eos_place_rows(const rows_t *rows, int64_t count, int32_t *par
         }
 }
 
+/* Most bytes of a record's attributes, deltas and lengths, and of the lengths of one header. */
+enum { FIELDS_BYTES = 40, HEADER_FIELDS_BYTES = 10 };
+
+/* The number of a row among those of several batches. */
+enum { ROW_BITS = 32 };
+
+/*
+ * Groups the rows of several batches by partition, in their order within each. `partitions` has the partition of each
+ * row, which is below `most`.
+ *
+ * Sets `order` to the numbers of the rows, and for each partition: the number of its rows, where they end in `order`,
+ * the bytes of their keys, values and headers, and the bytes that they have at most when they are encoded. Returns
+ * the bytes of the largest row.
+ */
+EXPORT int64_t kafka_eos_group(const rows_t *batches, const int64_t *counts, int64_t batch_count,
+                               const int32_t *partitions, int64_t most, int64_t *order, int64_t *lengths,
+                               int64_t *ends, int64_t *bytes, int64_t *encoded) {
+        const int32_t *partition = partitions;
+        int64_t batch, row, j, sum = 0, largest = 0;
+
+        memset(lengths, 0, (size_t)most * sizeof(*lengths));
+        memset(bytes, 0, (size_t)most * sizeof(*bytes));
+        memset(encoded, 0, (size_t)most * sizeof(*encoded));
+        for (batch = 0; batch < batch_count; batch++)
+                for (row = 0; row < counts[batch]; row++, partition++) {
+                        const rows_t *rows = &batches[batch];
+                        int64_t number     = rows->header_starts ? rows->header_counts[row] : 0;
+                        int64_t size, value_bytes;
+                        value_at(&rows->keys, row, &size);
+                        value_at(&rows->values, row, &value_bytes);
+                        size += value_bytes;
+                        for (j = 0; j < number; j++) {
+                                const header_t *header = &rows->headers[rows->header_starts[row] + j];
+                                size += header->name_bytes + header->value_bytes;
+                        }
+                        lengths[*partition]++;
+                        bytes[*partition] += size;
+                        encoded[*partition] += size + FIELDS_BYTES + number * HEADER_FIELDS_BYTES;
+                        if (size > largest)
+                                largest = size;
+                }
+        for (row = 0; row < most; row++) {
+                ends[row] = sum; /* where the next row goes, which the last loop moves to the end */
+                sum += lengths[row];
+        }
+        partition = partitions;
+        for (batch = 0; batch < batch_count; batch++)
+                for (row = 0; row < counts[batch]; row++, partition++)
+                        order[ends[*partition]++] = batch << ROW_BITS | row;
+        return largest;
+}
+
 /*
  * Encodes the first of the rows that `order` lists as one record batch of up to `limit` bytes, but at least one
  * row, without compression. `now_ms` is the time of rows that have none.
  *
  * Returns the batch's bytes, and in `taken` the number of rows; 0 if not even one row fits into `capacity`.
  */
-static int64_t encode(const rows_t *rows, const int64_t *order, int64_t count, int64_t now_ms, int32_t attributes,
+static int64_t encode(const rows_t *batches, const int64_t *order, int64_t count, int64_t now_ms, int32_t attributes,
                       int64_t limit, uint8_t *out, int64_t capacity, int64_t *taken) {
         int64_t first_ms = 0, max_ms = 0, index, j;
         uint8_t *at      = out + BATCH_HEADER;
@@ -493,7 +551,8 @@ static int64_t encode(const rows_t *rows, const int64_t *order, int64_t count, i
         if (capacity < BATCH_HEADER)
                 return 0;
         for (index = 0; index < count; index++) {
-                int64_t row    = order[index], key_bytes, value_bytes, bytes, total;
+                const rows_t *rows = &batches[order[index] >> ROW_BITS];
+                int64_t row        = order[index] & (((int64_t)1 << ROW_BITS) - 1), key_bytes, value_bytes, bytes, total;
                 int64_t ms     = rows->timestamps_ms && rows->timestamps_ms[row] ? rows->timestamps_ms[row] : now_ms;
                 int64_t number = rows->header_starts ? rows->header_counts[row] : 0;
                 const header_t *header = number > 0 ? rows->headers + rows->header_starts[row] : NULL;
@@ -550,23 +609,23 @@ static int64_t encode(const rows_t *rows, const int64_t *order, int64_t count, i
  * Returns the number of batches, and for each of them where it ends in `out` and the index of its partition; -1 if
  * there is no room for all of them.
  */
-EXPORT int64_t kafka_eos_seal(const rows_t *rows, const int64_t *order, const int64_t *ends, int64_t partitions,
+EXPORT int64_t kafka_eos_seal(const rows_t *batches, const int64_t *order, const int64_t *ends, int64_t partitions,
                               int64_t now_ms, int32_t attributes, int64_t limit, uint8_t *out, int64_t capacity,
                               int64_t *batch_ends, int64_t *batch_partitions, int64_t most_batches) {
-        int64_t index, row = 0, batches = 0, bytes = 0, taken;
+        int64_t index, row = 0, count = 0, bytes = 0, taken;
 
         for (index = 0; index < partitions; index++)
                 for (; row < ends[index]; row += taken) {
-                        if (batches == most_batches)
+                        if (count == most_batches)
                                 return -1;
-                        bytes += encode(rows, order + row, ends[index] - row, now_ms, attributes, limit, out + bytes,
+                        bytes += encode(batches, order + row, ends[index] - row, now_ms, attributes, limit, out + bytes,
                                         capacity - bytes, &taken);
                         if (taken == 0)
                                 return -1;
-                        batch_ends[batches]         = bytes;
-                        batch_partitions[batches++] = index;
+                        batch_ends[count]         = bytes;
+                        batch_partitions[count++] = index;
                 }
-        return batches;
+        return count;
 }
 
 /* ---- reading record batches ------------------------------------------------------------------------------ */

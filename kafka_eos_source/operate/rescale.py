@@ -322,7 +322,7 @@ class Rescale:
         """Reports the slice that was committed, and begins the next one.
 
         Raises:
-            _Again: if an old request to end a transaction may still reach the broker (the epoch rule).
+            _Again: if an old request to end a transaction may still reach the broker (`is_clean`).
         """
         self._show(sender.committed(done))
         if not producer.is_clean():

@@ -37,14 +37,14 @@ def seal_rows(
     """
     if sum(each.nbytes for each in batches) > _COLUMN_BYTES:
         return None
-    (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
-    rows = Rows({name: batch.column(name) for name in schema.names if name not in (SEALED, CHANGES)})
+    names = [name for name in schema.names if name not in (SEALED, CHANGES)]
+    rows = Rows([{name: each.column(name) for name in names} for each in batches])
     groups = rows.grouped(kernel(), plan.topic, plan.partitions, plan.record_bytes, plan.partitioner)
-    is_enough = groups.sums(rows.sizes) >= plan.least_bytes
+    is_enough = groups.bytes >= plan.least_bytes
     sealed = _fitting(Encoder(kernel(), plan.compression, plan.level), rows, groups.select(is_enough), plan)
     if sealed.data.nbytes > _COLUMN_BYTES:
         return None
-    return _of_sealed(sealed, schema), _rest(batch, rows, groups.select(~is_enough))
+    return _of_sealed(sealed, schema), _rest(batches, schema, rows, groups.select(~is_enough))
 
 
 def _fitting(encoder: Encoder, rows: Rows, groups: Groups, plan: SealingPlan) -> SealedBatches:
@@ -70,8 +70,11 @@ def _of_sealed(sealed: SealedBatches, schema: pa.Schema) -> pa.RecordBatch:
     return filled(pa.RecordBatch.from_arrays([partitions, column], [PARTITION, SEALED]), schema)
 
 
-def _rest(batch: pa.RecordBatch, rows: Rows, groups: Groups) -> pa.RecordBatch:
+def _rest(batches: list[pa.RecordBatch], schema: pa.Schema, rows: Rows, groups: Groups) -> pa.RecordBatch:
     """Returns some rows with their partitions."""
+    if not len(groups.order):
+        return pa.RecordBatch.from_pylist([], schema)
+    (batch,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     at = batch.schema.get_field_index(PARTITION)
     placed = batch.set_column(at, batch.schema.field(PARTITION), pa.array(rows.partitions))
-    return placed.take(pa.array(groups.order))
+    return placed.take(pa.array(rows.numbers(groups.order)))

@@ -80,20 +80,25 @@ class EncodedBatch:
             producer_id: of the producer; -1 = brokers do not recognise the batch.
             epoch: of the producer; a transaction has one of its own.
             sequence: number of the first record among those of this producer and epoch in the partition.
+        """
+        header = ctypes.create_string_buffer(bytes(self.sealed[:HEADER_BYTES]), HEADER_BYTES)
+        kernel.stamp(header, len(self.sealed) - HEADER_BYTES, producer_id, epoch, sequence)
+        self.header, self.sequence = header.raw, sequence
+
+    def check(self, kernel: Kernel) -> None:
+        """Checks the records, after a broker has found that they are not what the header says.
 
         Raises:
             StagedPartError: if the records have changed since they were sealed.
         """
-        header = ctypes.create_string_buffer(bytes(self.sealed[:HEADER_BYTES]), HEADER_BYTES)
-        body = self.body
-        address = np.frombuffer(body, np.uint8).ctypes.data
-        if kernel.stamp(header, address, len(body), producer_id, epoch, sequence) != 0:
+        body = np.frombuffer(self.body, np.uint8)
+        found = kernel.crc32c(0, body.ctypes.data, len(body))
+        if found != int.from_bytes(self.sealed[_CHECKSUM], "big"):
             raise StagedPartError(
                 f"the checksum of a record batch of {len(self.sealed):,} bytes is wrong: its file in the "
                 "staging folder was changed while the batch was written.",
                 fix="find out who changed it, and restart the query. Readers see nothing of the batch.",
             )
-        self.header, self.sequence = header.raw, sequence
 
 
 @dataclass(frozen=True)
@@ -169,12 +174,11 @@ class Encoder:
             limit_bytes: largest batch before compression. A record that alone is larger gets a batch of its
                 own.
         """
-        bytes_of_groups = groups.sums(rows.encoded_sizes)
         # two batches in a row of one partition exceed the limit together, or the second one's first row would
         # be in the first one
         room = max(1, limit_bytes - HEADER_BYTES)
-        most = int(np.minimum(2 * bytes_of_groups // room + 1, groups.lengths).sum())
-        out = np.empty(int(bytes_of_groups.sum()) + most * HEADER_BYTES, np.uint8)
+        most = int(np.minimum(2 * groups.encoded_bytes // room + 1, groups.lengths).sum())
+        out = np.empty(int(groups.encoded_bytes.sum()) + most * HEADER_BYTES, np.uint8)
         ends, owners = np.empty(most, np.int64), np.empty(most, np.int64)
         count = self._kernel.seal(
             rows.address,
@@ -194,17 +198,14 @@ class Encoder:
             raise AssertionError(f"{groups.order.size} rows do not fit into {len(out)} bytes")
         ends, partitions = ends[:count], groups.partitions[owners[:count]]
         used = out.data[: int(ends[-1]) if count else 0]
-        sealed = SealedBatches(
-            used, ends, partitions, limit_bytes, partial(self._seal_some, rows, groups.order)
-        )
+        sealed = SealedBatches(used, ends, partitions, limit_bytes, partial(self._seal_some, rows, groups))
         return sealed if self._compress is None else self._compressed(sealed, self._compress)
 
     def _seal_some(
-        self, rows: Rows, order: npt.NDArray[np.int64], begin: int, end: int, partition: int, limit_bytes: int
+        self, rows: Rows, groups: Groups, begin: int, end: int, partition: int, limit_bytes: int
     ) -> SealedBatches:
-        """Seals the rows of one partition that ``order`` lists from ``begin`` to ``end``."""
-        groups = Groups(order[begin:end], np.array([end - begin]), np.array([partition], np.int32))
-        return self.seal(rows, groups, limit_bytes)
+        """Seals some rows of one partition again, from and up to a position in the order of the groups."""
+        return self.seal(rows, groups.slice(begin, end, partition), limit_bytes)
 
     def _compressed(self, sealed: SealedBatches, compress: Callable[[memoryview], bytes]) -> SealedBatches:
         """Compresses batches, but for those that compression would enlarge."""

@@ -95,24 +95,23 @@ class CollectedRows:
             InvalidRecordError: if a record is too large.
         """
         parts = self._topics.pop(topic).parts
-        names = [name for name in _COLUMNS if any(name in part for part in parts)]
-        columns = {name: _concatenated(name, parts) for name in names}
-        rows = Rows(columns)
+        rows = Rows(parts)
         groups = rows.grouped(self._kernel, topic, partition_count, self._largest_bytes, self._partitioner)
         if only is not None:
             chosen = np.isin(groups.partitions, list(only))
-            self._put_back(topic, columns, groups.select(~chosen))
+            self._put_back(topic, parts, rows, groups.select(~chosen))
             groups = groups.select(chosen)
         self.records -= len(groups.order)
         if not self._topics:
             self.bytes = 0
         return self._encoder.seal(rows, groups, limit_bytes)
 
-    def _put_back(self, topic: str, columns: Mapping[str, pa.Array], rest: Groups) -> None:
+    def _put_back(self, topic: str, parts: list[Mapping[str, pa.Array]], rows: Rows, rest: Groups) -> None:
         """Keeps rows whose partitions are known; they are already grouped by partition."""
         if len(rest.order):
-            order = pa.array(rest.order)
-            kept = {name: column.take(order) for name, column in columns.items()}
+            order = pa.array(rows.numbers(rest.order))
+            names = [name for name in _COLUMNS if any(name in part for part in parts)]
+            kept = {name: _concatenated(name, parts).take(order) for name in names}
             self._topics[topic] = _Topic([kept], set(rest.partitions.tolist()), 1)
 
 

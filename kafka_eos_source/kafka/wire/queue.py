@@ -10,7 +10,13 @@ from typing import Any, TypeAlias
 from confluent_kafka import KafkaError
 from kafka.protocol.producer import ProduceRequest
 
-from kafka_eos_source.errors import AbortableError, InvalidRecordError, KafkaEosError, RestartQueryError
+from kafka_eos_source.errors import (
+    AbortableError,
+    InvalidRecordError,
+    KafkaEosError,
+    RestartQueryError,
+    StagedPartError,
+)
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
@@ -394,6 +400,11 @@ class RecordQueue:
         elif is_transient(failure) or code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._must_drain = True
         else:
+            if code == KafkaError.INVALID_MSG:
+                try:
+                    batch.check(self._kernel)
+                except StagedPartError as error:
+                    self._fail(error)
             name = self._owner.transactional_id
             under = "" if name is None else f" under transactional id {name!r}"
             self._fail(self._owner.explained(failure, f"writing records to {tp}{under}"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import Structure, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +28,10 @@ DEFAULT_PARTITIONER = "murmur2_random"
 #: Rows without a key go to the same partition in stripes of at least this length.
 _STRIPE_ROWS = 500
 _UNASSIGNED = -1
-#: Most bytes of a record's attributes, deltas and lengths, and of the lengths of one header.
-_FIELDS_BYTES, _HEADER_FIELDS_BYTES = 40, 10
+#: The row's part of its number among the rows of several batches, as in kernel.c.
+_ROW_BITS = 32
+#: More partitions are numbered anew before rows are grouped.
+_MOST_PARTITIONS = 1 << 16
 
 #: ``header_t`` of kernel.c. A value at address 0 is null.
 _HEADER = np.dtype([("name", "u8"), ("name_bytes", "i8"), ("value", "u8"), ("value_bytes", "i8")])
@@ -60,63 +61,46 @@ class _Rows(Structure):
 
 
 class Rows:
-    """Rows of one topic.
+    """Rows of one topic, in one or more Arrow batches.
 
     Args:
-        columns: ``value``, and optionally ``key``, ``partition``, ``timestamp`` and ``headers``, as in
-            `schema.STAGED_ARROW`.
+        batches: the columns of each: ``value``, and optionally ``key``, ``partition``, ``timestamp`` and
+            ``headers``, as in `schema.STAGED_ARROW`.
 
     Attributes:
         count: number of rows.
         partitions: partition of each row; -1 = not chosen yet.
     """
 
-    def __init__(self, columns: Mapping[str, pa.Array]) -> None:
-        for name in ("key", "value"):
-            if name in columns and columns[name].type not in (pa.binary(), pa.string()):
-                raise TypeError(f"column {name!r} has type {columns[name].type}; expected binary")
-        self._columns = columns  # keeps the buffers alive
-        self.count = len(columns["value"])
+    def __init__(self, batches: Sequence[Mapping[str, pa.Array]]) -> None:
+        self._batches = batches  # keeps the buffers alive
+        self._counts = np.array([len(each["value"]) for each in batches], np.int64)
+        self._starts = np.cumsum(self._counts) - self._counts
+        self.count = int(self._counts.sum())
         self.partitions: npt.NDArray[np.int32] = np.full(self.count, _UNASSIGNED, np.int32)
-        given = columns.get("partition")
-        if given is not None and given.null_count < self.count:
-            self.partitions[:] = given.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
-        self._extras = _extras(columns.get("timestamp"), columns.get("headers"))
-        times, starts, counts, headers = self._extras
-        self._described = _Rows(
-            _values(columns.get("key")),
-            _values(columns["value"]),
-            *(None if array is None else array.ctypes.data for array in (times, starts, counts, headers)),
-        )
+        self._extras = []
+        self._described = (_Rows * len(batches))()
+        for index, columns in enumerate(batches):
+            for name in ("key", "value"):
+                if name in columns and columns[name].type not in (pa.binary(), pa.string()):
+                    raise TypeError(f"column {name!r} has type {columns[name].type}; expected binary")
+            given = columns.get("partition")
+            if given is not None and given.null_count < len(given):
+                begin = int(self._starts[index])
+                chosen = given.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
+                self.partitions[begin : begin + len(given)] = chosen
+            extras = _extras(columns.get("timestamp"), columns.get("headers"))
+            self._extras.append(extras)
+            self._described[index] = _Rows(
+                _values(columns.get("key")),
+                _values(columns["value"]),
+                *(None if array is None else array.ctypes.data for array in extras),
+            )
 
     @property
     def address(self) -> int:
         """Address of the description; valid as long as this object lives."""
         return ctypes.addressof(self._described)
-
-    @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of key, value and headers of each row."""
-        sizes = self._header_sizes(0)
-        for name in ("key", "value"):
-            array = self._columns.get(name)
-            if array is not None:
-                sizes += _lengths(array)
-        return sizes
-
-    @cached_property
-    def encoded_sizes(self) -> npt.NDArray[np.int64]:
-        """Upper bound for the encoded bytes of each row."""
-        return self.sizes + _FIELDS_BYTES + self._header_sizes(_HEADER_FIELDS_BYTES) - self._header_sizes(0)
-
-    def _header_sizes(self, more: int) -> npt.NDArray[np.int64]:
-        """Returns the bytes of the headers of each row, plus ``more`` for each header."""
-        _, starts, counts, headers = self._extras
-        if headers is None or starts is None or counts is None:
-            return np.zeros(self.count, np.int64)
-        ends = np.zeros(len(headers) + 1, np.int64)
-        np.cumsum(headers["name_bytes"] + headers["value_bytes"] + more, out=ends[1:])
-        return np.asarray(ends[starts + counts] - ends[starts], np.int64)
 
     def grouped(
         self, kernel: Kernel, topic: str, partition_count: int, largest_bytes: int, partitioner: str
@@ -133,12 +117,12 @@ class Rows:
         Raises:
             InvalidRecordError: if a record is larger.
         """
-        largest = int(self.sizes.max(initial=0))
-        if largest > largest_bytes:
-            raise record_too_large(largest, topic)
         first = random.randrange(partition_count)
         self.place(kernel, partition_count, first, _STRIPE_ROWS, partitioner)
-        return self.by_partition()
+        groups = self.by_partition(kernel)
+        if groups.largest_bytes > largest_bytes:
+            raise record_too_large(groups.largest_bytes, topic)
+        return groups
 
     def place(
         self,
@@ -161,24 +145,40 @@ class Rows:
             partitioner: one of `PARTITIONERS`.
         """
         number = PARTITIONERS[partitioner]
-        kernel.place_rows(self.address, self.count, self.partitions.ctypes.data, partition_count, number)
+        for index, (begin, count) in enumerate(
+            zip(self._starts.tolist(), self._counts.tolist(), strict=True)
+        ):
+            rows = self.address + index * ctypes.sizeof(_Rows)
+            into = self.partitions.ctypes.data + begin * self.partitions.itemsize
+            kernel.place_rows(rows, count, into, partition_count, number)
         rest = np.flatnonzero(self.partitions < 0)
         if len(rest):
             turns = np.arange(len(rest)) // max(stripe, -(-len(rest) // partition_count))
             self.partitions[rest] = (turns + first_without_key) % partition_count
 
-    def by_partition(self) -> Groups:
+    def by_partition(self, kernel: Kernel) -> Groups:
         """Returns all rows, grouped by partition. Call `place` first."""
-        partitions = self.partitions
-        if self.count == 0:
-            return Groups(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
-        if (partitions == partitions[0]).all():
-            return Groups(np.arange(self.count), np.array([self.count]), partitions[:1])
-        # NumPy uses a radix sort for 16-bit numbers, which takes a tenth of the time
-        is_narrow = int(partitions.max()) <= np.iinfo(np.int16).max
-        order = np.argsort(partitions.astype(np.int16) if is_narrow else partitions, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(partitions[order])) + 1, self.count)
-        return Groups(order, ends, partitions[order[ends - 1]])
+        most = int(self.partitions.max(initial=-1)) + 1
+        partitions, numbers = self.partitions, np.arange(min(most, _MOST_PARTITIONS), dtype=np.int32)
+        if most > _MOST_PARTITIONS:  # rows name partitions that may not exist
+            numbers, codes = np.unique(partitions, return_inverse=True)
+            partitions = codes.astype(np.int32)
+        order = np.empty(self.count, np.int64)
+        lengths, ends, sizes, encoded = np.empty((4, len(numbers)), np.int64)
+        largest = kernel.group(
+            self.address,
+            self._counts.ctypes.data,
+            len(self._counts),
+            partitions.ctypes.data,
+            len(numbers),
+            *(array.ctypes.data for array in (order, lengths, ends, sizes, encoded)),
+        )
+        found = Groups(order, ends, numbers, lengths, sizes, encoded, largest)
+        return found.select(lengths > 0)
+
+    def numbers(self, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the numbers of these rows among those of all batches."""
+        return np.asarray(self._starts[order >> _ROW_BITS] + (order & ((1 << _ROW_BITS) - 1)))
 
 
 @dataclass(frozen=True)
@@ -186,20 +186,23 @@ class Groups:
     """Rows by partition.
 
     Attributes:
-        order: numbers of the rows, those of one partition after the other, in their order within each.
+        order: the rows of one partition after the other, in their order within each: the number of the batch,
+            and in the lower `_ROW_BITS` bits that of the row in it.
         ends: where each partition's rows end in ``order``.
         partitions: the partitions.
+        lengths: number of rows of each.
+        bytes: bytes of keys, values and headers of each.
+        encoded_bytes: most bytes of the encoded rows of each.
+        largest_bytes: bytes of the largest row.
     """
 
     order: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     partitions: npt.NDArray[np.int32]
-
-    def sums(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the sum of the rows' values for each partition."""
-        if len(self.ends) == 0:
-            return np.empty(0, np.int64)
-        return np.add.reduceat(values[self.order], self._begins)
+    lengths: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.int64]
+    encoded_bytes: npt.NDArray[np.int64]
+    largest_bytes: int = 0
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> Groups:
         """Returns the rows of some of the partitions.
@@ -209,30 +212,30 @@ class Groups:
         """
         if chosen.all():
             return self
-        ends = np.cumsum(self.lengths[chosen])
-        return Groups(self.order[np.repeat(chosen, self.lengths)], ends, self.partitions[chosen])
+        lengths = self.lengths[chosen]
+        is_complete = lengths.sum() == len(self.order)
+        return Groups(
+            self.order if is_complete else self.order[np.repeat(chosen, self.lengths)],
+            np.cumsum(lengths),
+            self.partitions[chosen],
+            lengths,
+            self.bytes[chosen],
+            self.encoded_bytes[chosen],
+            self.largest_bytes,
+        )
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of rows of each partition."""
-        return self.ends - self._begins
-
-    @property
-    def _begins(self) -> npt.NDArray[np.int64]:
-        return np.append(np.zeros(1, np.int64), self.ends[:-1])
-
-
-def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Returns the length of each value; that of a null does not matter."""
-    offsets = _offsets(array)
-    return np.zeros(len(array), np.int64) if offsets is None else np.diff(offsets).astype(np.int64)
-
-
-def _offsets(array: pa.Array) -> npt.NDArray[np.int32] | None:
-    buffer = array.buffers()[1]
-    if buffer is None or len(array) == 0:
-        return None
-    return np.frombuffer(buffer, np.int32, len(array) + 1, array.offset * 4)
+    def slice(self, begin: int, end: int, partition: int) -> Groups:
+        """Returns some rows of one partition, from and up to a position in ``order``."""
+        index = int(np.flatnonzero(self.partitions == partition)[0])
+        return Groups(
+            self.order[begin:end],
+            np.array([end - begin]),
+            self.partitions[index : index + 1],
+            np.array([end - begin]),
+            self.bytes[index : index + 1],
+            self.encoded_bytes[index : index + 1],
+            self.largest_bytes,
+        )
 
 
 def _values(array: pa.Array | None) -> _Values:
