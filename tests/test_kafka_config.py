@@ -278,12 +278,6 @@ def test_a_write_without_acknowledgements_is_refused(exactly_once: bool) -> None
         check_producer({"acks": "0"}, exactly_once=exactly_once)
 
 
-@pytest.mark.parametrize("exactly_once", [False, True])
-def test_a_write_without_acknowledgements_is_refused(exactly_once: bool) -> None:
-    with pytest.raises(InvalidOptionError, match=r"'kafka\.acks' has the value '0'; expected all"):
-        check_producer({"acks": "0"}, exactly_once=exactly_once)
-
-
 def test_idempotence_that_the_user_requires_is_never_switched_off() -> None:
     with pytest.raises(InvalidOptionError, match=r"'kafka\.acks'.*kafka\.enable\.idempotence=true"):
         check_producer({"acks": "1", "enable.idempotence": "true"}, exactly_once=False)

@@ -28,7 +28,6 @@ from fetched_log import Record
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
-from kafka_eos_source.kafka.needs_librdkafka import NeedsLibrdkafkaError
 from simulated.kafka import SimulatedKafka, name_of
 
 from kafka_eos_source.errors import KafkaEosError

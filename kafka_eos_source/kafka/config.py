@@ -93,13 +93,6 @@ _IMPLIED_BY_TRANSACTIONS = ("acks", "enable.idempotence")
 _said: set[str] = set()
 
 
-_ACKNOWLEDGED = _Rule(
-    _is("-1", "all", "1"),
-    "all, or 1 to do without the in-sync replicas",
-    "needs the leader's acknowledgement, because it could not report a lost record without",
-)
-
-
 def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
     """Checks the ``kafka.*`` options of a read, and returns the properties that they set.
 

@@ -68,7 +68,7 @@ def partition_of(key: bytes, partitions: int) -> int:
     """Returns the partition of a key, as Java's default partitioner chooses it (murmur2)."""
     from kafka_eos_source.kafka.wire.rows import Rows  # imports kafka-python
 
-    row = Rows({"key": pa.array([key]), "value": pa.array([b""])})
+    row = Rows([{"key": pa.array([key]), "value": pa.array([b""])}])
     row.place(kernel(), partitions, 0, 1)
     return int(row.partitions[0])
 

@@ -31,11 +31,11 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.kernel import kernel
+from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
-from kafka_eos_source.kafka.wire.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.wire.queue import Owner, RecordQueue
 from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
 from kafka_eos_source.kafka.wire.transaction import ProducerId, TransactionRequests
