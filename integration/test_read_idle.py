@@ -22,6 +22,7 @@ from integration.support.security import SecuredCluster
 from kafka_eos_source import map_in_read
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.admin import SourceAdmin
+from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
@@ -358,7 +359,7 @@ def test_the_source_reads_retention_and_deleted_topics_from_the_brokers(
 
     def source_admin(user: str) -> SourceAdmin:
         login = secured_cluster.login(user)
-        config = {"bootstrap.servers": secured_cluster.bootstrap_servers, **login}
+        config = check_consumer({"bootstrap.servers": secured_cluster.bootstrap_servers, **login})
         return SourceAdmin(config, "read_committed", 2, 10)
 
     topic = secured_cluster.admin.create(f"t-{uuid.uuid4().hex[:10]}")

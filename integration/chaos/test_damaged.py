@@ -72,7 +72,7 @@ def filled(bootstrap: str, topic: str, compression: str = "none", partition: int
     """Fills a partition with batches of the same size; returns the values."""
     values = [f"{number:04d} " + "x" * 300 for number in range(RECORDS_SENT)]
     for first, past in pairwise(range(0, RECORDS_SENT + 1, PER_BATCH)):
-        how = {"compression.type": compression}
+        how = {"compression.type": compression, "linger.ms": 1000}  # one batch, also on a busy machine
         produce(bootstrap, topic, values[first:past], partition=partition, config=how)
     return values
 
