@@ -431,6 +431,7 @@ def garbling(seed: int, kinds: Collection[str], share: float = 1.0) -> Callable[
     st.sampled_from(["PLAIN", "SCRAM-SHA-256"]),
     st.none() | st.integers(),
 )
+@example(b"r=,s=,i=", "SCRAM-SHA-256", 986)
 def test_whatever_a_server_answers_to_a_login_ends_as_a_connection_or_a_login(
     text: bytes, mechanism: str, seed: int | None
 ) -> None:

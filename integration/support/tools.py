@@ -11,8 +11,8 @@ TIMEOUT_SECONDS = 120
 _IDLE_MS = 15_000
 
 
-def run(main: str, *arguments: str) -> str:
-    """Runs one tool and returns its output; fails the test if the tool fails."""
+def run(main: str, *arguments: str, text: str = "") -> str:
+    """Runs one tool with a text as its input, and returns its output; fails the test if the tool fails."""
     folder = jars.jars(jars.TOOLS)
     finished = subprocess.run(
         [
@@ -24,6 +24,7 @@ def run(main: str, *arguments: str) -> str:
             main,
             *arguments,
         ],
+        input=text,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,

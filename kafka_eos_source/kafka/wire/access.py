@@ -186,13 +186,15 @@ def open_session(
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
     if answer.error_code:
-        raise LoginRefusedError(f"the broker supports {', '.join(answer.mechanisms)}, not {name}")
+        raise LoginRefusedError(
+            f"the broker supports {', '.join(filter(None, answer.mechanisms or ()))}, not {name}"
+        )
     while not exchange.is_done():
         answer = ask(SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes(), version=1))
         if answer.error_code:
             raise LoginRefusedError(answer.error_message or f"error {answer.error_code}")
         try:
-            exchange.receive(answer.auth_bytes)
+            exchange.receive(answer.auth_bytes or b"")
         except (
             ValueError,
             LookupError,
