@@ -266,7 +266,7 @@ def test_reads_work_while_sparks_push_down_is_off(reader: Reader, topics: Topics
         ({"minPartitions": "-1"}, "minPartitions"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         ({"kafka.ssl.truststore.location": "/x.jks"}, r"kafka\.ssl\.ca\.location"),
-        ({"kafka.group.instance": "x"}, "librdkafka has no such property"),
+        ({"kafka.group.instance": "x"}, "neither librdkafka nor Java.s clients have such a property"),
     ],
 )
 def test_an_invalid_option_is_named(reader: Reader, options: dict[str, str], message: str) -> None:
