@@ -451,9 +451,9 @@ def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
 ) -> None:
     """So Spark masks the secrets among them by name, and so do people who have set their own pattern."""
     made = in_read_frame._options_of_source(
-        _frame(), {**query.sink, "kafka.ssl.key.pem": SECRET, "includeTimestamp": True}
+        _frame(), {**query.sink, "kafka.ssl.key.password": SECRET, "includeTimestamp": True}
     )
-    assert made[f"{SINK_IN_READ}kafka.ssl.key.pem"] == SECRET
+    assert made[f"{SINK_IN_READ}kafka.ssl.key.password"] == SECRET
     assert made[f"{SINK_IN_READ}includeTimestamp"] == "true"
     step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
     # Spark may change the case of names
@@ -461,7 +461,7 @@ def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
         {**READ, "map.in.read": step, **{name.lower(): v for name, v in made.items()}}, streaming=True
     )
     assert options.sink == parse_write(
-        {**query.sink, "kafka.ssl.key.pem": SECRET, "includeTimestamp": "true"}, streaming=True
+        {**query.sink, "kafka.ssl.key.password": SECRET, "includeTimestamp": "true"}, streaming=True
     )
     assert schema_of(options).names == [STAGED]
     assert SECRET not in repr(options)

@@ -80,15 +80,6 @@ def test_a_timestamp_after_the_last_record_has_no_offset(
     assert source_admin(monkeypatch, -1).at_time({A: 1000}) == {A: None}
 
 
-def test_connections_that_only_librdkafka_supports_do_not_ask_for_epochs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    config = {"bootstrap.servers": "b:9092", "ssl.keystore.location": "/keys.p12"}
-    made = admin.SourceAdmin(config, "read_committed", 2, 1)
-    assert made.epoch_ends({A: 3}) == {}
-    assert "cannot find out whether a new leader has lost records" in caplog.text
-
-
 TIMED_OUT = KafkaError(KafkaError._TIMED_OUT)
 
 

@@ -109,7 +109,7 @@ def test_a_broker_that_refused_a_connection_is_left_alone_for_the_pause(
     brokers: WireCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(client(brokers, reconnect_backoff_ms="3600000")) as cluster:
-        brokers.__exit__()
+        brokers.__exit__(None)
         with pytest.raises(TemporaryError, match="refused"):
             cluster.anyone(soon())
         monkeypatch.setattr(cluster_module.Network, "connect", lambda *_: pytest.fail("it connects again"))

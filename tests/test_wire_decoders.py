@@ -103,7 +103,7 @@ def answers() -> list[Answer]:
                 login = {"security.protocol": "sasl_plaintext", "sasl.mechanisms": "PLAIN"}
                 login |= {"sasl.username": "alice", "sasl.password": "hunter2"}
                 config = producer_config({"bootstrap.servers": cluster.bootstrap, **login}, "app")
-                client = WireProducer(config, KERNEL)
+                client = WireProducer(config)
                 client.init(soon)
                 client.begin()
                 client.send(pa.record_batch({"value": pa.array([b"v"] * 9, pa.binary())}), "t", soon)
