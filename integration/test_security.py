@@ -37,7 +37,6 @@ from kafka_eos_source.errors import AuthorizationError, KafkaEosError, Unavailab
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.cluster import Cluster
@@ -457,7 +456,7 @@ def test_credentials_that_are_rotated_interrupt_no_query(
 
     def client_is_refused(self: Cluster, what: object) -> None:
         complain(self, what)
-        if isinstance(what, LoginRefusedError):
+        if "Authentication failed" in str(what):
             refused.set()
 
     monkeypatch.setattr(Complaints, "on_error", admin_is_refused)
@@ -564,6 +563,6 @@ def test_doctor_looks_at_brokers_behind_tls(query: Query, tmp_path: Path) -> Non
     code, found = doctor(query, tmp_path, "writer", *checks, "--checkpoint", query.checkpoint)
     by_name = {each["check"]: each for each in found}
     assert "1 of 1 brokers" in by_name["brokers"]["what"]
-    assert by_name["transactions"]["what"].startswith("finalized transaction.version=2; transactions are ")
+    assert by_name["transactions"]["what"] == "finalized transaction.version=2"
     assert by_name["retention"]["severity"] == "note", "the right DescribeConfigs on the cluster is missing"
     assert code == ExitCode.DONE
