@@ -155,7 +155,7 @@ def _replay_offsets_afterwards() -> None:
             commit(self, deadline)
             failpoints.reach("test.between_records_and_offsets")
             offsets, group_id = later
-            consumer = Consumer({**self._connection, "group.id": group_id})
+            consumer = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": group_id})
             named = [ClientPartition(*each.tp, each.offset, each.metadata) for each in offsets]
             consumer.commit(offsets=named, asynchronous=False)
             consumer.close()
