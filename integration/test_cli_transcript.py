@@ -254,6 +254,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"state get --limit 3 {store}")
     run(f"state verify --state-dir state {store}")
     run(f"state restore --state-dir restored --yes {store}")
+    run(f"state lower-time {store}")
     run(f"state rescale --shards 3 --yes {store}")
 
     session.say(

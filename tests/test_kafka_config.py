@@ -350,6 +350,7 @@ def test_every_kind_of_client_can_be_created(timeout: str | None) -> None:
         ("debug", "Broker, security", "broker,security"),
         ("ssl.endpoint.identification.algorithm", "", "none"),
         ("receive.buffer.bytes", "-1", "0"),
+        ("connections.max.idle.ms", "-1", "0"),
         ("ssl.truststore.certificates", "-----BEGIN A----- YWJj ZGVm -----END A-----", PEM),
         ("ssl.ca.pem", r"-----BEGIN A-----\nYWJj\nZGVm\n-----END A-----", PEM),
     ],
@@ -374,10 +375,25 @@ def test_stores_of_java_are_translated_or_refused_with_the_command_that_converts
         ({"ssl.truststore.location": "/t.p12", "ssl.truststore.type": "PKCS12"}, "openssl pkcs12 -in /t.p12"),
         ({"ssl.truststore.location": "/t.jks"}, "keytool -exportcert -rfc -keystore /t.jks"),
         ({"ssl.keystore.location": "/k", "ssl.keystore.type": "JKS"}, "keytool -importkeystore"),
+        ({"ssl.keystore.location": "/k", "ssl.keystore.type": "JKS"}, "remove kafka.ssl.keystore.type"),
     ):
         with pytest.raises(InvalidOptionError) as caught:
             check_consumer(options)
         assert command in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ssl.cipher.suites", "ssl.curves.list", "ssl.crl.location", "ssl.ca.location", "ssl.ca.pem"),
+        *("ssl.keystore.location", "ssl.keystore.type", "ssl.truststore.location", "ssl.certificate.location"),
+    ],
+)
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_option_of_tls_is_not_set(name: str, blank: str) -> None:
+    """As in librdkafka. Configurations are often made from templates."""
+    checked = check_consumer({"security.protocol": "ssl", name: blank})
+    assert checked == {"security.protocol": "ssl"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 from simulated.kafka import SimulatedKafka, name_of
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.config import consumer_config, producer_config
 from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.wire import connection, decompress
@@ -452,6 +452,18 @@ def test_whatever_a_server_answers_to_a_login_ends_as_a_connection_or_a_login(
         with contextlib.suppress(OSError, KafkaEosError):
             broker_ids(host, int(port), login, 1.0)
         assert time.monotonic() - begun < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [(["SCRAM-SHA-512"], "the broker supports SCRAM-SHA-512, not PLAIN"), ([], "listener has no login")],
+)
+def test_a_mechanism_that_a_listener_does_not_have_is_named(offered: list[str], said: str) -> None:
+    with SimulatedKafka({}) as cluster, pytest.raises(AuthorizationError, match=said):
+        cluster.mechanisms = offered
+        login = {"security.protocol": "sasl_plaintext", "sasl.mechanisms": "PLAIN"}
+        host, _, port = cluster.bootstrap.partition(":")
+        broker_ids(host, int(port), {**login, "sasl.username": "a", "sasl.password": "b"}, SECONDS)
 
 
 _ASKED = frozenset({"Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "Fetch"})
