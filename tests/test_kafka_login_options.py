@@ -235,7 +235,8 @@ def test_a_handler_of_java_is_refused_with_each_way_to_get_tokens() -> None:
             {
                 **SASL,
                 "sasl.mechanism": "OAUTHBEARER",
-                "sasl.login.callback.handler.class": "io.strimzi.kafka.oauth.client.JaasClientOauthLoginCallbackHandler",
+                "sasl.login.callback.handler.class": "io.strimzi.kafka.oauth.client."
+                "JaasClientOauthLoginCallbackHandler",
             }
         )
     assert "kafka.sasl.oauthbearer.token.endpoint.url" in caught.value.fix

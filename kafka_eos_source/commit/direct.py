@@ -45,8 +45,8 @@ def check_target(options: WriteOptions) -> None:
     """Checks once per process that brokers can be reached, and ``topic`` and ``deadLetter.topic`` exist.
 
     The process that commits a micro-batch does not check again what the process that planned it has checked.
-    A query that starts for the first time fails soon if brokers cannot be reached. One that has planned batches
-    waits for them.
+    A query that starts for the first time fails soon if brokers cannot be reached. One that has planned
+    batches waits for them.
 
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.

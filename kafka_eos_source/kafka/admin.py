@@ -155,17 +155,6 @@ class SourceAdmin:
 
         return self._ask(f"looking up topics that match {pattern!r}", ask)
 
-    def visible_topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Returns the ids (KIP-516) of the topics that a broker shows to this principal right now.
-
-        Leaves out a topic that does not exist or that the principal may not describe.
-
-        Raises:
-            UnavailableError: if no broker answers.
-        """
-        wanted = sorted(set(topics))
-        return dict(self._existing(wanted, _MISSING_OR_HIDDEN, retry_missing=False).ids) if wanted else {}
-
     def existing_topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Returns the ids (KIP-516) of the topics that exist; a topic that is left out was deleted.
 

@@ -12,14 +12,9 @@ from kafka_eos_source.kafka import aws
 from kafka_eos_source.kafka.login import MECHANISMS, mechanism
 from kafka_eos_source.kafka.tokens import PROVIDER, Tokens
 
-#: Names of properties that librdkafka does not have.
-OWN = frozenset({PROVIDER})
-
 _AWS = "AWS_MSK_IAM"
 _CLIENT_HANDLER, _LOGIN_HANDLER = "sasl.client.callback.handler.class", "sasl.login.callback.handler.class"
 _JAAS, _CONFIG = "sasl.jaas.config", "sasl.oauthbearer.config"
-#: Options of Java's clients that `translated` replaces.
-JAVA = frozenset({_JAAS, _CLIENT_HANDLER, _LOGIN_HANDLER})
 _MECHANISM_NAMES = ("sasl.mechanism", "sasl.mechanisms")
 
 _AWS_CLIENT_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
@@ -99,9 +94,10 @@ def translated(kafka: Mapping[str, str]) -> LoginOptions:
             continue
         raise InvalidOptionError(
             f"option 'kafka.{name}' has the value {value!r}: only Java's clients can run this class.",
-            fix="set kafka.sasl.mechanism=OAUTHBEARER, and remove this option. For tokens of an OAuth service "
-            "(Keycloak, Okta), set kafka.sasl.oauthbearer.token.endpoint.url, .client.id and .client.secret; for "
-            f"other tokens, write a Python function, and set kafka.{PROVIDER}=module:function. docs/security.md has examples for Entra ID, Google and AWS.",
+            fix="remove the option, and set kafka.sasl.mechanism=OAUTHBEARER. For an OAuth service, such as "
+            "Keycloak or Okta, set kafka.sasl.oauthbearer.token.endpoint.url, .client.id and .client.secret. "
+            f"For others, write a Python function, and set kafka.{PROVIDER}=module:function. "
+            "docs/security.md has examples for Entra ID, Google and AWS.",
         )
     return LoginOptions(options, stated)
 
@@ -110,7 +106,7 @@ def check_login(kafka: Mapping[str, str]) -> None:
     """Checks a login as far as this is possible without the brokers.
 
     Args:
-        kafka: librdkafka properties, and `OWN`.
+        kafka: librdkafka properties, and ``sasl.oauthbearer.token.provider``.
 
     Raises:
         InvalidOptionError: if an option or a Python package is missing, or a file or function cannot be
@@ -159,7 +155,8 @@ def _use_aws(
     source = asked or (_JAAS if module == "IAMLoginModule" else next(iter(handlers)))
     login = _AWS_LOGIN_HANDLER in handlers.values()  # Java's way to use OAUTHBEARER at MSK
     for name, value in handlers.items():
-        if value not in _AWS_HANDLERS and not value.startswith("org.apache.kafka.common.security.oauthbearer."):
+        is_of_kafka = value.startswith("org.apache.kafka.common.security.oauthbearer.")
+        if value not in _AWS_HANDLERS and not is_of_kafka:
             raise InvalidOptionError(
                 f"option 'kafka.{name}' has the value {value!r}, but 'kafka.{source}' asks for a login at "
                 "AWS.",
