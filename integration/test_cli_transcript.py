@@ -47,6 +47,7 @@ _VOLATILE = (
     (r"(start|end) [0-9a-f]{8,}", r"\1 5f0e…"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "2026-01-31 12:00:00 UTC"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?! UTC)", "2026-01-31 12:00:00"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "2026-01-31T12:00:00+00:00"),
     (r"\d\d:\d\d:\d\d\.\d{3}", "12:00:00.000"),
     (r"-[0-9a-f]{20}\b", "-0123456789abcdef0123"),
     (r"planned [\d,]+ \w+ ago", "planned 5 seconds ago"),
@@ -254,6 +255,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"state get --limit 3 {store}")
     run(f"state verify --state-dir state {store}")
     run(f"state restore --state-dir restored --yes {store}")
+    run(f"state lower-time {store}")
     run(f"state rescale --shards 3 --yes {store}")
 
     session.say(

@@ -101,13 +101,6 @@ MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 HIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
-@pytest.mark.parametrize("error", [MISSING, HIDDEN])
-def test_visible_topic_ids_omits_missing_and_hidden_topics_without_a_retry(
-    monkeypatch: pytest.MonkeyPatch, error: KafkaError
-) -> None:
-    assert source_admin(monkeypatch, error, "id-1").visible_topic_ids(["t"]) == {}
-
-
 def test_existing_topic_ids_asks_again_before_a_topic_counts_as_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

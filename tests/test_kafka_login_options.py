@@ -117,6 +117,12 @@ def test_kerberos_of_java_is_translated(monkeypatch: pytest.MonkeyPatch) -> None
             "sasl.client.callback.handler.class": "org.apache.kafka.common.security.oauthbearer.internals."
             "OAuthBearerSaslClientCallbackHandler",
         },
+        {  # as in the README of aws-msk-iam-auth
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.jaas.config": f"{OAUTH} Required;",
+            "sasl.login.callback.handler.class": f"{IAM}.IAMOAuthBearerLoginCallbackHandler",
+            "sasl.client.callback.handler.class": f"{IAM}.IAMOAuthBearerLoginCallbackHandler",
+        },
     ],
 )
 def test_each_form_of_aws_becomes_tokens_of_its_signer(kafka: dict[str, str]) -> None:
@@ -221,6 +227,20 @@ _REFUSED: list[tuple[dict[str, str], str]] = [
     ),
     ({"sasl.mechanism": "GSSAPI", "sasl.kerberos.kinit.cmd": "kinit me"}, "kinit.cmd' .* cannot be used"),
 ]  # fmt: skip
+
+
+def test_a_handler_of_java_is_refused_with_each_way_to_get_tokens() -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        check_consumer(
+            {
+                **SASL,
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.login.callback.handler.class": "io.strimzi.kafka.oauth.client."
+                "JaasClientOauthLoginCallbackHandler",
+            }
+        )
+    assert "kafka.sasl.oauthbearer.token.endpoint.url" in caught.value.fix
+    assert PROVIDER in caught.value.fix
 
 
 @pytest.mark.parametrize(("kafka", "said"), _REFUSED)

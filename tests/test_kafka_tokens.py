@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,22 +19,17 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import pytest
-from confluent_kafka import KafkaError
-from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 from doc_pages import ROOT, blocks
 
 from kafka_eos_source.errors import (
-    AuthorizationError,
     InvalidOptionError,
     RetriableError,
-    UnavailableError,
 )
 from kafka_eos_source.kafka import tokens as module
-from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.login import LoginRefusedError
-from kafka_eos_source.kafka.tokens import PROVIDER, Tokens, check_tokens
+from kafka_eos_source.kafka.tokens import PROVIDER, OAuthService, Tokens, check_tokens
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -349,6 +346,7 @@ def test_a_function_gets_the_text_of_an_option_and_is_called_again_in_time(
         (7, LATER),
         Given(),
         (SECRET, True),
+        (SECRET, LATER * 1000),
     ],
 )
 def test_what_a_function_may_not_return_is_described_without_the_token(
@@ -502,50 +500,44 @@ def parts(token: str) -> list[bytes]:
     return [base64.urlsafe_b64decode(each + "=" * (-len(each) % 4)) for each in token.split(".")]
 
 
-# -- confluent-kafka
-
-SASL = {
-    "bootstrap.servers": "127.0.0.1:1",
-    "security.protocol": "SASL_PLAINTEXT",
-    "sasl.mechanisms": "OAUTHBEARER",
-}
+# -- damaged answers
 
 
-def test_a_client_of_confluent_kafka_gets_the_same_token(
-    service: Service, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.answers = [(200, {"access_token": SECRET, "expires_in": 100}), (503, {}), (401, {})]
-    made = make(dict, {**SASL, **service.properties, "error_cb": (reported := []).append})
-    assert not [name for name in made if name.startswith("sasl.oauthbearer")]
-    token, expires, _, extensions = made["oauth_cb"]("")
-    assert (token, extensions) == (SECRET, {"pool": "a", "cluster": "b"})
-    assert expires == pytest.approx(time.time() + 100, abs=20)
-    assert len(service.asked) == 1
-    raised = KafkaError(KafkaError._AUTHENTICATION, "OAuth callback raised exception")
-    for code, said in ((KafkaError._TRANSPORT, "503"), (KafkaError._AUTHENTICATION, "401")):
-        clock[0] += 200
-        with pytest.raises((OSError, LoginRefusedError)):
-            made["oauth_cb"]("")
-        made["error_cb"](raised)
-        assert reported[-1].code() == code
-        assert said in reported[-1].str()
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"no answer of a web server", "did not answer with HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000, "did not answer with HTTP"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"access_token": "a", "expires_in": NaN}', "was given that expired"),
+    ],
+    ids=["no-http", "long-line", "nan"],
+)
+def test_a_service_whose_answer_is_damaged_may_answer_later(answer: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/token"
+        tokens = Tokens(OAuthService(url, {}, None, {}), {})
+        with pytest.raises(ConnectionError, match=said):
+            tokens.current(Deadline.after_seconds(5))
+        thread.join(5)
 
 
-def test_a_token_that_is_refused_is_an_error_of_the_login(service: Service) -> None:
-    service.answers = [(401, {"error": "invalid_client"})]
-    with pytest.raises(AuthorizationError, match=r"OAUTHBEARER.*answered 401.*invalid_client") as caught:
-        make(AdminClient, {**SASL, **service.properties})
-    assert "it's a secret" not in str(caught.value)
-
-
-def test_a_service_that_does_not_answer_is_an_error_that_may_pass(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CALLBACK_SECONDS", 0.3)
-    service.hangs = True
-    with pytest.raises(UnavailableError, match="getting a token") as caught:
-        make(AdminClient, {**SASL, **service.properties})
-    assert "token service" in caught.value.fix
+@pytest.mark.parametrize(
+    "url", ["http://me:hunter2@127.0.0.1/token", "http://127.0.0.1/a token", "http://127.0.0.1/é"]
+)
+def test_an_address_that_is_no_url_is_refused_without_its_password(url: str) -> None:
+    service = OAuthService(url, {}, None, {"sasl.oauthbearer.token.endpoint.url": url})
+    with pytest.raises(LoginRefusedError, match="is not a URL") as caught:
+        service(Deadline.after_seconds(1))
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_hanging_function_does_not_keep_the_process_alive() -> None:

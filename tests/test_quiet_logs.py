@@ -133,6 +133,14 @@ def test_no_line_about_another_cause_is_lost() -> None:
     assert None not in [repeats.reduced(refused(1, port, 0)) for port in range(1000)]
 
 
+def test_the_state_in_which_a_connection_failed_is_part_of_its_line() -> None:
+    repeats = client_log.Repeats(Clock())
+    for state in ("CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY", "AUTH_REQ"):
+        line = "FAIL [rdkafka#producer-1] [thrd:b]: b: Connection closed (after %sms in state " + state + ")"
+        assert repeats.reduced(line % 7) is not None
+        assert repeats.reduced(line % 5001) is None
+
+
 def test_a_line_that_comes_back_much_later_is_logged_as_it_is() -> None:
     repeats = client_log.Repeats(clock := Clock())
     assert repeats.reduced("it failed") == "it failed"

@@ -86,6 +86,15 @@ def test_brokers_that_cannot_be_reached_while_others_can_are_a_warning(
     assert "broker 1" not in found
 
 
+def test_a_silent_broker_does_not_delay_a_start_while_another_answers() -> None:
+    with WireCluster({"t": 1}, brokers=3) as cluster:
+        cluster.hung.add(1)
+        healthy = cluster.bootstrap.partition(",")[2]
+        started = time.monotonic()
+        assert check_reachable({"bootstrap.servers": healthy}) == ""
+    assert time.monotonic() - started < 2.5  # the silent one would take 3 s
+
+
 def test_brokers_that_accept_connections_and_are_silent_may_answer_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Mapping
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -72,6 +73,19 @@ def test_secrets_in_messages_of_client_and_broker_are_masked(name: str, secret: 
             assert secret not in str(error)
             assert secret not in repr(error)
             assert MASK in str(error)
+
+
+def test_a_refused_login_of_an_admin_client_has_no_secret_in_its_cause() -> None:
+    class Client:
+        def poll(self, _seconds: float) -> None:
+            said = f"SASL authentication error: {SECRET!r} is wrong"
+            complaints.on_error(KafkaError(KafkaError._AUTHENTICATION, said))
+
+    complaints = Complaints({"sasl.password": SECRET})
+    with pytest.raises(KafkaException) as caught:
+        complaints.await_answer(Client(), Future())
+    assert SECRET not in repr(caught.value)
+    assert MASK in repr(caught.value)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), st.sampled_from("\"'/=:&?"))

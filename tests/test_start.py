@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from wire_cluster import WireCluster
 
 from kafka_eos_source import recommended_settings
 from kafka_eos_source.commit import direct
@@ -174,6 +175,34 @@ def test_the_process_that_commits_does_not_check_the_target_again(
         direct.check_target(options)
     monkeypatch.setitem(sys.modules, "pyspark.sql.worker.python_streaming_sink_runner", sys)
     direct.check_target(options)
+
+
+@pytest.mark.parametrize("batch_id", [None, 0, 1])
+def test_only_a_query_that_never_ran_fails_soon_without_brokers(
+    batch_id: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark plans the batches of a query that runs in processes that may be new."""
+
+    def down(_config: object) -> str:
+        raise UnavailableError("brokers are down.", fix="start them.")
+
+    monkeypatch.setattr(direct, "check_reachable", down)
+    if batch_id is not None:
+        (tmp_path / "offsets").mkdir()
+        (tmp_path / "offsets" / str(batch_id)).write_text("v1\n{}\n-\n")
+    with WireCluster({"out": 1}) as brokers:  # which are up again
+        stated = {
+            "kafka.bootstrap.servers": brokers.bootstrap,
+            "topic": "out",
+            "checkpointLocation": str(tmp_path),
+        }
+        options = parse_write(stated, streaming=True)
+        if batch_id != 1:
+            with pytest.raises(UnavailableError, match="brokers are down"):
+                direct.check_target(options)
+            return
+        direct.check_target(options)
+    assert "waits for its brokers: brokers are down" in caplog.text
 
 
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:

@@ -29,7 +29,7 @@ def brokers() -> Iterator[WireCluster]:
 
 
 @pytest.fixture
-def _log_as_before() -> Iterator[None]:
+def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores the levels and handlers of the client's loggers."""
     loggers = [
         debug._client,
@@ -37,6 +37,7 @@ def _log_as_before() -> Iterator[None]:
     ]
     before = [each.level for each in loggers]
     handlers = list(debug._client.handlers)
+    monkeypatch.setattr(debug, "_asked", set())
     yield
     for each, level in zip(loggers, before, strict=True):
         each.setLevel(level)
@@ -158,3 +159,13 @@ def test_lines_go_to_standard_error_where_nobody_configured_logging(
 def test_log_level_hides_lines(level: str, shown: int) -> None:
     Access.of(check_consumer({"log_level": level}), SECONDS, SECONDS)
     assert debug.broker.getEffectiveLevel() == shown
+
+
+@pytest.mark.usefixtures("_log_as_before")
+@pytest.mark.parametrize("order", [1, -1], ids=["quiet-first", "quiet-last"])
+def test_a_client_that_logs_errors_only_hides_no_warning_of_another(order: int) -> None:
+    for each in [{"log_level": "0"}, {}][::order]:
+        Access.of(check_consumer(each), SECONDS, SECONDS)
+    assert debug.broker.isEnabledFor(logging.WARNING)
+    Access.of(check_consumer({"log_level": "7"}), SECONDS, SECONDS)
+    assert debug.broker.isEnabledFor(logging.INFO)

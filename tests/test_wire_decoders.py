@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 from simulated.kafka import SimulatedKafka, name_of
 
-from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.config import consumer_config, producer_config
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.wire import connection, decompress
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
@@ -454,6 +454,19 @@ def test_whatever_a_server_answers_to_a_login_ends_as_a_connection_or_a_login(
         assert time.monotonic() - begun < SECONDS
 
 
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [(["SCRAM-SHA-512"], "the broker supports SCRAM-SHA-512, not PLAIN"), ([], "listener has no login")],
+)
+def test_a_mechanism_that_a_listener_does_not_have_is_named(offered: list[str], said: str) -> None:
+    login = {"security.protocol": "sasl_plaintext", "sasl.mechanisms": "PLAIN"}
+    with SimulatedKafka({}) as cluster:
+        cluster.mechanisms = offered
+        host, _, port = cluster.bootstrap.partition(":")
+        with pytest.raises(AuthorizationError, match=said):
+            broker_ids(host, int(port), {**login, "sasl.username": "a", "sasl.password": "b"}, SECONDS)
+
+
 _ASKED = frozenset({"Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "Fetch"})
 
 
@@ -467,7 +480,7 @@ def test_a_consumer_survives_whatever_brokers_answer(seed: int, share: float) ->
         log.finish(1, model.ABORT if number % 4 == 0 else model.COMMIT)
     with SimulatedKafka({"t": [log]}, brokers=2) as cluster:
         cluster.garble = garbling(seed, _ASKED, share)
-        conf = consumer_config({"bootstrap.servers": cluster.bootstrap}, "g", "read_committed")
+        conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
         consumer = WireConsumer({**conf, "socket.timeout.ms": "300"})
         try:
             limit = Deadline.after_seconds(1.0)

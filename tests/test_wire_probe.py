@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import pytest
 from simulated.kafka import Fault, SimulatedKafka
 
-from kafka_eos_source.errors import AuthorizationError, KafkaEosError
-from kafka_eos_source.kafka.wire.probe import broker_ids, finalized_features
+from kafka_eos_source.errors import AuthorizationError, InvalidRecordError, KafkaEosError
+from kafka_eos_source.kafka.wire.probe import append_time, broker_ids, finalized_features
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 SECONDS = 5.0
 
@@ -103,3 +105,15 @@ def test_certificates_that_cannot_be_read_are_named() -> None:
             {"security.protocol": "SASL_SSL", "ssl.ca.location": "/nowhere"},
             SECONDS,
         )
+
+
+def test_the_clock_of_a_broker_is_asked_for_with_two_records() -> None:
+    with SimulatedKafka({"t": 1}) as cluster:
+        cluster.users = {"alice": "hunter2"}
+        kafka = {"bootstrap.servers": cluster.bootstrap, **login("hunter2")}
+        sent, _, acknowledged = append_time(kafka, TopicPartition("t", 0), Deadline.after_seconds(SECONDS))
+        assert sent <= acknowledged
+        assert cluster.committed("t") == {0: [b"clock check of kafka-eos doctor"] * 2}
+        cluster.most_bytes = 10
+        with pytest.raises(InvalidRecordError, match="writing a record to t-0"):
+            append_time(kafka, TopicPartition("t", 0), Deadline.after_seconds(SECONDS))

@@ -13,7 +13,6 @@ from simulated.kafka import SimulatedKafka
 from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, soon, write, write_until_committed
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka.config import consumer_config
 from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import TopicPartition
@@ -111,7 +110,7 @@ def test_transactions_use_the_versions_that_brokers_announce(cluster: SimulatedK
 
 def test_records_are_read_with_the_versions_that_brokers_announce(cluster: SimulatedKafka) -> None:
     tps = [TopicPartition("r", 0), TopicPartition("r", 1)]
-    conf = consumer_config({"bootstrap.servers": cluster.bootstrap}, "g", "read_committed")
+    conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
     consumer = WireConsumer(conf)
     found: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
     ends = {tp: consumer.log_bounds(tp, soon())[1] for tp in tps}
@@ -167,7 +166,7 @@ def test_a_service_without_a_request_for_transactions_is_named(missing: str) -> 
 def test_a_service_without_a_request_for_reading_is_named(missing: str) -> None:
     with SimulatedKafka({"r": [log_of(5)]}) as cluster:
         cluster.unsupported = {missing}
-        conf = consumer_config({"bootstrap.servers": cluster.bootstrap}, "g", "read_committed")
+        conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
         consumer = WireConsumer(conf)
         tp = TopicPartition("r", 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kafka_eos_source.commit.identity_file import is_proven, set_unproven
+from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.wire.producer import RecordProducer
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from kafka_eos_source.commit.sources import SourceRange
     from kafka_eos_source.protocol.offset_log import LoggedOffsets
 
+_log = logging.getLogger(__name__)
+
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000
 
@@ -41,6 +45,8 @@ def check_target(options: WriteOptions) -> None:
     """Checks once per process that brokers can be reached, and ``topic`` and ``deadLetter.topic`` exist.
 
     The process that commits a micro-batch does not check again what the process that planned it has checked.
+    A query that starts for the first time fails soon if brokers cannot be reached. One that has planned
+    batches waits for them.
 
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
@@ -50,10 +56,16 @@ def check_target(options: WriteOptions) -> None:
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
     if key in _checked or _COMMITTER in sys.modules:
         return
-    check_reachable(admin_config(options.kafka))
+    deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
+    try:
+        check_reachable(admin_config(options.kafka))
+    except UnavailableError as error:
+        # Spark may plan each batch of a query in another process: this one is new, but the query may run
+        if not _has_planned_before(options):
+            raise
+        _log.warning("the query has planned batches before, so it waits for its brokers: %s", error.message)
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
-        deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
         named = [each for each in (options.topic, options.dead_letter_topic) if each is not None]
         if named:
             producer.check_partitions(dict.fromkeys(named, -1), deadline)
@@ -62,6 +74,14 @@ def check_target(options: WriteOptions) -> None:
     finally:
         producer.close()
     _checked.add(key)
+
+
+def _has_planned_before(options: WriteOptions) -> bool:
+    """Returns whether the query has planned a batch before this one, now or before a restart."""
+    if options.checkpoint_location is None:
+        return False
+    planned = offset_log.newest(options.checkpoint_location)
+    return planned is not None and planned.batch_id > 0
 
 
 def leave_guarantee(options: WriteOptions) -> None:

@@ -55,8 +55,6 @@ _MISSING = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
-#: The topic does not exist, or the principal may not describe it.
-_MISSING_OR_HIDDEN = _MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 #: A leader is being elected, or its high watermark is not up to date yet (KIP-207).
 _LEADER_NOT_READY = frozenset(
     {
@@ -155,17 +153,6 @@ class SourceAdmin:
 
         return self._ask(f"looking up topics that match {pattern!r}", ask)
 
-    def visible_topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Returns the ids (KIP-516) of the topics that a broker shows to this principal right now.
-
-        Leaves out a topic that does not exist or that the principal may not describe.
-
-        Raises:
-            UnavailableError: if no broker answers.
-        """
-        wanted = sorted(set(topics))
-        return dict(self._existing(wanted, _MISSING_OR_HIDDEN, retry_missing=False).ids) if wanted else {}
-
     def existing_topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Returns the ids (KIP-516) of the topics that exist; a topic that is left out was deleted.
 
@@ -180,21 +167,11 @@ class SourceAdmin:
 
     def existing(self, topics: Collection[str]) -> Topics:
         """Describes the topics that exist, but not the cluster; otherwise as `existing_topic_ids`."""
-        return self._existing(topics, _MISSING, retry_missing=True)
-
-    def _existing(self, topics: Collection[str], left_out: Collection[int], *, retry_missing: bool) -> Topics:
-        """Describes the topics that exist.
-
-        Args:
-            topics: names of the topics.
-            left_out: codes of errors for which a topic is left out.
-            retry_missing: whether a topic is looked up again before it is left out.
-        """
-        retries = self._retries if retry_missing else 0
+        retries = self._retries
 
         def ask(client: Any) -> Topics:
             nonlocal retries
-            found = self._describe(client, topics, left_out)
+            found = self._describe(client, topics, _MISSING)
             if len(found) < len(set(topics)) and retries > 0:
                 retries -= 1
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))

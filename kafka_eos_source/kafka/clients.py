@@ -9,10 +9,8 @@ from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.login import mechanism
 from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import Secrets
-from kafka_eos_source.kafka.tokens import for_confluent
 from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 
 T = TypeVar("T")
@@ -27,18 +25,10 @@ def make(kind: Callable[..., T], config: Mapping[str, Any]) -> T:
 
     Raises:
         InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
-        AuthorizationError, UnavailableError: if OAUTHBEARER gets no token.
     """
     secrets = Secrets.of(config)
-    if mechanism(config) == "GSSAPI":
-        raise InvalidOptionError(
-            f"kafka.sasl.mechanism=GSSAPI cannot be used for this request: it needs a {kind.__name__} of "
-            "confluent-kafka, whose wheels are built without Kerberos.",
-            fix="use another login for it, such as SCRAM-SHA-512.",
-        )
-    login = for_confluent(config)
     try:
-        return kind(for_librdkafka(with_log_level(login)), logger=ClientLog(secrets.hide))
+        return kind(for_librdkafka(with_log_level(config)), logger=ClientLog(secrets.hide))
     except KafkaException as error:
         reason = secrets.hide(kafka_error(error).str())
     # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback

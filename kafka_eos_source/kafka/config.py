@@ -21,7 +21,6 @@ __all__ = [
     "admin_config",
     "check_consumer",
     "check_producer",
-    "consumer_config",
     "is_known",
     "is_secret",
     "producer_config",
@@ -37,13 +36,6 @@ _PRODUCER_DEFAULTS: Mapping[str, str] = {
 _TRANSACTION_DEFAULTS: Mapping[str, str] = {
     "transaction.timeout.ms": "60000",
     "socket.timeout.ms": "10000",  # a lost EndTxn is sent again well before the transaction times out
-}
-_CONSUMER_FORCED: Mapping[str, str] = {
-    "enable.auto.commit": "false",
-    "enable.auto.offset.store": "false",
-    "enable.partition.eof": "true",  # reveals the end of a range that ends with control records
-    "auto.offset.reset": "error",  # failOnDataLoss decides about data loss, never a reset
-    "allow.auto.create.topics": "false",
 }
 
 
@@ -134,17 +126,6 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
     elif found.get("acks", "-1") != "-1":
         found["enable.idempotence"] = "false"  # as Java does, unless the user asks for it
     return found
-
-
-def consumer_config(kafka: Mapping[str, str], group_id: str, isolation_level: str) -> dict[str, Any]:
-    """Returns the properties of a consumer that is assigned ranges and never joins a group or commits.
-
-    Args:
-        kafka: from `check_consumer`.
-        group_id: librdkafka requires a group id of every consumer.
-        isolation_level: ``read_committed`` or ``read_uncommitted``.
-    """
-    return {**kafka, **_CONSUMER_FORCED, "group.id": group_id, "isolation.level": isolation_level}
 
 
 def producer_config(kafka: Mapping[str, str], transactional_id: str | None = None) -> dict[str, Any]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from confluent_kafka import KafkaException, Producer
-
-from kafka_eos_source.errors import InvalidOptionError, UnavailableError
-from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.cluster_reader import metadata
-from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.kafka.wire.probe import append_time
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -86,33 +82,9 @@ def clock_difference(kafka: Mapping[str, str], topic: str, deadline: Deadline) -
             f"topic {topic!r} has message.timestamp.type={kind}, and keeps the time of the producer.",
             fix="name a topic with message.timestamp.type=LogAppendTime.",
         )
-    answers: list[Any] = []
-    config = {**producer_config(kafka), "delivery.report.only.error": False, "linger.ms": "0"}
-    producer: Any = make(Producer, config)
-    # the first request also waits for metadata and a connection, so the second one is measured
-    for _ in range(2):
-        answers.clear()
-        sent = time.time()
-        try:
-            producer.produce(
-                topic, b"clock check of kafka-eos doctor", on_delivery=lambda *answer: answers.append(answer)
-            )
-        except KafkaException as failure:
-            raise classify(failure, f"writing a record to {topic!r}") from failure
-        producer.flush(deadline.remaining_seconds())
-        acknowledged = time.time()
-    if not answers:
-        producer.purge()
-        raise UnavailableError(
-            f"no broker acknowledged a record in topic {topic!r} within {deadline.budget_seconds:.0f} s.",
-            fix="check that the topic's partitions have leaders.",
-        )
-    error, message = answers[0]
-    if error is not None:
-        raise classify(KafkaException(error), f"writing a record to {topic!r}")
-    _, at_ms = message.timestamp()
+    sent, appended_ms, acknowledged = append_time(admin_config(kafka), TopicPartition(topic, 0), deadline)
     middle = (sent + acknowledged) / 2
-    return ClockDifference(at_ms - 1000 * middle, 500 * (acknowledged - sent))
+    return ClockDifference(appended_ms - 1000 * middle, 500 * (acknowledged - sent))
 
 
 def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[str, int]:

@@ -24,15 +24,19 @@ def translated(kafka: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         InvalidOptionError: if a value cannot be translated.
     """
     for name, value in kafka.items():
-        if name == f"{_TRUST}location":
+        if name == "ssl.endpoint.identification.algorithm" and not value.strip():
+            yield name, name, "none"  # in Java, an empty text turns off the verification of host names
+        elif name.startswith("ssl.") and not value.strip():
+            continue  # for librdkafka, an empty text means that the option is not set
+        elif name == f"{_TRUST}location":
             yield name, "ssl.ca.location", _pem_truststore(kafka, value)
         elif name == f"{_KEYS}location" and _type_of(kafka, _KEYS, value) != "PKCS12":
             for ours in ("ssl.certificate.location", "ssl.key.location"):
                 yield name, ours, _pem_keystore(kafka, value)
         elif name in (f"{_TRUST}type", f"{_KEYS}type"):
             continue  # belongs to the location
-        elif name == "ssl.endpoint.identification.algorithm" and not value.strip():
-            yield name, name, "none"  # in Java, an empty text turns off the verification of host names
+        elif name == "connections.max.idle.ms" and value.strip() == "-1":
+            yield name, name, "0"  # never
         elif name in ("receive.buffer.bytes", "send.buffer.bytes") and value.strip() == "-1":
             yield name, name, "0"  # the system decides
         else:
@@ -67,11 +71,12 @@ def _pem_keystore(kafka: Mapping[str, str], location: str) -> str:
     kind = _type_of(kafka, _KEYS, location)
     if kind == "PEM":
         return location
+    declared = f", and remove kafka.{_KEYS}type" if kafka.get(f"{_KEYS}type") else ""
     raise refused(
         f"{_KEYS}location",
         location,
         f"keys are read from PKCS#12 and PEM files, not {kind}",
         f"convert it (keytool -importkeystore -srckeystore {location} -destkeystore keys.p12 -deststoretype "
-        "PKCS12) and set the option to the new file, or set kafka.ssl.certificate.location and "
+        f"PKCS12) and set the option to the new file{declared}; or set kafka.ssl.certificate.location and "
         "kafka.ssl.key.location to PEM files",
     )

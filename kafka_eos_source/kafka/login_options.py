@@ -12,18 +12,15 @@ from kafka_eos_source.kafka import aws
 from kafka_eos_source.kafka.login import MECHANISMS, mechanism
 from kafka_eos_source.kafka.tokens import PROVIDER, Tokens
 
-#: Names of properties that librdkafka does not have.
-OWN = frozenset({PROVIDER})
-
 _AWS = "AWS_MSK_IAM"
 _CLIENT_HANDLER, _LOGIN_HANDLER = "sasl.client.callback.handler.class", "sasl.login.callback.handler.class"
 _JAAS, _CONFIG = "sasl.jaas.config", "sasl.oauthbearer.config"
-#: Options of Java's clients that `translated` replaces.
-JAVA = frozenset({_JAAS, _CLIENT_HANDLER, _LOGIN_HANDLER})
 _MECHANISM_NAMES = ("sasl.mechanism", "sasl.mechanisms")
 
 _AWS_CLIENT_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
 _AWS_LOGIN_HANDLER = "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler"
+#: AWS documents its handler of OAUTHBEARER for both options.
+_AWS_HANDLERS = (_AWS_CLIENT_HANDLER, _AWS_LOGIN_HANDLER)
 _OIDC_HANDLERS = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
     "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
@@ -34,7 +31,7 @@ _AWS_IGNORED = ("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs")
 _WORD = r"[A-Za-z0-9_$.-]+"
 _JAAS_OPTION = rf"""({_WORD})\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|{_WORD})\s*"""
 _JAAS_LINE = re.compile(
-    rf"\s*({_WORD})\s+(?:required|requisite|sufficient|optional)\b\s*((?:{_JAAS_OPTION})*);\s*", re.DOTALL
+    rf"\s*({_WORD})\s+(?i:required|requisite|sufficient|optional)\b\s*((?:{_JAAS_OPTION})*);\s*", re.DOTALL
 )
 _Put = Callable[[str, str, str], None]
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
@@ -84,7 +81,7 @@ def translated(kafka: Mapping[str, str]) -> LoginOptions:
     if (
         asked
         or module == "IAMLoginModule"
-        or handlers.get(_CLIENT_HANDLER) == _AWS_CLIENT_HANDLER
+        or handlers.get(_CLIENT_HANDLER) in _AWS_HANDLERS
         or handlers.get(_LOGIN_HANDLER) == _AWS_LOGIN_HANDLER
     ):
         _use_aws(options, put, asked, module, given, handlers)
@@ -97,8 +94,10 @@ def translated(kafka: Mapping[str, str]) -> LoginOptions:
             continue
         raise InvalidOptionError(
             f"option 'kafka.{name}' has the value {value!r}: only Java's clients can run this class.",
-            fix=f"write a Python function that gives tokens, and set kafka.sasl.mechanism=OAUTHBEARER and "
-            f"kafka.{PROVIDER}=module:function. docs/security.md has examples for Entra ID, Google and AWS.",
+            fix="remove the option, and set kafka.sasl.mechanism=OAUTHBEARER. For an OAuth service, such as "
+            "Keycloak or Okta, set kafka.sasl.oauthbearer.token.endpoint.url, .client.id and .client.secret. "
+            f"For others, write a Python function, and set kafka.{PROVIDER}=module:function. "
+            "docs/security.md has examples for Entra ID, Google and AWS.",
         )
     return LoginOptions(options, stated)
 
@@ -107,7 +106,7 @@ def check_login(kafka: Mapping[str, str]) -> None:
     """Checks a login as far as this is possible without the brokers.
 
     Args:
-        kafka: librdkafka properties, and `OWN`.
+        kafka: librdkafka properties, and ``sasl.oauthbearer.token.provider``.
 
     Raises:
         InvalidOptionError: if an option or a Python package is missing, or a file or function cannot be
@@ -154,10 +153,10 @@ def _use_aws(
 ) -> None:
     """Replaces the options of a login at Amazon MSK by OAUTHBEARER with the provider of tokens for it."""
     source = asked or (_JAAS if module == "IAMLoginModule" else next(iter(handlers)))
-    login = handlers.get(_LOGIN_HANDLER) == _AWS_LOGIN_HANDLER  # Java's way to use OAUTHBEARER at MSK
-    expected = {_CLIENT_HANDLER: _AWS_CLIENT_HANDLER, _LOGIN_HANDLER: _AWS_LOGIN_HANDLER}
+    login = _AWS_LOGIN_HANDLER in handlers.values()  # Java's way to use OAUTHBEARER at MSK
     for name, value in handlers.items():
-        if value != expected[name] and not value.startswith("org.apache.kafka.common.security.oauthbearer."):
+        is_of_kafka = value.startswith("org.apache.kafka.common.security.oauthbearer.")
+        if value not in _AWS_HANDLERS and not is_of_kafka:
             raise InvalidOptionError(
                 f"option 'kafka.{name}' has the value {value!r}, but 'kafka.{source}' asks for a login at "
                 "AWS.",

@@ -250,7 +250,8 @@ _CONNECTION = (
     _supported(
         "log_level",
         Whole(0, 7),
-        "lines of the client's own log, as in syslog: 3 = errors, 4 = warnings too, from 5 on all",
+        "lines of the client's own log, as in syslog: 3 = errors, 4 = warnings too, from 5 on all. The highest number "
+        "of all clients of a process counts",
     ),
     *_ignored(
         "requests for administration obey it; reads and writes do not need it",

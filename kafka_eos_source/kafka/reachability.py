@@ -84,14 +84,25 @@ def check_reachable(config: Mapping[str, Any], seconds: float = START_SECONDS, *
     return some
 
 
+def _is_at(cluster: Cluster, node: int, address: str) -> bool:
+    """Returns whether a broker advertises this address."""
+    host, port = cluster.brokers[node]
+    return f"{host}:{port}" == address
+
+
 def _unreached(cluster: Cluster, deadline: Deadline, *, every: bool) -> str:
     """Returns which brokers cannot be reached; stops at the first that can, unless ``every`` is set."""
     deadline = Deadline.after_seconds(max(_PASS_SECONDS, deadline.remaining_seconds()))
     cluster.metadata([], deadline)
     bootstrap = cluster.anyone(deadline).address
     causes: list[TemporaryError] = []
-    nodes = list(cluster.brokers)
+    # the broker that has answered needs no other connection; one that is silent must not delay a start
+    nodes = sorted(cluster.brokers, key=lambda each: not _is_at(cluster, each, bootstrap))
     for index, node in enumerate(nodes):
+        if _is_at(cluster, node, bootstrap):
+            if every:
+                continue
+            break
         share = Deadline.after_seconds(deadline.remaining_seconds() / (len(nodes) - index))
         try:
             cluster.broker(node, share)

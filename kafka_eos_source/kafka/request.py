@@ -65,7 +65,8 @@ class Complaints:
         """Records a report. The client's ``error_cb``."""
         self.last = self.secrets.hide(error.str())
         if is_login(error):
-            self._refused = error
+            # without secrets, because the error that quotes it has this one as its cause
+            self._refused = KafkaError(error.code(), self.last)
 
     def answered(self) -> None:
         """Records that a broker answered a request, so the credentials work."""

@@ -115,7 +115,7 @@ def _limit(made: ssl.SSLContext, kafka: Mapping[str, str]) -> None:
                 f"option 'kafka.ssl.cipher.suites' has the value {kafka['ssl.cipher.suites']!r}; expected "
                 f"ciphers of {ssl.OPENSSL_VERSION} up to TLS 1.2, separated by colons.",
                 fix="use OpenSSL's names, such as ECDHE-RSA-AES256-GCM-SHA384; 'openssl ciphers' lists them. "
-                "Java's names differ.",
+                "Java's names differ. Or remove the option: those of TLS 1.3 need none.",
             ) from None
     if "ssl.curves.list" in kafka:
         _set_curves(made, kafka["ssl.curves.list"])

@@ -1,7 +1,6 @@
 """Tokens for SASL/OAUTHBEARER: of an OAuth service, a file, AWS, or a function of the user.
 
-Both clients log in with these tokens: the package's own one before each login, and confluent-kafka through
-its callback ``oauth_cb``. All clients of a process share the token of a login.
+The package's own client asks for one before each login. All clients of a process share the token of a login.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import base64
 import binascii
 import concurrent.futures
 import datetime
+import http.client
 import importlib
 import json
 import ssl
@@ -24,13 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError
-
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RetriableError, UnavailableError
-from kafka_eos_source.kafka.login import Login, LoginRefusedError, mechanism
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RetriableError
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
 
 #: Properties that describe the tokens.
 PREFIXES = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.", "https.")
@@ -41,8 +38,8 @@ _LIFETIME_SHARE = 0.8
 #: Lifetime of a token that does not tell its own.
 _UNKNOWN_LIFETIME_SECONDS = 60.0
 _UNSECURED_LIFETIME_SECONDS = 3600.0
-#: Time limit of a token for confluent-kafka.
-_CALLBACK_SECONDS = 10.0
+#: In the year 5138; a larger number is in milliseconds, as AWS's signer returns it.
+_NO_EXPIRY_SECONDS = 100_000_000_000
 _LARGEST_ANSWER_BYTES = 1 << 20
 _CLIENT_CREDENTIALS, _JWT_BEARER = "client_credentials", "urn:ietf:params:oauth:grant-type:jwt-bearer"
 #: Where Azure's virtual machines get tokens of their managed identity.
@@ -106,7 +103,7 @@ class Tokens:
             if time.monotonic() >= self._renew_at:
                 issued = self._source(deadline)
                 seconds = issued.expires - time.time()
-                if seconds <= 0:
+                if not seconds > 0:  # nor is it if it is not a number
                     raise ConnectionError(f"a token was given that expired {-seconds:.0f} s ago")
                 self._issued = issued._replace(extensions={**self._extensions, **issued.extensions})
                 self._renew_at = time.monotonic() + _LIFETIME_SHARE * seconds
@@ -147,75 +144,6 @@ def _tokens(properties: tuple[tuple[str, str], ...]) -> Tokens:
             return {"grant_type": _CLIENT_CREDENTIALS, **scope}
 
     return Tokens(OAuthService(url, headers, form, kafka), extensions)
-
-
-def for_confluent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns properties with which a client of confluent-kafka logs in with the tokens of this module.
-
-    The first token is fetched here, so that its failure has a class and a text of its own: confluent-kafka
-    only says that a callback raised something.
-
-    Args:
-        config: librdkafka properties and callbacks.
-
-    Raises:
-        AuthorizationError: if a token is refused.
-        UnavailableError: if nobody gives one in time.
-        InvalidOptionError: if the properties of OAUTHBEARER cannot be used.
-    """
-    if mechanism(config) != "OAUTHBEARER":
-        return dict(config)
-    tokens, login = Tokens.of(config), Login(config)
-    deadline, doing = Deadline.after_seconds(_CALLBACK_SECONDS), "getting a token"
-    servers, secrets = str(config.get("bootstrap.servers", "")), Secrets.of(config)
-
-    def refused(error: Exception) -> KafkaEosError:
-        return login.error(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, str(error)), doing)
-
-    def permanent(error: Exception) -> KafkaEosError | None:
-        return refused(error) if isinstance(error, LoginRefusedError) and not login.has_worked else None
-
-    def timed_out(error: Exception) -> KafkaEosError:
-        if isinstance(error, LoginRefusedError):
-            return refused(error)
-        return UnavailableError(
-            f"{doing} for the login at kafka.bootstrap.servers={servers!r}: {secrets.hide(str(error))}; "
-            f"tried for {deadline.budget_seconds:.0f} s.",
-            fix="check that the token service can be reached from this machine.",
-        )
-
-    retry(
-        lambda: tokens.current(deadline),
-        (LoginRefusedError, OSError),
-        Pauses(deadline, 0.1, 1.0),
-        permanent=permanent,
-        timed_out=timed_out,
-    )
-    failure: Exception | None = None
-
-    def give(_config: str) -> tuple[str, float, str, dict[str, str]]:
-        nonlocal failure
-        try:
-            issued = tokens.current(Deadline.after_seconds(_CALLBACK_SECONDS))
-        except (LoginRefusedError, OSError) as error:
-            failure = error
-            raise
-        failure = None
-        return issued.token, issued.expires, issued.principal, dict(issued.extensions)
-
-    report = config.get("error_cb")
-
-    def on_error(error: KafkaError) -> None:
-        if failure is not None and error.code() == KafkaError._AUTHENTICATION:
-            is_refusal = isinstance(failure, LoginRefusedError)
-            error = KafkaError(
-                KafkaError._AUTHENTICATION if is_refusal else KafkaError._TRANSPORT, str(failure)
-            )
-        if report is not None:
-            report(error)
-
-    kept = {name: value for name, value in config.items() if not name.startswith(PREFIXES)}
-    return {**kept, "oauth_cb": give, "error_cb": on_error}
 
 
 # -- sources -------------------------------------------------------------------------------------
@@ -267,8 +195,13 @@ class OAuthService:
             if error.code >= 500 or error.code == 429:
                 raise ConnectionError(text) from None
             raise LoginRefusedError(text) from None  # the service's own words may quote the secret
+        except (http.client.InvalidURL, UnicodeError) as error:
+            said = self._secrets.hide(f"{self._url!r} is not a URL: {error}")
+            raise LoginRefusedError(said) from None  # the error may quote a password in the URL
         except ValueError as error:
             raise ConnectionError(f"{self._url} did not answer with JSON") from error
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{self._url} did not answer with HTTP ({type(error).__name__})") from error
         if not isinstance(found, dict) or not isinstance(found.get("access_token"), str):
             raise LoginRefusedError(f"{self._url} answered without an access_token")
         token, lifetime = found["access_token"], found.get("expires_in")
@@ -354,6 +287,11 @@ class ProvidedTokens:
                 f"the token provider {self._path!r} returned {_shape(found)}; expected (token, expiry) or an "
                 "object with the attributes token and expires_on or expiry: a text, and seconds since the "
                 "epoch or a datetime"
+            )
+        if _NO_EXPIRY_SECONDS < expires < float("inf"):
+            raise LoginRefusedError(
+                f"the token provider {self._path!r} returned the expiry {expires}; expected seconds since "
+                "the epoch, not milliseconds"
             )
         return Issued(token, float(expires), str(principal or ""), dict(extensions or {}))
 

@@ -25,7 +25,7 @@ _REPEAT_SECONDS = 30.0
 #: Different lines that are remembered; the one that was logged longest ago is forgotten first.
 _MOST_LINES = 100
 #: What differs between the lines of one cause: the client, its thread, durations and counts.
-_VARIES = re.compile(r"\[rdkafka#[^]]*\]|\[thrd:[^]]*\]:?|\(after \d.*\)$|\d+ ?ms\b")
+_VARIES = re.compile(r"\[rdkafka#[^]]*\]|\[thrd:[^]]*\]:?|, \d+ identical error\(s\) suppressed|\d+ ?ms\b")
 
 _log = logging.getLogger(__name__)
 

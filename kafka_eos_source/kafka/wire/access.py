@@ -186,8 +186,12 @@ def open_session(
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
     if answer.error_code:
+        offered = ", ".join(filter(None, answer.mechanisms or ()))
         raise LoginRefusedError(
-            f"the broker supports {', '.join(filter(None, answer.mechanisms or ()))}, not {name}"
+            f"the broker supports {offered}, not {name}"
+            if offered
+            else f"the broker's listener has no login, such as {name}; its security.protocol is not "
+            "sasl_plaintext or sasl_ssl"
         )
     while not exchange.is_done():
         answer = ask(SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes(), version=1))

@@ -47,10 +47,20 @@ _CONTEXTS: Mapping[str, tuple[str, ...]] = {
 _LEVELS = (*[logging.ERROR] * 4, logging.WARNING, *[logging.INFO] * 3)
 
 
+#: The levels that the clients of this process have asked for.
+_asked: set[int] = set()
+
+
 def configure(kafka: Mapping[str, str]) -> None:
-    """Applies the options ``debug`` and ``log_level`` to this process. They stay for later clients."""
-    if kafka.get("log_level"):
-        _client.setLevel(_LEVELS[int(kafka["log_level"])])
+    """Applies the options ``debug`` and ``log_level`` to this process. They stay for later clients.
+
+    The logger has the lowest level that any client asked for: one that wants errors only must not hide the
+    warnings of another, such as those of damaged records.
+    """
+    _asked.add(_LEVELS[int(kafka["log_level"])] if kafka.get("log_level") else logging.NOTSET)
+    others = logging.getLogger(_PACKAGE.rpartition(".")[0]).getEffectiveLevel()
+    lowest = min(each or others for each in _asked)
+    _client.setLevel(logging.NOTSET if lowest == others and logging.NOTSET in _asked else lowest)
     contexts = [each for each in kafka.get("debug", "").split(",") if each in _CONTEXTS]
     for each in contexts:
         for name in _CONTEXTS[each]:

@@ -1,15 +1,23 @@
-"""Asks one broker alone, at a given address: for its finalized features, or for the brokers that it knows."""
+"""Asks one broker alone: for its finalized features, for the brokers that it knows, or for its time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.producer import ProduceRequest
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.messages import VERSIONS_WITH_FEATURES
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+
+#: Versions of the request to write, and how long the leader waits for the in-sync replicas.
+_PRODUCE, _OLDEST_PRODUCE, _PRODUCE_MS = 11, 3, 10_000
 
 
 def finalized_features(
@@ -56,6 +64,70 @@ def broker_ids(host: str, port: int, kafka: Mapping[str, str], timeout_seconds: 
     with _alone(host, port, kafka) as cluster:
         answer = cluster.metadata([], Deadline.after_seconds(timeout_seconds))
         return frozenset(each.node_id for each in answer.brokers or ())
+
+
+def append_time(kafka: Mapping[str, str], tp: TopicPartition, deadline: Deadline) -> tuple[float, int, float]:
+    """Writes two records to a topic with ``message.timestamp.type=LogAppendTime``.
+
+    The first request of a connection takes longer, so the second one is measured.
+
+    Args:
+        kafka: librdkafka properties of the connection.
+        tp: a partition of the topic.
+        deadline: for both.
+
+    Returns:
+        When the request was sent, in seconds; the broker's time, in ms; when it was acknowledged, in seconds.
+
+    Raises:
+        UnavailableError: if the leader does not answer in time, or there is none.
+        KafkaEosError: if it refuses the record.
+    """
+    cluster = Cluster(kafka)
+
+    def write() -> tuple[float, int, float]:
+        cluster.metadata([tp.topic], deadline)
+        leader = cluster.leaders.of(tp)
+        if leader is None:
+            raise TemporaryError(f"{tp} has no leader")
+        connection = cluster.broker(leader, deadline)
+        request = _one_record(tp, connection.version(ProduceRequest, _PRODUCE, _OLDEST_PRODUCE))
+        sent = time.time()
+        answer = cluster.ask(connection, request, deadline)
+        acknowledged = time.time()
+        found = answer.responses[0].partition_responses[0]
+        if found.error_code:
+            raise KafkaException(KafkaError(found.error_code))
+        return sent, found.log_append_time_ms, acknowledged
+
+    try:
+        cluster.retried(f"writing a record to {tp}", deadline, write)
+        return cluster.retried(f"writing a record to {tp}", deadline, write)
+    finally:
+        cluster.close()
+
+
+def _one_record(tp: TopicPartition, version: int) -> ProduceRequest:
+    """Returns the request that writes one record, without a producer id."""
+    batch = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1024,
+    )
+    batch.append(0, None, None, b"clock check of kafka-eos doctor", [])
+    kind = ProduceRequest.TopicProduceData
+    partition = kind.PartitionProduceData(index=tp.partition, records=bytes(batch.build()), version=version)
+    return ProduceRequest(
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=_PRODUCE_MS,
+        topic_data=[kind(name=tp.topic, partition_data=[partition], version=version)],
+        version=version,
+    )
 
 
 @contextmanager
