@@ -221,7 +221,7 @@ class SourceAdmin:
     def epoch_ends(self, epochs: Epochs, leaders: Epochs | None = None) -> dict[TopicPartition, int]:
         """Returns where a leader epoch ends in the log of each partition's present leader (KIP-320).
 
-        Confluent's client cannot ask this, so it goes through the native client.
+        Confluent's client cannot ask this, so it goes through the package's own client.
 
         Args:
             epochs: epoch of each partition; that of a leader that there was.
