@@ -109,6 +109,7 @@ class SimulatedKafka:
         hides: returns whether a broker does not find an offset, because a length before it is wrong.
         spoil: returns what is sent instead of these record batches of a partition.
         refers: returns the broker to which the leader of a partition refers clients in a rack; -1 = none.
+        followers_refer: whether followers refer clients to other brokers, too.
         copies: the logs of followers, by broker and partition. They answer Fetch requests, too.
         asked_racks: the racks that Fetch requests named, in order, with the broker that was asked.
         offsets: committed offsets and metadata of the only group.
@@ -146,6 +147,7 @@ class SimulatedKafka:
         self.hides: Callable[[Partition, int], bool] = lambda tp, offset: False
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
         self.refers: Callable[[Partition, str], int] = lambda tp, rack: -1
+        self.followers_refer = False
         self.copies: dict[tuple[int, Partition], Log] = {}
         self.asked_racks: list[tuple[int, str]] = []
         self.offsets: dict[Partition, tuple[int, str]] = {}
@@ -809,6 +811,8 @@ class SimulatedKafka:
                 log, replica = self.logs.get(tp, Log()), -1
                 if code == NOT_LEADER and (node, tp) in self.copies:
                     code, log = 0, self.copies[node, tp]
+                    if self.followers_refer:
+                        replica = self.refers(tp, request.rack_id)
                 elif not code and version >= 11:
                     replica = self.refers(tp, request.rack_id)
                 if not code and not log.start <= each.fetch_offset <= log.end:

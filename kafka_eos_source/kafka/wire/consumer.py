@@ -527,8 +527,12 @@ class WireConsumer:
     def _on_referral(self, tp: TopicPartition, replica: int, partition: _Partition) -> None:
         """Reads a partition from the replica to which its leader refers (KIP-392), as Java's consumer does.
 
-        The leader sends no records then, and does not compare the epoch that belongs to the position.
+        The leader sends no records then, and does not compare the epoch that belongs to the position. A
+        replica that refers further, or to itself, would have the consumer go round in circles.
         """
+        if self._return_to_leader(partition):
+            self._look_again([tp], f"{tp}: a replica of its leader refers to broker {replica}")
+            return
         if partition.epoch >= 0 and self._arrived.has(tp):  # the caller must first get what arrived before
             self._pause(tp, f"the leader of {tp} refers to broker {replica}")
             return
