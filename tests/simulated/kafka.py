@@ -124,6 +124,7 @@ class SimulatedKafka:
         hung: brokers that accept connections and requests, and answer nothing.
         cut_off: brokers that no other broker hears: they believe that they still lead what they led at some
             time (a value of `shift`), and cannot write.
+        outdated: committed offsets with which brokers that are cut off answer as coordinators.
         unsupported: requests that the brokers do not know.
         advertised: host and port that a broker advertises instead of its own, by node.
         announced: lowest and highest version by kind, where they differ from what the simulation knows.
@@ -159,6 +160,7 @@ class SimulatedKafka:
         self.is_stuck = False
         self.hung: set[int] = set()
         self.cut_off: dict[int, int] = {}
+        self.outdated: dict[int, dict[Partition, tuple[int, str]]] = {}
         self.unsupported: set[str] = set()
         self.advertised: dict[int, tuple[str, int]] = {}
         self.announced: dict[str, tuple[int, int]] = {}
@@ -727,12 +729,16 @@ class SimulatedKafka:
     def _on_OffsetFetch(  # noqa: N802
         self, node: int, request: Any, version: int, refusal: int
     ) -> dict[str, Any]:
-        code = self._refusal(node, 0, refusal)
+        offsets, pending = self.offsets, self.pending
+        if node in self.outdated and node == self._node_of(0, self._shift_of(node)):
+            code, offsets, pending = refusal, self.outdated[node], {}
+        else:
+            code = self._refusal(node, 0, refusal)
         if version < 8:
             kind = reads.OffsetFetchResponse.OffsetFetchResponseTopic
-            unstable = self.pending if version >= 7 and request.require_stable else {}
+            unstable = pending if version >= 7 and request.require_stable else {}
             topics = self._committed_offsets(
-                kind, kind.OffsetFetchResponsePartition, request.topics, version, unstable
+                kind, kind.OffsetFetchResponsePartition, request.topics, version, offsets, unstable
             )
             return {"throttle_time_ms": 0, "topics": [] if code else topics, "error_code": code}
         group_kind = reads.OffsetFetchResponse.OffsetFetchResponseGroup
@@ -747,7 +753,8 @@ class SimulatedKafka:
                     of_topic.OffsetFetchResponsePartitions,
                     group.topics,
                     version,
-                    self.pending if request.require_stable else {},
+                    offsets,
+                    pending if request.require_stable else {},
                 ),
                 error_code=code,
                 version=version,
@@ -757,12 +764,18 @@ class SimulatedKafka:
         return {"throttle_time_ms": 0, "groups": groups}
 
     def _committed_offsets(
-        self, kind: Any, part_kind: Any, asked: Any, version: int, unstable: Collection[Partition]
+        self,
+        kind: Any,
+        part_kind: Any,
+        asked: Any,
+        version: int,
+        offsets: Mapping[Partition, tuple[int, str]],
+        unstable: Collection[Partition],
     ) -> list[Any]:
         """Returns committed offsets as topics of an answer; all of them if the request names no topic."""
         wanted: dict[str, list[int]] = {}
         if asked is None:
-            for name, number in self.offsets:
+            for name, number in offsets:
                 wanted.setdefault(name, []).append(number)
         else:
             wanted = {each.name: list(each.partition_indexes) for each in asked}
@@ -772,9 +785,9 @@ class SimulatedKafka:
                 partitions=[
                     part_kind(
                         partition_index=number,
-                        committed_offset=self.offsets.get((name, number), (-1, ""))[0],
+                        committed_offset=offsets.get((name, number), (-1, ""))[0],
                         committed_leader_epoch=-1,
-                        metadata=self.offsets.get((name, number), (-1, ""))[1],
+                        metadata=offsets.get((name, number), (-1, ""))[1],
                         error_code=UNSTABLE_OFFSET_COMMIT if (name, number) in unstable else 0,
                         version=version,
                     )
