@@ -404,6 +404,18 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
                     told.add(tp)
 
 
+def test_what_is_in_remote_storage_is_waited_for_and_not_taken_for_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before Kafka 3.8, a broker gives up reading remote storage when the wait of the Fetch ends."""
+    monkeypatch.setattr(wire_consumer, "_STALL_SECONDS", 0.3)
+    with brokers_with({("t", 0): log_of(40), ("t", 1): log_of(40)}) as cluster:
+        cluster.remote_ms = lambda tp, offset: 800 if tp == ("t", 1) and offset < 100 else 0
+        assert read(cluster, **{"fetch.max.bytes": "1000"}) == expected(cluster)
+        waits_in_vain = cluster.received["Fetch"]
+        assert waits_in_vain < 60
+
+
 def test_a_log_that_ends_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end is told once: a task that hears it again and again would wait for ever."""
     monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", 0.5)

@@ -107,6 +107,8 @@ class SimulatedKafka:
         fault: returns what happens to a request, by the name of its kind, as in ``Produce``; None = nothing.
         refuse: returns the error code with which a Fetch of a partition is answered; 0 = none.
         hides: returns whether a broker does not find an offset, because a length before it is wrong.
+        remote_ms: how long a broker reads an offset from remote storage (KIP-405). Before Kafka 3.8, it gives
+            up if the Fetch does not wait that long, and sends nothing.
         spoil: returns what is sent instead of these record batches of a partition.
         refers: returns the broker to which the leader of a partition refers clients in a rack; -1 = none.
         followers_refer: whether followers refer clients to other brokers, too.
@@ -146,6 +148,7 @@ class SimulatedKafka:
         self.fault: Callable[[str], Fault | None] = lambda kind: None
         self.refuse: Callable[[Partition], int] = lambda tp: 0
         self.hides: Callable[[Partition, int], bool] = lambda tp, offset: False
+        self.remote_ms: Callable[[Partition, int], int] = lambda tp, offset: 0
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
         self.refers: Callable[[Partition, str], int] = lambda tp, rack: -1
         self.followers_refer = False
@@ -845,7 +848,8 @@ class SimulatedKafka:
                     diverging = None
                 elif not code and diverging is None:
                     most = min(left, each.partition_max_bytes)
-                    records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
+                    if self.remote_ms(tp, each.fetch_offset) <= request.max_wait_ms:
+                        records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
                     if not is_first and len(records) > most:
                         records = b""  # only the first partition gets a batch beyond the limit
                     left = max(0, left - len(records))
