@@ -18,6 +18,7 @@ from simulated.kafka import Fault, Partition, SimulatedKafka
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
 from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire import damage, fetched_batches
@@ -25,6 +26,7 @@ from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
 from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
@@ -276,6 +278,22 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
         others = tuple(offset for offset in range(-1, 30) if offset // 3 != index)
         with pytest.raises(RecordsDamagedError):
             read(cluster, skip={tp: others})
+
+
+def test_a_command_is_not_told_to_set_an_option_that_it_does_not_have() -> None:
+    log = plain_log(20)
+    spoiled(log, {7: "record"})
+    tp = TopicPartition("t", 0)
+    with brokers_with({("t", 0): log}) as cluster, pytest.raises(RecordsDamagedError) as refused:
+        list(
+            records.read(
+                {"bootstrap.servers": cluster.bootstrap},
+                {tp: (0, log.end)},
+                {tp: LogEnds(0, log.end, log.end)},
+            )
+        )
+    assert "skipDamagedRecords" not in refused.value.fix
+    assert f"before offset {log.batches[8].first} of the partition" in refused.value.fix
 
 
 @pytest.mark.parametrize("how", ["record", "last offset", "compressed", "decoded"])
