@@ -248,6 +248,14 @@ def test_without_a_coordinator_that_knows_the_transaction_nothing_is_proved(clus
         offsets.proved(GROUP, [TP], deadline_in(0.5))
 
 
+def test_an_answer_about_a_transaction_that_nobody_asked_for_is_not_taken_for_no_offset(
+    cluster: SimulatedKafka,
+) -> None:
+    refusing(cluster, KafkaError.UNSTABLE_OFFSET_COMMIT, 2)
+    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap})
+    assert offsets.committed_now(GROUP, [TP], deadline_in()) == {TP: HELD}
+
+
 def test_deleting_a_group_ends_at_the_deadline() -> None:
     """librdkafka alone would retry for an hour."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

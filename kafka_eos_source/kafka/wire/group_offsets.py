@@ -150,7 +150,7 @@ def _asked(
     try:
         return _offsets(cluster.ask(connection, request, deadline), version, group_id, partitions)
     except KafkaException as failure:
-        if kafka_error(failure).code() == _PENDING:
+        if stable and kafka_error(failure).code() == _PENDING:
             return None
         raise
 
