@@ -325,6 +325,8 @@ class ModelKafka:
         self.process.reach("committed_now")
         return dict(self.cluster.groups.get(group_id, {}))
 
+    proved_offsets = committed_now
+
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:

@@ -68,6 +68,8 @@ class ModelBroker:
         self.reach("committed_now", after=False)
         return dict(self.group)
 
+    proved_offsets = committed_now
+
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:

@@ -28,6 +28,7 @@ class Consumer:
         self.answers = list(answers)
         self.assigned: Mapping[TopicPartition, int] = {}
         self.ends: Mapping[TopicPartition, int] | None = None
+        self.starts: list[int] = []
 
     def assign(
         self,
@@ -37,6 +38,7 @@ class Consumer:
     ) -> None:
         assert set(columns) == {"key", "value"}
         self.assigned, self.ends = positions, ends
+        self.starts += positions.values()
 
     def release(self) -> None:
         self.assigned = {}
@@ -162,7 +164,24 @@ def test_a_topic_that_was_deleted_ends_the_read() -> None:
 def test_deleted_records_are_skipped_only_if_that_loses_nothing() -> None:
     assert read(Taken(out_of_range=[TP]), (5, 9), taken(5, 8)) == [5, 8]
     with pytest.raises(DataLossError, match=r"records of c-1 from offset 3 on were deleted.*create it"):
-        read(Taken(out_of_range=[TP]), skips_deleted=False)
+        read(Taken(out_of_range=[TP]), (5, 9), skips_deleted=False)
+
+
+def test_nothing_before_the_beginning_of_a_read_is_returned() -> None:
+    """A leader that is outdated, or whose log was cut, does not know the offset at which the read is."""
+    outdated = Taken(out_of_range=[TP])
+    assert read(outdated, (0, 2), taken(3, 8)) == [3, 8]
+    assert read(outdated, (0, 9), taken(3, 8), skips_deleted=False) == [3, 8]
+    assert read(taken(3, 4), outdated, (1, 9), taken(5, 8)) == [3, 4, 5, 8]
+    consumer = Consumer(outdated, (1, 9), taken(3, 8))
+    list(ChangelogReader(consumer, TP).read(3, 9, Deadline.after_seconds(60), if_gone=""))  # type: ignore[arg-type]
+    assert consumer.starts == [3, 3]
+
+
+def test_an_offset_that_the_log_does_not_get_ends_the_read_at_the_deadline() -> None:
+    answers = [Taken(out_of_range=[TP]), (0, 2)] * 1000
+    with pytest.raises(UnavailableError, match=r"reading c-1: offset 3 is not in the log, which ends at"):
+        read(*answers, deadline=Deadline.after_seconds(0.3))
 
 
 def test_a_read_without_an_answer_ends_at_the_deadline() -> None:

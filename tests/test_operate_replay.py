@@ -63,7 +63,7 @@ class Cluster:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return dict(self.offsets)
 
-    committed_now = group_offsets
+    proved_offsets = group_offsets
 
     # the producer
 

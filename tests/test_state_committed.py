@@ -223,6 +223,39 @@ def test_the_offsets_of_a_group_include_those_that_transactions_are_about_to_add
     assert "Hanging transactions" in refused.value.fix
 
 
+def cut_off(cluster: SimulatedKafka) -> str:
+    """Cuts the coordinator off from the others, which have a newer offset; returns its address."""
+    former = cluster.leader(0)
+    cluster.cut_off = {former: cluster.shift}
+    cluster.outdated = {former: dict(cluster.offsets)}
+    cluster.offsets[TP.topic, TP.partition] = (50, "newer")
+    cluster.move()
+    return str(cluster.bootstrap.split(",")[former - 1])
+
+
+def test_a_coordinator_that_is_cut_off_proves_nothing(cluster: SimulatedKafka) -> None:
+    """It answers whoever begins at its address; only the true coordinator knows of our transaction."""
+    offsets = GroupOffsets({"bootstrap.servers": cut_off(cluster)})
+    cluster.pending[TP.topic, TP.partition] = (60, "ours")
+    assert offsets.fetch(GROUP, [TP], deadline_in()) == {TP: HELD}
+    assert offsets.committed_now(GROUP, [TP], deadline_in()) == {TP: HELD}
+    assert offsets.proved(GROUP, [TP], deadline_in()) == {TP: GroupOffset(TP, 50, "newer")}
+
+
+def test_without_a_coordinator_that_knows_the_transaction_nothing_is_proved(cluster: SimulatedKafka) -> None:
+    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap})
+    with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
+        offsets.proved(GROUP, [TP], deadline_in(0.5))
+
+
+def test_an_answer_about_a_transaction_that_nobody_asked_for_is_not_taken_for_no_offset(
+    cluster: SimulatedKafka,
+) -> None:
+    refusing(cluster, KafkaError.UNSTABLE_OFFSET_COMMIT, 2)
+    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap})
+    assert offsets.committed_now(GROUP, [TP], deadline_in()) == {TP: HELD}
+
+
 def test_deleting_a_group_ends_at_the_deadline() -> None:
     """librdkafka alone would retry for an hour."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -340,6 +340,28 @@ def test_an_offset_out_of_range_is_returned_as_a_reason_to_wipe() -> None:
     assert store.data == {b"old": b"1"}, "nothing was done yet"
 
 
+def test_an_outdated_leader_is_not_asked_all_the_time() -> None:
+    class Outdated(Log):
+        takes = 0
+
+        def take(self, wait_seconds: float, end: int) -> Pulled:
+            self.takes += 1
+            return Pulled(out_of_range=True)
+
+    log = Outdated([], 9)
+    with pytest.raises(UnavailableError, match="at offset 2 of 9"):
+        restore(
+            Store(next=2, batch=BATCH),
+            TP,
+            9,
+            log,
+            owner=OWNER,
+            deadline=Deadline.after_seconds(0.5),
+            clock_ms=lambda: NOW_MS,
+        )
+    assert log.takes < 10
+
+
 def test_a_log_that_loses_its_start_during_the_restore_is_a_reason_to_wipe() -> None:
     class Losing(Log):
         def take(self, wait_seconds: float, end: int) -> Pulled:

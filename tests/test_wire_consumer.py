@@ -18,6 +18,7 @@ from simulated.kafka import Fault, Partition, SimulatedKafka
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
 from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire import damage, fetched_batches
@@ -25,6 +26,7 @@ from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
 from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
@@ -278,6 +280,22 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
             read(cluster, skip={tp: others})
 
 
+def test_a_command_is_not_told_to_set_an_option_that_it_does_not_have() -> None:
+    log = plain_log(20)
+    spoiled(log, {7: "record"})
+    tp = TopicPartition("t", 0)
+    with brokers_with({("t", 0): log}) as cluster, pytest.raises(RecordsDamagedError) as refused:
+        list(
+            records.read(
+                {"bootstrap.servers": cluster.bootstrap},
+                {tp: (0, log.end)},
+                {tp: LogEnds(0, log.end, log.end)},
+            )
+        )
+    assert "skipDamagedRecords" not in refused.value.fix
+    assert f"before offset {log.batches[8].first} of the partition" in refused.value.fix
+
+
 @pytest.mark.parametrize("how", ["record", "last offset", "compressed", "decoded"])
 @pytest.mark.parametrize("index", [0, 5, 7], ids=["first", "within", "last"])
 def test_the_end_of_the_damage_is_found_although_brokers_limit_answers(
@@ -402,6 +420,18 @@ def test_the_end_of_a_log_is_told_after_the_records_before_it(monkeypatch: pytes
                 for tp, end in taken.log_ends.items():
                     assert reached.get(tp) == end == ends[tp.topic, tp.partition]
                     told.add(tp)
+
+
+def test_what_is_in_remote_storage_is_waited_for_and_not_taken_for_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before Kafka 3.8, a broker gives up reading remote storage when the wait of the Fetch ends."""
+    monkeypatch.setattr(wire_consumer, "_STALL_SECONDS", 0.3)
+    with brokers_with({("t", 0): log_of(40), ("t", 1): log_of(40)}) as cluster:
+        cluster.remote_ms = lambda tp, offset: 800 if tp == ("t", 1) and offset < 100 else 0
+        assert read(cluster, **{"fetch.max.bytes": "1000"}) == expected(cluster)
+        waits_in_vain = cluster.received["Fetch"]
+        assert waits_in_vain < 60
 
 
 def test_a_log_that_ends_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,17 @@ def test_a_replica_that_the_cluster_does_not_have_is_not_asked() -> None:
         assert read(cluster, **RACK) == expected(cluster)
 
 
+@pytest.mark.parametrize("circle", [{LEADER: LEADER}, {LEADER: REPLICA, REPLICA: LEADER}], ids=["1", "2"])
+def test_brokers_that_refer_in_a_circle_are_left(circle: dict[int, int]) -> None:
+    """Kafka's followers refer to nobody; other services are less certain."""
+    log = log_of(10)
+    with cluster_of(log, log) as cluster:
+        cluster.refers = lambda tp, rack: circle[cluster.asked_racks[-1][0]] if rack else -1
+        cluster.followers_refer = True
+        assert read(cluster, poll_timeout_ms=3_000, **RACK) == expected(cluster)
+        assert cluster.received["Fetch"] < 20
+
+
 def test_a_replica_that_hangs_is_left() -> None:
     log = log_of(10)
     with cluster_of(log, log) as cluster:

@@ -78,6 +78,8 @@ class SimulatedKafka:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return self._offsets()
 
+    proved_offsets = committed_now
+
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:

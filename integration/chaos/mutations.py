@@ -387,6 +387,7 @@ class _Prepared:
         self._producer = producer
         self.group_offsets = clients.group_offsets
         self.committed_now = clients.committed_now
+        self.proved_offsets = clients.proved_offsets
         self.group_members = clients.group_members
 
     def producer(self, _transactional_id: str) -> Any:

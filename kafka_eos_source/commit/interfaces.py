@@ -67,6 +67,14 @@ class Clients(Protocol):
     ) -> Mapping[TopicPartition, GroupOffset]:
         """Returns the currently committed offsets of a group; does not wait for open transactions."""
 
+    def proved_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        """Returns the currently committed offsets from a coordinator that knows of the open transaction.
+
+        The transaction must have sent an offset of one of the partitions (`GroupOffsets.proved`).
+        """
+
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
 

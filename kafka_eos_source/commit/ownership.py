@@ -269,7 +269,7 @@ def _proved_offsets(context: CommitContext) -> Mapping[TopicPartition, GroupOffs
         producer.begin()
         producer.send_offsets([GroupOffset(request.anchor, 0, "")], request.group_id, deadline)
         partitions = request.partitions(request.own(cluster))
-        proved = context.clients.committed_now(request.group_id, partitions, deadline)
+        proved = context.clients.proved_offsets(request.group_id, partitions, deadline)
         producer.abort(deadline)
         return proved
     finally:

@@ -83,6 +83,11 @@ class KafkaClients:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
 
+    def proved_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return GroupOffsets(admin_config(self.kafka)).proved(group_id, partitions, deadline)
+
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         return read_tail(admin_config(self.kafka), tp, start, deadline)
 

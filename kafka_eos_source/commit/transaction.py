@@ -274,7 +274,7 @@ class Transaction:
         """Reads the offsets again from a coordinator that just accepted this transaction's offsets.
 
         OffsetFetch is not a quorum read: a coordinator that is cut off from the other brokers may have
-        answered with old offsets and an old token. One that accepted these offsets is not cut off.
+        answered with old offsets and an old token. One that knows of this transaction is not cut off.
 
         Raises:
             AbortableError: if the group holds other offsets than those on which the decision was made.
@@ -283,7 +283,7 @@ class Transaction:
         if session.confirmed or request.new_group:
             return
         partitions = request.partitions(self._own)
-        committed = self._context.clients.committed_now(request.group_id, partitions, self._deadline)
+        committed = self._context.clients.proved_offsets(request.group_id, partitions, self._deadline)
         refuse_changed(request.group_id, partitions, self._decision.in_group, committed)
 
     def _begin_look(self) -> GroupLook | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,15 @@ from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.consumer import WireConsumer
 
 _BOUNDS_SECONDS = 10.0
 _WAIT_SECONDS = 0.5
+#: Pause before a broker is asked again for an offset that its log should have.
+_PAUSE_SECONDS = 0.1
 
 
 _NO_KEYS = pa.array([], pa.binary())
@@ -158,7 +162,7 @@ class ChangelogReader:
         """
         if start >= end:
             return
-        position = start
+        position, missing, pauses = start, "", Pauses(deadline, _PAUSE_SECONDS)
         self.start(position, end)
         try:
             while position < end:
@@ -168,25 +172,31 @@ class ChangelogReader:
                         f"partition {self._tp} is gone, because the topic was deleted.", fix=if_gone
                     )
                 if pulled.records is not None:
-                    position = pulled.records.position
+                    position, missing = pulled.records.position, ""
                     yield pulled.records
                 if pulled.log_end is not None and pulled.log_end >= end:
                     return  # only control records were left
                 if pulled.out_of_range:
-                    if not skips_deleted:
+                    low, high = self.readable(deadline)
+                    if position >= low:  # the leader that was asked is outdated, or the log was cut
+                        missing = f"offset {position} is not in the log, which ends at offset {high}"
+                        pauses.wait(partial(self._silent, deadline, missing))
+                    elif skips_deleted:
+                        position = low
+                    else:
                         raise DataLossError(
                             f"records of {self._tp} from offset {position} on were deleted.", fix=if_gone
                         )
-                    position, _ = self.readable(deadline)
                     self.start(position, end)
                 elif pulled.records is None and deadline.expired:
-                    raise unreachable(
-                        self._consumer.cluster.bootstrap,
-                        deadline.budget_seconds * 1000,
-                        f"reading {self._tp}: {self.last_complaint or 'nothing arrives'}",
-                    )
+                    raise self._silent(deadline, missing or self.last_complaint or "nothing arrives")
         finally:
             self.stop()
+
+    def _silent(self, deadline: Deadline, why: str) -> UnavailableError:
+        return unreachable(
+            self._consumer.cluster.bootstrap, deadline.budget_seconds * 1000, f"reading {self._tp}: {why}"
+        )
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
         """Returns the first offset in the log and the last stable offset, as they are now.

@@ -121,6 +121,22 @@ class GroupOffsets:
         with self._cluster() as cluster:
             return committed_offsets(cluster, group_id, certainly, deadline)
 
+    def proved(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """Returns what is committed now, from a coordinator that knows of the caller's transaction.
+
+        Call it while a transaction is open that has sent an offset of one of the partitions
+        (`wire.group_offsets.proved_offsets`).
+
+        Raises:
+            UnavailableError, AuthorizationError: under the same conditions as `fetch`.
+        """
+        from kafka_eos_source.kafka.wire.group_offsets import proved_offsets
+
+        with self._cluster() as cluster:
+            return proved_offsets(cluster, group_id, partitions, deadline)
+
     def members(self, group_id: str, deadline: Deadline) -> list[str]:
         """Returns client id and host of each member of the group; a group that does not exist has none.
 

@@ -127,7 +127,7 @@ def lower(
         producer.send_offsets([each.offset for each in shards], group_id, deadline)
         # a coordinator that accepted these offsets is up to date; the one that was asked before may not be
         partitions = [each.offset.tp for each in shards]
-        refuse_changed(group_id, partitions, offsets, clients.committed_now(group_id, partitions, deadline))
+        refuse_changed(group_id, partitions, offsets, clients.proved_offsets(group_id, partitions, deadline))
         producer.commit(deadline)
         return shards
     except OutcomeUnknownError as error:

@@ -138,7 +138,9 @@ def _read(
     silence_seconds: float,
 ) -> Iterator[TopicRecord]:
     conf = {**admin_config(kafka), "isolation.level": isolation_level}
-    settings = ReadSettings(conf, include_headers=True, poll_timeout_ms=int(silence_seconds * 1000))
+    settings = ReadSettings(
+        conf, include_headers=True, poll_timeout_ms=int(silence_seconds * 1000), skip_damaged=None
+    )
     progress = Progress([OffsetRange(tp, *bounds) for tp, bounds in ranges.items() if bounds[0] < bounds[1]])
     if progress.done:
         return

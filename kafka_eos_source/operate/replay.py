@@ -334,7 +334,7 @@ class _Session:
         """
         if not self._confirmed:
             group_id = self._request.group_id
-            now = self._clients.committed_now(group_id, self._partitions, deadline)
+            now = self._clients.proved_offsets(group_id, self._partitions, deadline)
             refuse_changed(group_id, self._partitions, self.held, now)
             self._confirmed = True
 

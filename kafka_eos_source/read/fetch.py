@@ -64,7 +64,8 @@ class ReadSettings:
             continues.
         poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
         columns: names of the columns to build; None = all.
-        skip_damaged: offsets of damaged record batches to pass over, by partition (``skipDamagedRecords``).
+        skip_damaged: offsets of damaged record batches to pass over, by partition (``skipDamagedRecords``);
+            None = the reader is a command, which has no such option.
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
@@ -72,7 +73,7 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
     columns: tuple[str, ...] | None = None
-    skip_damaged: Mapping[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
+    skip_damaged: Mapping[TopicPartition, tuple[int, ...]] | None = field(default_factory=dict)
 
 
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
@@ -303,7 +304,7 @@ class Reading:
         tp, progress = damage.tp, self._progress
         if not progress.is_open(tp):
             return
-        named = self._settings.skip_damaged.get(tp, ())
+        named = (self._settings.skip_damaged or {}).get(tp, ())
         position, last = progress.position(tp), damage.past_offset - 1
         if damage.resume < 0 or not any(damage.offset <= offset <= last for offset in named):
             raise _records_damaged(damage, position, self._settings.skip_damaged)
@@ -344,19 +345,24 @@ class Reading:
 
 
 def _records_damaged(
-    damage: Damage, position: int, named: Mapping[TopicPartition, tuple[int, ...]]
+    damage: Damage, position: int, named: Mapping[TopicPartition, tuple[int, ...]] | None
 ) -> RecordsDamagedError:
     """Returns the error for a damaged place.
 
     Args:
         damage: the place.
         position: the next offset to read.
-        named: the offsets that the option ``skipDamagedRecords`` names already.
+        named: the offsets that the option ``skipDamagedRecords`` names already; None = there is no option.
     """
     tp = damage.tp
     fix = damage.repair
     if damage.resume < 0:
         fix += ". No offset behind the damage can be read, so that the query cannot pass over it"
+    elif named is None:
+        fix += (
+            f". If there is no copy, remove the records before offset {damage.resume} of the partition with "
+            "kafka-delete-records.sh, or let retention remove them; then run the command again"
+        )
     else:
         by_topic: dict[str, dict[str, list[int]]] = {}
         for each, offsets in {**named, tp: (*named.get(tp, ()), damage.offset)}.items():

@@ -107,8 +107,11 @@ class SimulatedKafka:
         fault: returns what happens to a request, by the name of its kind, as in ``Produce``; None = nothing.
         refuse: returns the error code with which a Fetch of a partition is answered; 0 = none.
         hides: returns whether a broker does not find an offset, because a length before it is wrong.
+        remote_ms: how long a broker reads an offset from remote storage (KIP-405). Before Kafka 3.8, it gives
+            up if the Fetch does not wait that long, and sends nothing.
         spoil: returns what is sent instead of these record batches of a partition.
         refers: returns the broker to which the leader of a partition refers clients in a rack; -1 = none.
+        followers_refer: whether followers refer clients to other brokers, too.
         copies: the logs of followers, by broker and partition. They answer Fetch requests, too.
         asked_racks: the racks that Fetch requests named, in order, with the broker that was asked.
         offsets: committed offsets and metadata of the only group.
@@ -123,6 +126,7 @@ class SimulatedKafka:
         hung: brokers that accept connections and requests, and answer nothing.
         cut_off: brokers that no other broker hears: they believe that they still lead what they led at some
             time (a value of `shift`), and cannot write.
+        outdated: committed offsets with which brokers that are cut off answer as coordinators.
         unsupported: requests that the brokers do not know.
         advertised: host and port that a broker advertises instead of its own, by node.
         announced: lowest and highest version by kind, where they differ from what the simulation knows.
@@ -144,8 +148,10 @@ class SimulatedKafka:
         self.fault: Callable[[str], Fault | None] = lambda kind: None
         self.refuse: Callable[[Partition], int] = lambda tp: 0
         self.hides: Callable[[Partition, int], bool] = lambda tp, offset: False
+        self.remote_ms: Callable[[Partition, int], int] = lambda tp, offset: 0
         self.spoil: Callable[[Partition, bytes], bytes] = lambda tp, records: records
         self.refers: Callable[[Partition, str], int] = lambda tp, rack: -1
+        self.followers_refer = False
         self.copies: dict[tuple[int, Partition], Log] = {}
         self.asked_racks: list[tuple[int, str]] = []
         self.offsets: dict[Partition, tuple[int, str]] = {}
@@ -157,6 +163,7 @@ class SimulatedKafka:
         self.is_stuck = False
         self.hung: set[int] = set()
         self.cut_off: dict[int, int] = {}
+        self.outdated: dict[int, dict[Partition, tuple[int, str]]] = {}
         self.unsupported: set[str] = set()
         self.advertised: dict[int, tuple[str, int]] = {}
         self.announced: dict[str, tuple[int, int]] = {}
@@ -725,12 +732,16 @@ class SimulatedKafka:
     def _on_OffsetFetch(  # noqa: N802
         self, node: int, request: Any, version: int, refusal: int
     ) -> dict[str, Any]:
-        code = self._refusal(node, 0, refusal)
+        offsets, pending = self.offsets, self.pending
+        if node in self.outdated and node == self._node_of(0, self._shift_of(node)):
+            code, offsets, pending = refusal, self.outdated[node], {}
+        else:
+            code = self._refusal(node, 0, refusal)
         if version < 8:
             kind = reads.OffsetFetchResponse.OffsetFetchResponseTopic
-            unstable = self.pending if version >= 7 and request.require_stable else {}
+            unstable = pending if version >= 7 and request.require_stable else {}
             topics = self._committed_offsets(
-                kind, kind.OffsetFetchResponsePartition, request.topics, version, unstable
+                kind, kind.OffsetFetchResponsePartition, request.topics, version, offsets, unstable
             )
             return {"throttle_time_ms": 0, "topics": [] if code else topics, "error_code": code}
         group_kind = reads.OffsetFetchResponse.OffsetFetchResponseGroup
@@ -745,7 +756,8 @@ class SimulatedKafka:
                     of_topic.OffsetFetchResponsePartitions,
                     group.topics,
                     version,
-                    self.pending if request.require_stable else {},
+                    offsets,
+                    pending if request.require_stable else {},
                 ),
                 error_code=code,
                 version=version,
@@ -755,12 +767,18 @@ class SimulatedKafka:
         return {"throttle_time_ms": 0, "groups": groups}
 
     def _committed_offsets(
-        self, kind: Any, part_kind: Any, asked: Any, version: int, unstable: Collection[Partition]
+        self,
+        kind: Any,
+        part_kind: Any,
+        asked: Any,
+        version: int,
+        offsets: Mapping[Partition, tuple[int, str]],
+        unstable: Collection[Partition],
     ) -> list[Any]:
         """Returns committed offsets as topics of an answer; all of them if the request names no topic."""
         wanted: dict[str, list[int]] = {}
         if asked is None:
-            for name, number in self.offsets:
+            for name, number in offsets:
                 wanted.setdefault(name, []).append(number)
         else:
             wanted = {each.name: list(each.partition_indexes) for each in asked}
@@ -770,9 +788,9 @@ class SimulatedKafka:
                 partitions=[
                     part_kind(
                         partition_index=number,
-                        committed_offset=self.offsets.get((name, number), (-1, ""))[0],
+                        committed_offset=offsets.get((name, number), (-1, ""))[0],
                         committed_leader_epoch=-1,
-                        metadata=self.offsets.get((name, number), (-1, ""))[1],
+                        metadata=offsets.get((name, number), (-1, ""))[1],
                         error_code=UNSTABLE_OFFSET_COMMIT if (name, number) in unstable else 0,
                         version=version,
                     )
@@ -809,6 +827,8 @@ class SimulatedKafka:
                 log, replica = self.logs.get(tp, Log()), -1
                 if code == NOT_LEADER and (node, tp) in self.copies:
                     code, log = 0, self.copies[node, tp]
+                    if self.followers_refer:
+                        replica = self.refers(tp, request.rack_id)
                 elif not code and version >= 11:
                     replica = self.refers(tp, request.rack_id)
                 if not code and not log.start <= each.fetch_offset <= log.end:
@@ -828,7 +848,8 @@ class SimulatedKafka:
                     diverging = None
                 elif not code and diverging is None:
                     most = min(left, each.partition_max_bytes)
-                    records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
+                    if self.remote_ms(tp, each.fetch_offset) <= request.max_wait_ms:
+                        records, aborted = log.fetched(each.fetch_offset, most, committed=committed)
                     if not is_first and len(records) > most:
                         records = b""  # only the first partition gets a batch beyond the limit
                     left = max(0, left - len(records))

@@ -58,6 +58,10 @@ _PROPAGATION_MS = "30000"
 #: only then, so that Kafka's default of 500 ms would be the latency of every small batch.
 _WAIT_MS = "10"
 
+#: How long a broker waits at least for records that it has not sent within the usual wait. They may be in
+#: remote storage: before Kafka 3.8, a broker gives up reading there when the wait ends (KIP-1018).
+_PATIENT_MS = 2000
+
 #: How long a partition is read from the replica to which its leader referred, unless the user sets
 #: ``metadata.max.age.ms`` (its default in Java), and how long only from its leader after the replica failed.
 _REPLICA_MS, _LEADER_SECONDS = "300000", 30.0
@@ -89,6 +93,7 @@ class _Partition:
         unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
         stalled_since: since when its leader has sent nothing although its log does not end here and the
             answer had room, on the monotonic clock; None = it does not do that.
+        is_slow: whether its leader ever did that.
         replica: the broker to read from instead of the leader (KIP-392); -1 = the leader, which may not refer
             the consumer to another broker.
         replica_until: until when ``replica`` counts, on the monotonic clock. Then the leader is asked, and
@@ -106,6 +111,7 @@ class _Partition:
     is_waiting: bool = False
     unknown_since: float | None = None
     stalled_since: float | None = None
+    is_slow: bool = False
     replica: int = -1
     replica_until: float = 0.0
     replica_epoch: int = -1
@@ -227,7 +233,8 @@ class WireConsumer:
         self.drop([tp])
         # A new object, so that an answer to the request before is ignored. The leader may have refused the
         # epoch of that request, and not its offset; the epochs of the record batches are compared anyway.
-        moved = _Partition(position, before.end, before.epoch, resumes_at=time.monotonic() + _PAUSE_SECONDS)
+        resumes_at = time.monotonic() + _PAUSE_SECONDS
+        moved = _Partition(position, before.end, before.epoch, is_slow=before.is_slow, resumes_at=resumes_at)
         self._partitions[tp] = moved
         if rest is not None:
             foreign = rest.above(moved.epoch, moved.end)
@@ -402,11 +409,12 @@ class WireConsumer:
         asked = {tp: self._partitions[tp] for tp in wanted}
         # the rack is the same for all partitions of a request, and some may have to come from their leader
         may_refer = all(each.replica >= 0 or now >= each.replica_until for each in asked.values())
+        wait_ms = max(self._wait_ms, _PATIENT_MS * any(each.is_slow for each in asked.values()))
         request = fetch_request(
             version,
             wanted,
             committed=self._committed,
-            wait_ms=self._wait_ms,
+            wait_ms=wait_ms,
             least_bytes=self._least_bytes,
             most_bytes=self._sizes.of_answer(_MOST_ANSWERS * max(1, self._brokers)),
             rack=self._rack if may_refer else "",
@@ -418,7 +426,7 @@ class WireConsumer:
             request,
             partial(self._on_answer, node, connection, asked),
             decode=decoded_fetch,
-            wait_seconds=self._wait_ms / 1000,
+            wait_seconds=wait_ms / 1000,
         )
 
     def _on_answer(
@@ -527,8 +535,12 @@ class WireConsumer:
     def _on_referral(self, tp: TopicPartition, replica: int, partition: _Partition) -> None:
         """Reads a partition from the replica to which its leader refers (KIP-392), as Java's consumer does.
 
-        The leader sends no records then, and does not compare the epoch that belongs to the position.
+        The leader sends no records then, and does not compare the epoch that belongs to the position. A
+        replica that refers further, or to itself, would have the consumer go round in circles.
         """
+        if self._return_to_leader(partition):
+            self._look_again([tp], f"{tp}: a replica of its leader refers to broker {replica}")
+            return
         if partition.epoch >= 0 and self._arrived.has(tp):  # the caller must first get what arrived before
             self._pause(tp, f"the leader of {tp} refers to broker {replica}")
             return
@@ -611,6 +623,7 @@ class WireConsumer:
 
     def _on_stall(self, tp: TopicPartition, partition: _Partition, why: str) -> None:
         """Suspects damage if the leader of a partition has sent nothing of it for a while."""
+        partition.is_slow = True
         partition.stalled_since = partition.stalled_since or time.monotonic()
         if time.monotonic() - partition.stalled_since >= _STALL_SECONDS:
             partition.stalled_since = None

@@ -45,6 +45,8 @@ from kafka_eos_source.runtime.deadline import Deadline
 _SECONDS, _REQUEST_SECONDS = 20.0, 5.0
 #: How often the leader is asked, each time over a new connection, until it sends the same bytes twice.
 _ATTEMPTS = 4
+#: How long the leader may take to find records that it did not send at first, as in `consumer`.
+_PATIENT_MS = 2000
 #: Several times what brokers accept as a batch by default, so that intact batches follow the damaged one.
 _MOST_BYTES = 8 << 20
 #: How far before an offset that a broker does not find to ask for others at most.
@@ -162,7 +164,7 @@ class Examination:
         place = max(position, suspected.offset)
         seen, is_stored = {(suspected.offset, suspected.digest)}, False
         for _ in range(_ATTEMPTS):
-            found = self._ask(leader, tp, suspected.position, position, wanted, deadline)
+            found = self._ask(leader, tp, suspected.position, position, wanted, deadline, _PATIENT_MS)
             if found.damage is None or found.damage.offset > place:
                 return None
             shown = (found.damage.offset, found.damage.digest)
@@ -202,7 +204,14 @@ class Examination:
     # -- requests --------------------------------------------------------------------------------
 
     def _ask(
-        self, node: int, tp: TopicPartition, position: int, needed: int, wanted: int, deadline: Deadline
+        self,
+        node: int,
+        tp: TopicPartition,
+        position: int,
+        needed: int,
+        wanted: int,
+        deadline: Deadline,
+        wait_ms: int = 0,
     ) -> _Answered:
         """Fetches from a broker over a new connection.
 
@@ -213,6 +222,7 @@ class Examination:
             needed: the first batch behind this offset is decoded.
             wanted: the contents to decode.
             deadline: limits the request, as `_REQUEST_SECONDS` does.
+            wait_ms: how long the broker may wait for records.
 
         Raises:
             TemporaryError: if there is no answer, or one that says nothing about damage.
@@ -223,8 +233,8 @@ class Examination:
             connection.version(FetchRequest, HIGHEST, LOWEST),
             {tp: Wanted(position, _MOST_BYTES)},
             committed=self._committed,
-            wait_ms=0,
-            least_bytes=0,
+            wait_ms=wait_ms,
+            least_bytes=1,
             most_bytes=_MOST_BYTES,
         )
         answers: list[tuple[FetchAnswer | None, Exception | None]] = []

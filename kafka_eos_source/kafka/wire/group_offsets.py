@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from kafka_eos_source.kafka.failure import kafka_error, named_partitions
 from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster, TemporaryError
+from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+
+T = TypeVar("T")
 
 #: Version 7 can ask for stable offsets; version 8 names several groups (KIP-709).
 _LOWEST, _HIGHEST = 7, 8
@@ -62,6 +66,30 @@ def committed_offsets(
     return _fetched(cluster, group_id, partitions, deadline, stable=False) or {}
 
 
+def proved_offsets(
+    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, GroupOffset]:
+    """Returns the offsets that are committed at this moment, from a coordinator that is certainly up to date.
+
+    A transaction of the caller must be open that has sent an offset of one of the partitions. A coordinator
+    that is cut off from the other brokers answers with old offsets, and does not know of this transaction.
+
+    The arguments and errors are those of `stable_offsets`.
+    """
+
+    def ask(connection: Connection) -> dict[TopicPartition, GroupOffset]:
+        asked = partial(_asked, cluster, connection, group_id, partitions, deadline)
+        if asked(stable=True) is not None:
+            cluster.metadata((), deadline)  # for the addresses of brokers that may know another coordinator
+            raise TemporaryError(
+                f"broker {connection.address} does not know the open transaction, so that it is not the "
+                f"coordinator of group {group_id!r}, or not any more"
+            )
+        return asked(stable=False) or {}
+
+    return _of_coordinator(cluster, group_id, partitions, deadline, ask)
+
+
 def doing(group_id: str, partitions: Collection[TopicPartition] | None) -> str:
     """Returns what a request for these offsets does, for messages."""
     of_partitions = f" for {named_partitions(partitions)}" if partitions else ""
@@ -79,24 +107,52 @@ def _fetched(
     if deadline.remaining_seconds() < _LEAST_SECONDS:
         deadline = Deadline.after_seconds(_LEAST_SECONDS)
 
-    def once() -> dict[TopicPartition, GroupOffset] | None:
+    def ask(connection: Connection) -> dict[TopicPartition, GroupOffset] | None:
+        return _asked(cluster, connection, group_id, partitions, deadline, stable=stable)
+
+    return _of_coordinator(cluster, group_id, partitions, deadline, ask)
+
+
+def _of_coordinator(
+    cluster: Cluster,
+    group_id: str,
+    partitions: Collection[TopicPartition] | None,
+    deadline: Deadline,
+    ask: Callable[[Connection], T],
+) -> T:
+    """Calls ``ask`` with the coordinator, and after a failure with the one that another broker names."""
+
+    def once() -> T:
         try:
-            connection = cluster.coordinator(GROUP, group_id, deadline)
-            version = connection.version(OffsetFetchRequest, _HIGHEST, _LOWEST)
-            request = _request(version, group_id, partitions, stable=stable)
-            return _offsets(cluster.ask(connection, request, deadline), version, group_id, partitions)
+            return ask(cluster.coordinator(GROUP, group_id, deadline))
         except TemporaryError:
             cluster.forget_coordinator(GROUP, group_id)
             raise
         except KafkaException as failure:
-            code = kafka_error(failure).code()
-            if code == _PENDING:
-                return None
-            if code != _LOADING:
+            if kafka_error(failure).code() != _LOADING:
                 cluster.forget_coordinator(GROUP, group_id)
             raise
 
     return cluster.retried(doing(group_id, partitions), deadline, once)
+
+
+def _asked(
+    cluster: Cluster,
+    connection: Connection,
+    group_id: str,
+    partitions: Collection[TopicPartition] | None,
+    deadline: Deadline,
+    *,
+    stable: bool,
+) -> dict[TopicPartition, GroupOffset] | None:
+    version = connection.version(OffsetFetchRequest, _HIGHEST, _LOWEST)
+    request = _request(version, group_id, partitions, stable=stable)
+    try:
+        return _offsets(cluster.ask(connection, request, deadline), version, group_id, partitions)
+    except KafkaException as failure:
+        if stable and kafka_error(failure).code() == _PENDING:
+            return None
+        raise
 
 
 def _request(

@@ -459,5 +459,6 @@ class _Run:
             return wipe
         if self._at > stable:
             self._short_since = self._short_since or time.monotonic()
+        Pauses(self._deadline, _WAIT_SECONDS).wait()
         self._source.start(self._at)
         return None
