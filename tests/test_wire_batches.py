@@ -40,6 +40,32 @@ def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.A
     }
 
 
+@pytest.mark.parametrize("level", [None, 0, 1, 9, 10, 12])
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_codec_takes_every_level_that_the_option_allows(compression: str, level: int | None) -> None:
+    """`kafka.compression.level` goes up to 12, which is gzip's 9, as in librdkafka."""
+    described = Rows([columns([(b"key", b"value" * 100, 1, None)] * 20)])
+    described.partitions[:] = 0
+    groups = described.by_partition(KERNEL)
+    ((_, sealed),) = Encoder(KERNEL, compression, level).seal(described, groups, 1 << 20)
+    batch = EncodedBatch(sealed)
+    batch.stamp(KERNEL, 1, 0, 0)
+    read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
+    assert [each.value for each in read] == [b"value" * 100] * 20
+
+
+def test_a_higher_level_makes_lz4_smaller() -> None:
+    described = Rows(
+        [columns([(b"%d" % number, b"%d" % (number * 7919), 1, None) for number in range(3000)])]
+    )
+    described.partitions[:] = 0
+    groups = described.by_partition(KERNEL)
+    fast, small = (
+        Encoder(KERNEL, "lz4", level).seal(described, groups, 1 << 20).data.nbytes for level in (None, 12)
+    )
+    assert small < fast
+
+
 @given(
     st.lists(_ROW, min_size=1, max_size=40),
     st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),

@@ -162,6 +162,23 @@ def test_a_batch_that_the_topic_does_not_accept_is_sent_as_smaller_ones(
     assert cluster.committed(TOPIC) == expected(1 if in_transaction else 2, 300)
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_many_batches_that_the_topic_does_not_accept_do_not_fail_one_by_one(
+    cluster: WireCluster, compression: str
+) -> None:
+    """Each refusal costs a pause: one for each batch, and each of its halves, would take minutes."""
+    client = producer(cluster, **{"batch.size": "2000", "compression.type": compression})
+    queue._smaller_batches.clear()
+    send(client, 0, 3_000)
+    cluster.most_bytes = 250
+    queue._smaller_batches.clear()
+    asked = cluster.received["Metadata"]
+    send(client, 1, 3_000)
+    assert cluster.received["Metadata"] - asked <= 8, "the client looks for leaders after each refusal"
+    assert cluster.committed(TOPIC) == expected(2, 3_000)
+    client.close()
+
+
 def test_a_record_that_the_topic_does_not_accept_fails(cluster: WireCluster) -> None:
     cluster.most_bytes = 200
     client = producer(cluster)
