@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from test_wire_faults import PARTITIONS, ROWS, TOPIC, TRANSIENT, expected, plann
 from test_wire_faults import producer as transactional
 from wire_cluster import NOT_LEADER, OUT_OF_ORDER, TOO_LARGE, Fault, WireCluster
 
+from kafka_eos_source.commit import direct
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidRecordError,
@@ -23,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import queue, transaction
 from kafka_eos_source.kafka.wire.producer import RecordProducer, by_topic
+from kafka_eos_source.options.parse import parse_write
 
 UNKNOWN_PRODUCER_ID, TOPIC_NOT_AUTHORIZED, CLUSTER_NOT_AUTHORIZED = 59, 29, 31
 
@@ -281,3 +284,26 @@ def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: WireClu
     with pytest.raises(InvalidRecordError):
         client.flush(soon())
     client.close()
+
+
+def test_a_task_may_compute_its_rows_for_longer_than_it_may_wait_for_brokers(
+    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_producers", {})
+    options = parse_write(
+        {
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "topic": TOPIC,
+            "processing.guarantee": "at_least_once",
+            "commitTimeoutMs": "1000",
+        },
+        streaming=False,
+    )
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        time.sleep(1.1)
+        yield rows(0)
+        time.sleep(1.1)
+
+    assert direct.produce(options, slow()).records == ROWS
+    assert cluster.committed(TOPIC) == expected(1)

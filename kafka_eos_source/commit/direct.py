@@ -135,16 +135,17 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Written
     producer = _producers.get(key)
     if producer is None:
         producer = _producers[key] = RecordProducer(producer_config(options.kafka), "at_least_once")
-    deadline = Deadline.after_ms(options.commit_timeout_ms)
     producer.begin_count()
     meter = TaskMeter(options.topic)
     try:
         for batch in batches:
+            # limits the wait for brokers; the query may need longer to compute the rows
+            deadline = Deadline.after_ms(options.commit_timeout_ms)
             with meter.staging():
                 producer.check_partitions(meter.add(batch), deadline)
                 producer.send(batch, options.topic, deadline)
         with meter.staging():
-            producer.flush(deadline)
+            producer.flush(Deadline.after_ms(options.commit_timeout_ms))
         if producer.enqueued:  # a retry of an empty task duplicates nothing
             failpoints.reach("direct.after_flush")
     except BaseException:
