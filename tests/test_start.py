@@ -176,6 +176,20 @@ def test_the_process_that_commits_does_not_check_the_target_again(
     direct.check_target(options)
 
 
+def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Path) -> None:
+    """Spark ends the process that plans batches after a minute without any."""
+    stated = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        "topic": "waits",
+        "checkpointLocation": str(tmp_path),
+        "commitTimeoutMs": "1000",
+    }
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "7").touch()
+    with pytest.raises(UnavailableError, match="within 1 s"):  # the limit of the option
+        direct.check_target(parse_write(stated, streaming=True))
+
+
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:
     """A thread does not survive a fork. Those that remain are NumPy's and jemalloc's; both handle forks."""
     (module,) = recommended_settings().values()

@@ -41,6 +41,8 @@ def check_target(options: WriteOptions) -> None:
     """Checks once per process that brokers can be reached, and ``topic`` and ``deadLetter.topic`` exist.
 
     The process that commits a micro-batch does not check again what the process that planned it has checked.
+    If Spark plans a later batch in a new process, as it does when the last one was idle for a minute, brokers
+    that restart have `commitTimeoutMs`. A person waits for the first batch, so that fails sooner.
 
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
@@ -50,10 +52,13 @@ def check_target(options: WriteOptions) -> None:
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
     if key in _checked or _COMMITTER in sys.modules:
         return
-    check_reachable(admin_config(options.kafka))
+    checkpoint, limit_ms = options.checkpoint_location, options.commit_timeout_ms
+    if checkpoint is None or not offset_log.has_finished_batch(checkpoint):
+        check_reachable(admin_config(options.kafka))
+        limit_ms = min(limit_ms, _CHECK_MS)
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
-        deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
+        deadline = Deadline.after_ms(limit_ms)
         named = [each for each in (options.topic, options.dead_letter_topic) if each is not None]
         if named:
             producer.check_partitions(dict.fromkeys(named, -1), deadline)
