@@ -27,7 +27,7 @@ _BYTES = st.none() | st.binary(max_size=40)
 _HEADERS = st.none() | st.lists(
     st.fixed_dictionaries({"key": st.text("abcé", max_size=5), "value": _BYTES}), max_size=3
 )
-_ROW = st.tuples(_BYTES, _BYTES, st.none() | st.integers(1, 2**45), _HEADERS)
+_ROW = st.tuples(_BYTES, _BYTES, st.none() | st.integers(0, 2**45), _HEADERS)
 
 
 def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.Array]:
@@ -73,6 +73,7 @@ def test_a_higher_level_makes_lz4_smaller() -> None:
     st.integers(0, 9),
     st.sampled_from([0, 5, 2**31 - 3]),
 )
+@example([(None, b"at the epoch", 0, None)], "none", 500, 0, 0)
 def test_another_client_reads_the_same_records(
     rows: list[tuple[object, ...]], compression: str, limit_bytes: int, skip: int, sequence: int
 ) -> None:
