@@ -115,7 +115,8 @@ TABLE = [
         Recovery.REPEATED,
     ),
     Row("Produce", _FENCED, Recovery.REPEATED, FencedError),
-    _same("Produce", "MSG_SIZE_TOO_LARGE", Recovery.RESENT),
+    # a batch of a few records is halved until a single record is refused
+    Row("Produce", "MSG_SIZE_TOO_LARGE", Recovery.RESENT, InvalidRecordError),
     _same("Produce", "INVALID_RECORD", InvalidRecordError),
     _same("Produce", "TOPIC_AUTHORIZATION_FAILED", AuthorizationError),
     # send_offsets_to_transaction, at the transaction's coordinator

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from wire_cluster import WireCluster
+from wire_cluster import Fault, WireCluster
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import login, reachability
@@ -17,6 +17,8 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.wire import cluster as cluster_module
+from kafka_eos_source.kafka.wire import network
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -103,6 +105,19 @@ def test_brokers_that_accept_connections_and_are_silent_may_answer_later(
         cluster.hung.add(1)
         found = check_reachable({"bootstrap.servers": cluster.bootstrap}, SECONDS)
         assert found == f"cannot connect to {cluster.bootstrap}: it did not answer in time"
+
+
+@pytest.mark.parametrize("others", ["slow", "down"])
+def test_slow_brokers_are_not_taken_for_brokers_that_refuse(
+    monkeypatch: pytest.MonkeyPatch, refusing: str, others: str
+) -> None:
+    """The client leaves a connection itself, or gives up, so the brokers may answer a later request."""
+    monkeypatch.setattr(network, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(cluster_module, "SILENT_SECONDS", 0.2)
+    with WireCluster({"t": 1}, brokers=3 if others == "slow" else 1) as cluster:
+        cluster.fault = lambda kind: Fault("delay", 700) if kind != "ApiVersions" else None
+        bootstrap = cluster.bootstrap if others == "slow" else f"{refusing},{cluster.bootstrap}"
+        assert check_reachable({"bootstrap.servers": bootstrap}, SECONDS)
 
 
 @pytest.mark.parametrize("protocol", ["plaintext", "ssl"])

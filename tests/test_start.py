@@ -177,32 +177,18 @@ def test_the_process_that_commits_does_not_check_the_target_again(
     direct.check_target(options)
 
 
-@pytest.mark.parametrize("batch_id", [None, 0, 1])
-def test_only_a_query_that_never_ran_fails_soon_without_brokers(
-    batch_id: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Spark plans the batches of a query that runs in processes that may be new."""
-
-    def down(_config: object) -> str:
-        raise UnavailableError("brokers are down.", fix="start them.")
-
-    monkeypatch.setattr(direct, "check_reachable", down)
-    if batch_id is not None:
-        (tmp_path / "offsets").mkdir()
-        (tmp_path / "offsets" / str(batch_id)).write_text("v1\n{}\n-\n")
-    with WireCluster({"out": 1}) as brokers:  # which are up again
-        stated = {
-            "kafka.bootstrap.servers": brokers.bootstrap,
-            "topic": "out",
-            "checkpointLocation": str(tmp_path),
-        }
-        options = parse_write(stated, streaming=True)
-        if batch_id != 1:
-            with pytest.raises(UnavailableError, match="brokers are down"):
-                direct.check_target(options)
-            return
-        direct.check_target(options)
-    assert "waits for its brokers: brokers are down" in caplog.text
+def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Path) -> None:
+    """Spark ends the process that plans batches after a minute without any."""
+    stated = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        "topic": "waits",
+        "checkpointLocation": str(tmp_path),
+        "commitTimeoutMs": "1000",
+    }
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "7").touch()
+    with pytest.raises(UnavailableError, match="within 1 s"):  # the limit of the option
+        direct.check_target(parse_write(stated, streaming=True))
 
 
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:

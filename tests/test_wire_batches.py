@@ -27,7 +27,7 @@ _BYTES = st.none() | st.binary(max_size=40)
 _HEADERS = st.none() | st.lists(
     st.fixed_dictionaries({"key": st.text("abcé", max_size=5), "value": _BYTES}), max_size=3
 )
-_ROW = st.tuples(_BYTES, _BYTES, st.none() | st.integers(1, 2**45), _HEADERS)
+_ROW = st.tuples(_BYTES, _BYTES, st.none() | st.integers(0, 2**45), _HEADERS)
 
 
 def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.Array]:
@@ -40,6 +40,32 @@ def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.A
     }
 
 
+@pytest.mark.parametrize("level", [None, 0, 1, 9, 10, 12])
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_codec_takes_every_level_that_the_option_allows(compression: str, level: int | None) -> None:
+    """`kafka.compression.level` goes up to 12, which is gzip's 9, as in librdkafka."""
+    described = Rows([columns([(b"key", b"value" * 100, 1, None)] * 20)])
+    described.partitions[:] = 0
+    groups = described.by_partition(KERNEL)
+    ((_, sealed),) = Encoder(KERNEL, compression, level).seal(described, groups, 1 << 20)
+    batch = EncodedBatch(sealed)
+    batch.stamp(KERNEL, 1, 0, 0)
+    read = MemoryRecords(batch.header + bytes(batch.body)).next_batch()
+    assert [each.value for each in read] == [b"value" * 100] * 20
+
+
+def test_a_higher_level_makes_lz4_smaller() -> None:
+    described = Rows(
+        [columns([(b"%d" % number, b"%d" % (number * 7919), 1, None) for number in range(3000)])]
+    )
+    described.partitions[:] = 0
+    groups = described.by_partition(KERNEL)
+    fast, small = (
+        Encoder(KERNEL, "lz4", level).seal(described, groups, 1 << 20).data.nbytes for level in (None, 12)
+    )
+    assert small < fast
+
+
 @given(
     st.lists(_ROW, min_size=1, max_size=40),
     st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
@@ -47,6 +73,7 @@ def columns(rows: Sequence[tuple[object, ...]], skip: int = 0) -> dict[str, pa.A
     st.integers(0, 9),
     st.sampled_from([0, 5, 2**31 - 3]),
 )
+@example([(None, b"at the epoch", 0, None)], "none", 500, 0, 0)
 def test_another_client_reads_the_same_records(
     rows: list[tuple[object, ...]], compression: str, limit_bytes: int, skip: int, sequence: int
 ) -> None:

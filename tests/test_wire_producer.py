@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire_faults import producer, soon
+from test_wire_faults import producer, rows, soon
 from wire_cluster import FENCED, NOT_COORDINATOR, UNKNOWN_TOPIC, Fault, WireCluster
 
 from kafka_eos_source.errors import (
@@ -18,6 +18,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.wire import producer as module
+from kafka_eos_source.kafka.wire import transaction
 from kafka_eos_source.kafka.wire.producer import State
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
@@ -133,7 +134,7 @@ def test_a_silent_broker_does_not_use_up_the_lookup_of_a_topic(
     monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """How long an unknown topic may be new counts from the first such answer, and limits no request."""
-    monkeypatch.setattr(module, "_NEW_TOPIC_SECONDS", 0.2)
+    monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.2)
     with WireCluster({"t": 2}, brokers=2) as cluster:
         client = producer(cluster, **{"socket.timeout.ms": "500"})
         client.init(soon())
@@ -148,10 +149,39 @@ def test_a_silent_broker_does_not_use_up_the_lookup_of_a_topic(
 
 @pytest.mark.parametrize("seconds", [20.0, 0.3])
 def test_a_topic_that_stays_unknown_is_missing(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(module, "_NEW_TOPIC_SECONDS", 0.2)
+    monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.2)
     with WireCluster({}) as cluster:
         client = producer(cluster)
         with pytest.raises(UnavailableError, match="looking up output topic 'missing'") as raised:
             client.check_partitions({"missing": -1}, soon(seconds))
         assert "create the topic" in str(raised.value.fix)
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["TxnOffsetCommit", "AddPartitionsToTxn"])
+@pytest.mark.parametrize("answers", [2, 1_000_000])
+def test_a_topic_that_a_coordinator_does_not_know_is_new_or_was_deleted(
+    monkeypatch: pytest.MonkeyPatch, kind: str, answers: int
+) -> None:
+    """The transaction of a deleted topic must be aborted before it times out, which fences the producer."""
+    monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.3)
+    with WireCluster({"t": 3}, version=1) as cluster:
+        client = producer(cluster)
+        client.init(soon())
+        client.begin()
+        faults = iter([Fault("error", UNKNOWN_TOPIC)] * answers)
+        cluster.fault = lambda name: next(faults, None) if name == kind else None
+        deadline = soon()
+
+        def write() -> None:
+            client.send(rows(0), "t", deadline)
+            client.flush(deadline)
+            client.send_offsets(OFFSETS, "group", deadline)
+
+        if answers == 2:
+            write()
+        else:
+            with pytest.raises(UnavailableError, match="unknown to"):
+                write()
+            assert not deadline.expired, "the caller takes this for brokers that do not answer"
         client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from test_wire_faults import PARTITIONS, ROWS, TOPIC, TRANSIENT, expected, plann
 from test_wire_faults import producer as transactional
 from wire_cluster import NOT_LEADER, OUT_OF_ORDER, TOO_LARGE, Fault, WireCluster
 
+from kafka_eos_source.commit import direct
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidRecordError,
@@ -23,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import queue, transaction
 from kafka_eos_source.kafka.wire.producer import RecordProducer, by_topic
+from kafka_eos_source.options.parse import parse_write
 
 UNKNOWN_PRODUCER_ID, TOPIC_NOT_AUTHORIZED, CLUSTER_NOT_AUTHORIZED = 59, 29, 31
 
@@ -162,6 +165,23 @@ def test_a_batch_that_the_topic_does_not_accept_is_sent_as_smaller_ones(
     assert cluster.committed(TOPIC) == expected(1 if in_transaction else 2, 300)
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_many_batches_that_the_topic_does_not_accept_do_not_fail_one_by_one(
+    cluster: WireCluster, compression: str
+) -> None:
+    """Each refusal costs a pause: one for each batch, and each of its halves, would take minutes."""
+    client = producer(cluster, **{"batch.size": "2000", "compression.type": compression})
+    queue._smaller_batches.clear()
+    send(client, 0, 3_000)
+    cluster.most_bytes = 250
+    queue._smaller_batches.clear()
+    asked = cluster.received["Metadata"]
+    send(client, 1, 3_000)
+    assert cluster.received["Metadata"] - asked <= 8, "the client looks for leaders after each refusal"
+    assert cluster.committed(TOPIC) == expected(2, 3_000)
+    client.close()
+
+
 def test_a_record_that_the_topic_does_not_accept_fails(cluster: WireCluster) -> None:
     cluster.most_bytes = 200
     client = producer(cluster)
@@ -264,3 +284,26 @@ def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: WireClu
     with pytest.raises(InvalidRecordError):
         client.flush(soon())
     client.close()
+
+
+def test_a_task_may_compute_its_rows_for_longer_than_it_may_wait_for_brokers(
+    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_producers", {})
+    options = parse_write(
+        {
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "topic": TOPIC,
+            "processing.guarantee": "at_least_once",
+            "commitTimeoutMs": "1000",
+        },
+        streaming=False,
+    )
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        time.sleep(1.1)
+        yield rows(0)
+        time.sleep(1.1)
+
+    assert direct.produce(options, slow()).records == ROWS
+    assert cluster.committed(TOPIC) == expected(1)

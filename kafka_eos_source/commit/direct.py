@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kafka_eos_source.commit.identity_file import is_proven, set_unproven
-from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.wire.producer import RecordProducer
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from kafka_eos_source.commit.sources import SourceRange
     from kafka_eos_source.protocol.offset_log import LoggedOffsets
 
-_log = logging.getLogger(__name__)
 
 #: Longest wait for the brokers before the first batch.
 _CHECK_MS = 60_000
@@ -45,8 +42,8 @@ def check_target(options: WriteOptions) -> None:
     """Checks once per process that brokers can be reached, and ``topic`` and ``deadLetter.topic`` exist.
 
     The process that commits a micro-batch does not check again what the process that planned it has checked.
-    A query that starts for the first time fails soon if brokers cannot be reached. One that has planned
-    batches waits for them.
+    If Spark plans a later batch in a new process, as it does when the last one was idle for a minute, brokers
+    that restart have `commitTimeoutMs`. A person waits for the first batch, so that fails sooner.
 
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
@@ -56,16 +53,13 @@ def check_target(options: WriteOptions) -> None:
     key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
     if key in _checked or _COMMITTER in sys.modules:
         return
-    deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
-    try:
+    checkpoint, limit_ms = options.checkpoint_location, options.commit_timeout_ms
+    if checkpoint is None or not offset_log.has_finished_batch(checkpoint):
         check_reachable(admin_config(options.kafka))
-    except UnavailableError as error:
-        # Spark may plan each batch of a query in another process: this one is new, but the query may run
-        if not _has_planned_before(options):
-            raise
-        _log.warning("the query has planned batches before, so it waits for its brokers: %s", error.message)
+        limit_ms = min(limit_ms, _CHECK_MS)
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
+        deadline = Deadline.after_ms(limit_ms)
         named = [each for each in (options.topic, options.dead_letter_topic) if each is not None]
         if named:
             producer.check_partitions(dict.fromkeys(named, -1), deadline)
@@ -74,14 +68,6 @@ def check_target(options: WriteOptions) -> None:
     finally:
         producer.close()
     _checked.add(key)
-
-
-def _has_planned_before(options: WriteOptions) -> bool:
-    """Returns whether the query has planned a batch before this one, now or before a restart."""
-    if options.checkpoint_location is None:
-        return False
-    planned = offset_log.newest(options.checkpoint_location)
-    return planned is not None and planned.batch_id > 0
 
 
 def leave_guarantee(options: WriteOptions) -> None:
@@ -155,16 +141,17 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Written
     producer = _producers.get(key)
     if producer is None:
         producer = _producers[key] = RecordProducer(producer_config(options.kafka), "at_least_once")
-    deadline = Deadline.after_ms(options.commit_timeout_ms)
     producer.begin_count()
     meter = TaskMeter(options.topic)
     try:
         for batch in batches:
+            # limits the wait for brokers; the query may need longer to compute the rows
+            deadline = Deadline.after_ms(options.commit_timeout_ms)
             with meter.staging():
                 producer.check_partitions(meter.add(batch), deadline)
                 producer.send(batch, options.topic, deadline)
         with meter.staging():
-            producer.flush(deadline)
+            producer.flush(Deadline.after_ms(options.commit_timeout_ms))
         if producer.enqueued:  # a retry of an empty task duplicates nothing
             failpoints.reach("direct.after_flush")
     except BaseException:

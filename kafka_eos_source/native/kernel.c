@@ -18,7 +18,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 9
+#define KAFKA_EOS_KERNEL_VERSION 10
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -406,7 +406,7 @@ typedef struct {
 /* Rows of one Arrow batch, as kafka.wire.rows._Rows describes them. */
 typedef struct {
         values_t keys, values;
-        const int64_t *timestamps_ms; /* NULL or 0 = the time of sending */
+        const int64_t *timestamps_ms; /* NULL or negative = the time of sending */
         const int64_t *header_starts; /* NULL = no row has headers */
         const int64_t *header_counts;
         const header_t *headers;
@@ -553,7 +553,7 @@ static int64_t encode(const rows_t *batches, const int64_t *order, int64_t count
         for (index = 0; index < count; index++) {
                 const rows_t *rows = &batches[order[index] >> ROW_BITS];
                 int64_t row        = order[index] & (((int64_t)1 << ROW_BITS) - 1), key_bytes, value_bytes, bytes, total;
-                int64_t ms     = rows->timestamps_ms && rows->timestamps_ms[row] ? rows->timestamps_ms[row] : now_ms;
+                int64_t ms     = rows->timestamps_ms && rows->timestamps_ms[row] >= 0 ? rows->timestamps_ms[row] : now_ms;
                 int64_t number = rows->header_starts ? rows->header_counts[row] : 0;
                 const header_t *header = number > 0 ? rows->headers + rows->header_starts[row] : NULL;
                 const uint8_t *key     = value_at(&rows->keys, row, &key_bytes);

@@ -126,6 +126,12 @@ def newest(checkpoint: str) -> PlannedBatch | None:
     return None if entry is None else PlannedBatch(batch_id, entry.digest)
 
 
+def has_finished_batch(checkpoint: str) -> bool:
+    """Returns whether a batch of the query has ended, in this or an earlier run."""
+    fs, path = file_system(checkpoint)
+    return any(name.isdecimal() for name in names_in(fs, f"{path}/commits"))
+
+
 def query_id(checkpoint: str) -> str:
     """Returns Spark's id of the query, which the checkpoint keeps over all restarts.
 

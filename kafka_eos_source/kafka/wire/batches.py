@@ -31,6 +31,8 @@ _CHECKSUM, _ATTRIBUTES = slice(17, 21), slice(21, 23)
 #: Bytes that are compressed at a time.
 _LZ4_BLOCK_BYTES = 64 << 10
 _SNAPPY_BLOCK_BYTES = 32 << 10
+#: gzip's highest level. As in librdkafka, higher ones, which other codecs have, mean the same.
+_GZIP_LEVEL = 9
 
 #: An LZ4 frame's magic number and descriptor: version 1, independent blocks of 64 KiB, no checksums (Kafka
 #: refuses dependent blocks). The last byte is the descriptor's checksum.
@@ -45,14 +47,16 @@ class EncodedBatch:
 
     Attributes:
         sealed: the batch before it was stamped, which may be in memory that cannot be written.
-        again: encodes the same records as smaller batches; None = a task has encoded them.
+        again: encodes the same records as batches of up to a number of bytes; None = a task has encoded them.
+        limit_bytes: largest batch before compression, when this one was encoded.
         records: number of records.
         header: the first `HEADER_BYTES` bytes, as `stamp` made them.
         sequence: number of the first record, as `stamp` was told.
     """
 
     sealed: memoryview
-    again: Callable[[], SealedBatches] | None = None
+    again: Callable[[int], SealedBatches] | None = None
+    limit_bytes: int = 0
     records: int = 0
     header: bytes = b""
     sequence: int = -1
@@ -137,7 +141,7 @@ class SealedBatches:
             batch = EncodedBatch(sealed)
             if self.again is not None:
                 end = begin + batch.records
-                batch.again = partial(self.again, begin, end, partition, max(1, self.limit_bytes // 2))
+                batch.again, batch.limit_bytes = partial(self.again, begin, end, partition), self.limit_bytes
                 begin = end
             yield partition, batch
 
@@ -234,11 +238,11 @@ def _codec(name: str, level: int | None) -> tuple[int, Callable[[memoryview], by
     if name == "none":
         return 0, None
     if name == "gzip":
-        return 1, lambda data: _gzip(data, -1 if level is None else level)
+        return 1, lambda data: _gzip(data, -1 if level is None else min(level, _GZIP_LEVEL))
     if name == "snappy":
         return 2, _snappy
     if name == "lz4":
-        return 3, _lz4
+        return 3, lambda data: _lz4(data, level)
     if name != "zstd":
         raise ValueError(f"unknown compression {name!r}")
     codec = pa.Codec("zstd", compression_level=3 if level is None else level)
@@ -259,8 +263,8 @@ def _snappy(data: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _lz4(data: memoryview) -> bytes:
-    codec = pa.Codec("lz4_raw")
+def _lz4(data: memoryview, level: int | None) -> bytes:
+    codec = pa.Codec("lz4_raw", compression_level=level)
     parts = [_LZ4_FRAME]
     for start in range(0, len(data), _LZ4_BLOCK_BYTES):
         block = data[start : start + _LZ4_BLOCK_BYTES]

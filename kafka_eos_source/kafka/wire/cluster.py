@@ -126,10 +126,13 @@ class Cluster:
                 # Also reads after the deadline, once: else a silent connection would never be found to be so.
                 self.network.wait(deadline.remaining_seconds(1.0))
                 if not found and deadline.expired:
+                    self._failures[connection.address] = TimeoutError("the time is up")
                     raise TemporaryError(f"no answer from broker {connection.address}")
             answer, error, arrived = found[0]
             if error is not None:
-                self._failures[connection.address] = error
+                # this client itself ends the connection of a broker that is slow, and asks another one
+                is_slow = isinstance(error, ConnectionAbortedError)
+                self._failures[connection.address] = TimeoutError(str(error)) if is_slow else error
                 self.complain(error)
                 raise TemporaryError(str(error)) from error
             self._login.record_success()

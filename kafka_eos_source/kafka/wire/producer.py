@@ -29,7 +29,7 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.failure import classify, kafka_error
+from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.offset_refusals import send_in_parts
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
 from kafka_eos_source.kafka.wire.queue import Owner, RecordQueue
 from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
-from kafka_eos_source.kafka.wire.transaction import ProducerId, TransactionRequests
+from kafka_eos_source.kafka.wire.transaction import NewTopics, ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -52,8 +52,6 @@ _QUEUE_BYTES = 64 << 20
 _BEGIN_SECONDS = 10.0
 #: Longest time to try an abort, which the next owner of the transactional id can do without.
 _ABORT_SECONDS = 5.0
-#: How long a topic that brokers do not know may be one that was just created.
-_NEW_TOPIC_SECONDS = 5.0
 
 
 class State(enum.Enum):
@@ -278,23 +276,15 @@ class _Sender:
 
     def _partition_count(self, topic: str, deadline: Deadline) -> int:
         doing = f"looking up output topic {topic!r}"
-        new_until: Deadline | None = None
+        new = NewTopics(doing, deadline)
 
         def ask() -> int:
-            """Returns the count; a topic that was just created may be unknown to a broker for a moment."""
-            nonlocal new_until
             try:
                 return self._cluster.partition_count(topic, deadline)
             except KafkaException as failure:
-                error = kafka_error(failure)
-                if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if kafka_error(failure).code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                # counts from the first such answer, and leaves time to ask once more before the deadline
-                new_seconds = min(_NEW_TOPIC_SECONDS, deadline.remaining_seconds() / 2)
-                new_until = new_until or Deadline.after_seconds(new_seconds)
-                if new_until.expired:
-                    raise classify(error, doing) from failure
-                raise TemporaryError(f"topic {topic!r} is unknown") from failure
+                raise new.error(f"topic {topic!r} is unknown") from failure
 
         return self._cluster.retried(doing, deadline, ask)
 

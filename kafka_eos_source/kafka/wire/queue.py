@@ -244,20 +244,33 @@ class RecordQueue:
         self._look_for_ready()
 
     def _make_smaller(self, tp: TopicPartition, state: _Partition) -> None:
-        """Encodes the first batch of a partition again, as smaller ones with the same sequence numbers."""
-        large = state.waiting.popleft()
+        """Encodes batches of a partition again, as smaller ones with the same sequence numbers.
+
+        The topic does not accept the first one. Others that are not much smaller are also encoded again,
+        because each would need a request, and a pause, until it is refused too.
+        """
+        large, after = state.waiting[0], state.sequence
         assert large.again is not None, "such a batch of a task fails"
-        smaller = large.again()
         # the limit applies to records before compression, and the broker's to those after it
+        limit_bytes, pieces = large.limit_bytes, 1
+        while pieces == 1:  # the batch may be much smaller than its limit
+            limit_bytes = max(1, limit_bytes // 2)
+            pieces = len(large.again(limit_bytes))
         key = self._cluster.bootstrap, tp.topic
-        _smaller_batches[key] = min(smaller.limit_bytes, _smaller_batches.get(key, smaller.limit_bytes))
-        batches = [batch for _, batch in smaller.encoded()]
-        after, state.sequence = state.sequence, large.sequence
-        for batch in batches:
-            self._stamp(batch, state)
+        _smaller_batches[key] = min(limit_bytes, _smaller_batches.get(key, limit_bytes))
+        waiting, state.waiting = state.waiting, deque()
+        for batch in waiting:
+            is_large = batch.size_bytes > large.size_bytes // 2 and batch.limit_bytes > limit_bytes
+            if batch.again is None or not is_large:
+                state.waiting.append(batch)
+                continue
+            state.sequence = batch.sequence
+            self.bytes -= batch.size_bytes
+            for _, smaller in batch.again(limit_bytes).encoded():
+                self._stamp(smaller, state)
+                state.waiting.append(smaller)
+                self.bytes += smaller.size_bytes
         state.sequence = after
-        state.waiting.extendleft(reversed(batches))
-        self.bytes += sum(batch.size_bytes for batch in batches) - large.size_bytes
         state.is_too_large = False
 
     def _begin_again(self, state: _Partition, deadline: Deadline) -> None:
@@ -386,7 +399,7 @@ class RecordQueue:
         elif code in FORGOTTEN and isinstance(self._owner, ProducerId) and self._owner.is_wanted:
             state.is_forgotten = self._must_drain = True
         elif code in _TOO_LARGE and batch.records > 1 and batch.again is not None:
-            state.is_too_large = is_first
+            state.is_too_large = state.is_too_large or is_first
             self._must_drain = True
         elif code in _TOO_LARGE and batch.again is None:
             self._fail(

@@ -28,6 +28,8 @@ DEFAULT_PARTITIONER = "murmur2_random"
 #: Rows without a key go to the same partition in stripes of at least this length.
 _STRIPE_ROWS = 500
 _UNASSIGNED = -1
+#: Instead of the timestamp of a row that has none.
+_NOW = -1
 #: The row's part of its number among the rows of several batches, as in kernel.c.
 _ROW_BITS = 32
 #: More partitions are numbered anew before rows are grouped.
@@ -254,7 +256,7 @@ class _Extras(NamedTuple):
     """The timestamps and headers of rows, as kernel.c reads them.
 
     Attributes:
-        timestamps_ms: ms since the epoch; 0 = the time of sending. None = all 0.
+        timestamps_ms: ms since the epoch; `_NOW` = the time of sending. None = all of them.
         header_starts: index of each row's first header in ``headers``. None = no row has headers.
         header_counts: number of headers of each row.
         headers: see `_HEADER`.
@@ -275,7 +277,7 @@ def _extras(timestamp: pa.Array | None, headers: pa.Array | None) -> _Extras:
     """
     times = None
     if timestamp is not None and timestamp.null_count < len(timestamp):
-        times = np.ascontiguousarray(timestamp.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        times = np.ascontiguousarray(timestamp.fill_null(_NOW).to_numpy(zero_copy_only=False), np.int64)
     if headers is None or headers.null_count == len(headers):
         return _Extras(times, None, None, None)
     offsets = headers.offsets.to_numpy().astype(np.int64)

@@ -35,6 +35,8 @@ OUT_OF_ORDER = 45
 FORGOTTEN = frozenset({OUT_OF_ORDER, KafkaError.UNKNOWN_PRODUCER_ID})
 #: The last epoch of a producer id.
 _LAST_EPOCH = 32_767
+#: How long a topic that brokers do not know may be one that was just created.
+_NEW_TOPIC_SECONDS = 5.0
 #: A producer without transactions has no transaction that could time out.
 _NO_TIMEOUT_MS = 2**31 - 1
 
@@ -60,6 +62,32 @@ _ABORTABLE = frozenset(
         120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
     }
 )
+
+
+class NewTopics:
+    """Decides whether a topic that a broker does not know was just created, or does not exist.
+
+    Args:
+        doing: what is attempted, for the error.
+        deadline: of the request and its repetitions.
+    """
+
+    def __init__(self, doing: str, deadline: Deadline) -> None:
+        self._doing, self._deadline = doing, deadline
+        self._until: Deadline | None = None
+
+    def error(self, what: str) -> TemporaryError | KafkaEosError:
+        """Returns the error to raise for an answer which says that a topic or partition is unknown.
+
+        Args:
+            what: which one, and who says so.
+        """
+        # counts from the first such answer, and leaves time to ask once more before the deadline
+        seconds = min(_NEW_TOPIC_SECONDS, self._deadline.remaining_seconds() / 2)
+        self._until = self._until or Deadline.after_seconds(seconds)
+        if self._until.expired:
+            return classify(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), f"{self._doing}: {what}")
+        return TemporaryError(what)
 
 
 class _Level:
@@ -262,6 +290,8 @@ class TransactionRequests:
         topics: dict[str, list[GroupOffset]] = {}
         for each in offsets:
             topics.setdefault(each.tp.topic, []).append(each)
+        doing = f"committing offsets of group {group_id!r}"
+        new = NewTopics(doing, deadline)
 
         def ask(connection: Connection) -> None:
             needed = 5 if self.version >= 2 else 3
@@ -301,13 +331,11 @@ class TransactionRequests:
                 for each in topic.partitions or ():
                     tp = TopicPartition(topic.name, each.partition_index)
                     if each.error_code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                        # the coordinator has not heard of a new topic yet
-                        raise TemporaryError(f"{tp} is unknown to {connection.address}")
+                        raise new.error(f"{tp} is unknown to {connection.address}")
                     check(each.error_code, f"coordinator {connection.address}, {tp}")
                     accepted.add(tp)
             _check_complete({each.tp for each in offsets}, accepted, connection)
 
-        doing = f"committing offsets of group {group_id!r}"
         self._coordinated(doing, deadline, GROUP, group_id, ask)
 
     def _transactional(self, doing: str, deadline: Deadline, ask: Callable[[Connection], T]) -> T:
@@ -351,6 +379,8 @@ class TransactionRequests:
         topics: dict[str, list[int]] = {}
         for tp in tps:
             topics.setdefault(tp.topic, []).append(tp.partition)
+        doing = f"adding partitions to the transaction of {self.transactional_id!r}"
+        new = NewTopics(doing, deadline)
 
         def ask(connection: Connection) -> None:
             version = connection.version(AddPartitionsToTxnRequest, 3)
@@ -374,12 +404,10 @@ class TransactionRequests:
             reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
             for tp, code in reasons.items():
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    # the coordinator has not heard of a new topic yet
-                    raise TemporaryError(f"{tp} is unknown to {connection.address}")
+                    raise new.error(f"{tp} is unknown to {connection.address}")
                 check(code, f"coordinator {connection.address}, {tp}")
             _check_complete(set(tps), codes.keys(), connection)
 
-        doing = f"adding partitions to the transaction of {self.transactional_id!r}"
         self._transactional(doing, deadline, ask)
 
 
