@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from wire_cluster import WireCluster
 
 from kafka_eos_source import recommended_settings
 from kafka_eos_source.commit import direct
