@@ -238,10 +238,6 @@ def test_rights_are_looked_up(cluster: Kerberized) -> None:
     assert rights.may_write_transactional_id("of somebody else") is False
 
 
-@pytest.mark.xfail(
-    reason="until writes go through the one client, the sink checks options with confluent-kafka",
-    strict=False,
-)
 def test_a_query_from_topic_to_topic_is_exactly_once(cluster: Kerberized, tmp_path: Path) -> None:
     """Source, commit and tasks log in with tickets of the keytab."""
     rows = ["a", "b", "c"]

@@ -14,7 +14,6 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config
 from kafka_eos_source.kafka.wire.producer import WireProducer
@@ -69,9 +68,8 @@ def written(options: Mapping[str, str], topic: str) -> None:
     checked = check_producer(options, exactly_once=True)
     with ClusterReader(admin_config(checked)) as reader:
         assert topic in reader.topics(deadline)[1]
-    found = kernel.kernel()
     assert found is not None
-    client = WireProducer(producer_config(checked, f"tls-{topic}"), found)
+    client = WireProducer(producer_config(checked, f"tls-{topic}"))
     try:
         client.init(deadline)
         client.begin()
@@ -108,9 +106,8 @@ def test_each_way_to_give_a_key_works(secured: Secured, way: str) -> None:
 def test_a_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority("stranger").sign("me")
     checked = check_producer(secured.options("text", stranger), exactly_once=True)
-    found = kernel.kernel()
     assert found is not None
-    client = WireProducer(producer_config(checked, "stranger"), found)
+    client = WireProducer(producer_config(checked, "stranger"))
     try:
         with pytest.raises(AuthorizationError, match="ssl"):
             client.init(Deadline.after_seconds(20))
