@@ -68,7 +68,6 @@ def written(options: Mapping[str, str], topic: str) -> None:
     checked = check_producer(options, exactly_once=True)
     with ClusterReader(admin_config(checked)) as reader:
         assert topic in reader.topics(deadline)[1]
-    assert found is not None
     client = WireProducer(producer_config(checked, f"tls-{topic}"))
     try:
         client.init(deadline)
@@ -106,7 +105,6 @@ def test_each_way_to_give_a_key_works(secured: Secured, way: str) -> None:
 def test_a_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority("stranger").sign("me")
     checked = check_producer(secured.options("text", stranger), exactly_once=True)
-    assert found is not None
     client = WireProducer(producer_config(checked, "stranger"))
     try:
         with pytest.raises(AuthorizationError, match="ssl"):
