@@ -109,20 +109,15 @@ from integration.test_scale import producer_in_transaction, offsets, deadline_so
 
 producer = producer_in_transaction(*sys.argv[1:3])
 
-class KilledAtTheSecondRequest:
-    def __init__(self, client):
-        self.client, self.requests = client, 0
+send, requests = producer._transaction.commit_offsets, []
 
-    def __getattr__(self, name):
-        return getattr(self.client, name)
+def killed_at_the_second_request(*arguments):
+    requests.append(arguments)
+    if len(requests) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return send(*arguments)
 
-    def send_offsets_to_transaction(self, *arguments):
-        self.requests += 1
-        if self.requests == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.client.send_offsets_to_transaction(*arguments)
-
-producer._client = KilledAtTheSecondRequest(producer._client)
+producer._transaction.commit_offsets = killed_at_the_second_request
 producer.send_offsets(offsets(7), sys.argv[2], deadline_soon())
 """
 
