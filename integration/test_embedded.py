@@ -30,7 +30,8 @@ from integration.support.tools import (
     hanging_transactions,
 )
 from integration.test_sink_stream import LOOP, spec, without_spark
-from kafka_eos_source.embedded import EmbeddedKafka, jars
+from kafka_eos_source.embedded import EmbeddedKafka, cluster, jars
+from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 START_SECONDS = 120.0
@@ -325,3 +326,14 @@ def test_a_failed_run_of_tests_leaves_no_process(tmp_path: Path) -> None:
     assert "java" not in finished.stderr.partition("processes were left")[2], (
         "what fixtures own ended by itself"
     )
+
+
+def test_of_several_brokers_the_one_that_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it, so their logs say nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(
+            cluster, "free_ports", lambda wanted: [taken.getsockname()[1], *free_ports(wanted[1:])]
+        )
+        with pytest.raises(UnavailableError, match="broker 1 ended while it started") as caught:
+            EmbeddedKafka(brokers=3).start()
+    assert "Address already in use" in str(caught.value)

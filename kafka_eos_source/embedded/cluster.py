@@ -24,8 +24,9 @@ from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
-_START_SECONDS = 120.0
+_START_SECONDS, _POLL_SECONDS = 120.0, 0.05
 #: Options for a JVM that runs for a second: it starts faster without the optimising compiler.
 _BRIEF_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 _BROKER_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
@@ -285,10 +286,15 @@ class EmbeddedKafka:
                 None if self._kept else self.directory,
                 [self._lock] if self._lock >= 0 else [],
             )
-        deadline = Deadline.after_seconds(_START_SECONDS)
-        known = frozenset(node.node_id for node in started)
-        for node in started:
-            node.await_start(known, self._login(), deadline)
+        pauses = Pauses(Deadline.after_seconds(_START_SECONDS), _POLL_SECONDS)
+        known, login = frozenset(node.node_id for node in started), self._login()
+        waiting = started
+        while waiting := [node for node in waiting if not node.is_up(known, login)]:
+            # the others wait for the one that ended, so its log has the reason
+            ended = [node for node in started if not node.running]
+            if ended or pauses.expired:
+                raise (ended or waiting)[0].not_started()
+            pauses.wait()
 
     def _login(self) -> Mapping[str, str]:
         """Returns the librdkafka properties with which the first user logs in."""

@@ -14,11 +14,8 @@ from kafka_eos_source.embedded import supervisor
 from kafka_eos_source.embedded.properties import HOST, Ports
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka.wire.probe import broker_ids
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
 
 _STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
-_POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 _STARTED = b"Kafka Server started"
 
@@ -53,7 +50,7 @@ class Node:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def launch(self, command: Sequence[str], remove: Path | None, open_files: Sequence[int]) -> None:
-        """Starts the process; `await_start` waits for the broker.
+        """Starts the process. `is_up` tells when the broker has started.
 
         Args:
             command: command line of the JVM.
@@ -77,23 +74,21 @@ class Node:
             raise UnavailableError(f"broker {self.node_id} did not start: {command[0]!r} could not be run.")
         self.pid = int(pid)
 
-    def await_start(self, known: frozenset[int], login: Mapping[str, str], deadline: Deadline) -> None:
-        """Waits until the broker has started and its metadata contains the nodes ``known``.
+    def is_up(self, known: frozenset[int], login: Mapping[str, str]) -> bool:
+        """Returns whether the broker has started, and its metadata contains all these brokers.
 
         Args:
-            known: their ids.
+            known: node ids.
             login: librdkafka properties of the login.
-            deadline: when to give up.
-
-        Raises:
-            UnavailableError: if the broker ended or the deadline passed; contains the end of its log.
         """
-        pauses = Pauses(deadline, _POLL_SECONDS)
-        while not (self._log_says_started() and self._knows(known, login)):
-            if not self.running or pauses.expired:
-                what = "did not start in time" if self.running else "ended while it started"
-                raise UnavailableError(f"broker {self.node_id} {what}. {self.tail()}")
-            pauses.wait()
+        return self._log_says_started() and self._knows(known, login)
+
+    def not_started(self) -> UnavailableError:
+        """Returns the error for a broker that has not started; it contains what its log says about that."""
+        what = "did not start in time" if self.running else "ended while it started"
+        lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+        cause = next((f": {line.strip()}" for line in lines if "Exception: " in line), "")
+        return UnavailableError(f"broker {self.node_id} {what}{cause}. {self.tail()}")
 
     def _log_says_started(self) -> bool:
         with open(self.log, "rb") as log:
