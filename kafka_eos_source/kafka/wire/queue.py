@@ -37,8 +37,8 @@ Owner: TypeAlias = TransactionRequests | ProducerId
 
 #: Largest Produce request.
 _REQUEST_BYTES = 1 << 20
-#: A request of at least this size is sent without a look for another batch that fits. So is a request for which
-#: `_MOST_TOO_LARGE` batches in turn did not fit.
+#: A request of at least this size is sent without a look for another batch that fits. So is a request for
+#: which `_MOST_TOO_LARGE` batches in turn did not fit.
 _ENOUGH_BYTES, _MOST_TOO_LARGE = _REQUEST_BYTES * 3 // 4, 16
 _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
