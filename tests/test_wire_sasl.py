@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.tokens import Tokens
 from kafka_eos_source.kafka.wire.sasl import new_exchange
 from kafka_eos_source.runtime.deadline import Deadline
@@ -43,3 +44,23 @@ def test_an_executor_without_the_package_of_kerberos_says_so(monkeypatch: pytest
     with pytest.raises(InvalidOptionError, match="needs the Python package 'gssapi'") as caught:
         new_exchange("GSSAPI", {}, None, "h", SOON)
     assert "pip install 'kafka-eos-source[kerberos]'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("iterations", "is_refused"),
+    [("1", True), ("4095", True), ("4096", False), ("16384", False), ("1000001", True), ("many", True)],
+)
+def test_scram_refuses_a_broker_that_asks_for_few_or_endless_iterations(
+    iterations: str, is_refused: bool
+) -> None:
+    """Java's client refuses fewer than 4,096 as well."""
+    kafka = {"sasl.username": "u", "sasl.password": "p"}
+    exchange = new_exchange("SCRAM-SHA-256", kafka, None, "h", SOON)
+    nonce = exchange.auth_bytes().rpartition(b"r=")[2]
+    answer = b"r=" + nonce + b"more,s=c2FsdA==,i=" + iterations.encode()
+    if is_refused:
+        with pytest.raises(LoginRefusedError, match=f"asks for {iterations} iterations"):
+            exchange.receive(answer)
+    else:
+        exchange.receive(answer)
+        assert b"p=" in exchange.auth_bytes()

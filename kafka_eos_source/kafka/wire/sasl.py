@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from kafka_eos_source.runtime.deadline import Deadline
 _KDC_UNREACHABLE = frozenset({-1765328228 & 0xFFFFFFFF, -1765328164 & 0xFFFFFFFF})
 #: The only protection that Kafka has for GSSAPI is none, because TLS does that.
 _NO_PROTECTION = b"\x01\x00\x00\x00"
+#: How often SCRAM hashes the password. Kafka creates users with 4,096 to 16,384 iterations. With fewer,
+#: whoever pretends to be the broker could guess the password quickly; far more would keep the client busy.
+_LEAST_ITERATIONS, _MOST_ITERATIONS = 4096, 1_000_000
 
 
 class Exchange(Protocol):
@@ -65,7 +69,34 @@ def new_exchange(
         sasl_plain_password=kafka.get("sasl.password", ""),
         **more,
     )
-    return exchange
+    return _Scram(exchange) if name.startswith("SCRAM-") else exchange
+
+
+class _Scram:
+    """A login with SCRAM (RFC 5802) that refuses a broker which asks for too few or too many iterations.
+
+    Args:
+        exchange: that of kafka-python, which accepts any number.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.is_done, self.auth_bytes = exchange.is_done, exchange.auth_bytes
+
+    def receive(self, auth_bytes: bytes) -> None:
+        asked = re.search(rb"(?:^|,)i=([^,]*)", auth_bytes)
+        if asked is not None:
+            try:
+                iterations = int(asked[1])
+            except ValueError:
+                iterations = 0
+            if not _LEAST_ITERATIONS <= iterations <= _MOST_ITERATIONS:
+                raise LoginRefusedError(
+                    f"the broker asks for {asked[1].decode(errors='replace')} iterations of SCRAM; expected "
+                    f"{_LEAST_ITERATIONS} to {_MOST_ITERATIONS}. Somebody may pretend to be the broker to "
+                    "learn the password"
+                )
+        self._exchange.receive(auth_bytes)
 
 
 class _Given(AbstractTokenProvider):  # type: ignore[misc]
