@@ -100,6 +100,24 @@ def test_tail_prints_a_record_as_one_readable_line() -> None:
     assert json.loads(record_json(record))["value_base64"] == "/w=="
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b]52;c;ZWNobyBvd25lZA==\x07",  # sets the clipboard
+        "\x1b[2J",  # clears the screen
+        "\x9b2J",  # the same in one character
+        "first\n1:8 22:13:20.124 forged",
+        "\u202edlrow",
+    ],
+)
+def test_contents_of_records_do_not_act_on_a_terminal(text: str) -> None:
+    record = TopicRecord(TP, 7, 1_700_000_000_123, text.encode(), text.encode())
+    line, as_json = record_line(record), record_json(record)
+    assert line.isprintable()
+    assert as_json.isprintable()
+    assert json.loads(as_json)["value"] == text, "programs get what was written"
+
+
 def test_tail_merges_partitions_by_time_and_keeps_the_order_of_each() -> None:
     other = TopicPartition("t", 2)
     records = [

@@ -31,6 +31,14 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
 
 
+def visible(text: str) -> str:
+    r"""Returns a text on one line, with control characters as escapes, such as ``\x1b``.
+
+    Use it for the contents of records: they could change a terminal, or look like other lines.
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def duration(seconds: float) -> str:
     """Returns a duration with two or three significant digits."""
     if seconds < 0.9995:

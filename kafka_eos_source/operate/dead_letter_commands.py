@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.observe.wording import visible
 from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, kafka_of, with_options
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
@@ -222,11 +223,11 @@ def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
         table.add_row(
             time_text(record.timestamp_ms),
             f"{record.tp.partition}:{record.offset}",
-            about.error or "-",
+            visible(about.error or "-"),
             _short(about.message or "-"),
-            (about.holds or "-") + ("" if about.value_bytes is None else ", incomplete"),
-            origin,
-            about.application_id or "-",
+            visible(about.holds or "-") + ("" if about.value_bytes is None else ", incomplete"),
+            visible(origin),
+            visible(about.application_id or "-"),
             "-" if about.batch is None else str(about.batch),
         )
     if letters:
@@ -236,14 +237,14 @@ def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
     for column in ("error", "query", "holds"):
         counts.add_column(column, overflow="fold")
     for (error, query, holds), number in summary.counts.most_common():
-        counts.add_row(f"{number:,}", error, query, holds)
+        counts.add_row(f"{number:,}", *map(visible, (error, query, holds)))
     if summary.others:
         counts.add_row(f"{summary.others:,}", "others", "", "")
     out.print(counts)
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     return line if len(line) <= _LONGEST_CELL else f"{line[: _LONGEST_CELL - 1]}…"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from kafka_eos_source.operate.records import TopicRecord, contents_json
 from kafka_eos_source.operate.records import read as read_records
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
+from kafka_eos_source.runtime.json_output import json_text
 
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200
@@ -155,7 +155,7 @@ def newest(letters: Iterable[Letter], count: int) -> list[Letter]:
 
 def line(letter: Letter) -> str:
     """Returns one line of JSON."""
-    return json.dumps(letter.to_json(), ensure_ascii=False)
+    return json_text(letter.to_json())
 
 
 def time_text(timestamp_ms: int | None) -> str:

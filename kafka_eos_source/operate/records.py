@@ -18,11 +18,13 @@ from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.observe.wording import visible
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Reading, ReadSettings
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_output import json_text
 from kafka_eos_source.spark.schema import STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000
@@ -214,7 +216,7 @@ def record_json(record: TopicRecord) -> str:
     }
     fields.update(contents_json(record.key, record.value, record.headers))
     fields["state"] = record.state
-    return json.dumps(fields, ensure_ascii=False)
+    return json_text(fields)
 
 
 def contents_json(
@@ -234,8 +236,10 @@ def record_line(record: TopicRecord) -> str:
         else datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc).strftime("%H:%M:%S.%f")[:-3]
     )
     state = "" if record.state == "committed" else f"[{record.state}] "
-    key = "null" if record.key is None else record.key.decode(errors="replace")
-    value = "null" if record.value is None else record.value.decode(errors="replace")
+    key, value = (
+        "null" if each is None else visible(each.decode(errors="replace"))
+        for each in (record.key, record.value)
+    )
     return f"{record.tp.partition}:{record.offset} {at} {state}{key} {value}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
 from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
+from kafka_eos_source.runtime.json_output import json_text
 from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.cut import Cut
 
@@ -153,7 +153,7 @@ def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> No
 
 def row_json(row: Mapping[str, Any]) -> str:
     """Returns a row of a store as JSON on one line."""
-    return json.dumps(row, default=text, ensure_ascii=False)
+    return json_text(row, default=text)
 
 
 def show_restored(out: Console, each: RestoredShard) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -10,6 +13,8 @@ from kafka_eos_source.errors import KafkaEosError
 
 #: Key in click's context under which a command notes that ``--json`` is set.
 _AS_JSON = "kafka_eos_source.as_json"
+
+_CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def _note(ctx: click.Context, _parameter: click.Parameter, value: bool) -> bool:
@@ -25,9 +30,21 @@ def wants_json(ctx: click.Context) -> bool:
     return bool(ctx.meta.get(_AS_JSON))
 
 
+def json_text(
+    value: object, *, indent: int | None = None, default: Callable[[Any], object] | None = None
+) -> str:
+    """Returns JSON that a terminal shows as it is: other control characters than Python's are escaped too.
+
+    They are DEL, the control characters of ISO 8859 (a terminal takes U+009B for ESC [), separators of
+    lines, and those that change the direction of text.
+    """
+    text = json.dumps(value, indent=indent, default=default, ensure_ascii=False)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_json(value: object) -> None:
     """Prints one JSON document; docs/command-line.md documents its shape."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json_text(value, indent=2))
 
 
 def print_error(error: KafkaEosError, *, as_json: bool) -> None:
