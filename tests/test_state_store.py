@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def fill(store: TransactionalStateStore, *keys: bytes, offset: int = 0) -> None:
 
 def keys(pairs: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key, _ in pairs]
+
+
+@pytest.mark.parametrize("mode", [None, 0o755, 0o777])
+def test_only_the_owner_may_open_the_folder_of_a_store(path: Path, mode: int | None) -> None:
+    """The files that RocksDB creates have the usual permissions, so the folder protects them."""
+    if mode is not None:
+        path.mkdir()
+        path.chmod(mode)
+    before = os.umask(0)
+    try:
+        with TransactionalStateStore.open(path, IDENTITY) as opened:
+            fill(opened, A)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700
 
 
 # ------------------------------------------------------------------ staged writes and scans

@@ -67,6 +67,17 @@ def make_folder(fs: pafs.FileSystem, path: str) -> None:
         fs.create_dir(path, recursive=True)
 
 
+def make_private(path: str | os.PathLike[str]) -> None:
+    """Creates a local folder that only its owner may open, or takes the rights of others on it away.
+
+    Missing parent folders get the usual permissions. A folder of another user is left as it is.
+    """
+    os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
+    found = os.stat(path)
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        os.chmod(path, OWNERS_FOLDER)
+
+
 def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     """Creates a file that only its owner may read, and opens it for writing."""
     if isinstance(fs, pafs.LocalFileSystem):

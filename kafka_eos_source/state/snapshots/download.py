@@ -21,7 +21,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.runtime.file_systems import OWNERS_FOLDER, fsync
 from kafka_eos_source.runtime.watchdog import GRACE_SECONDS, Watchdog
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
@@ -182,7 +182,7 @@ def _scratch(store: Path) -> Iterator[Path]:
     for left in store.parent.glob(f"{store.name}.download-*"):
         _remove_unless_locked(left)
     scratch = store.parent / f"{store.name}.download-{uuid.uuid4().hex}"
-    scratch.mkdir()
+    scratch.mkdir(mode=OWNERS_FOLDER)
     lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
