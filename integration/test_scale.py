@@ -54,6 +54,12 @@ def wide() -> Iterator[str]:
             for count in range(_AT_ONCE, PARTITIONS + 1, _AT_ONCE):
                 grown = admin.client.create_partitions([NewPartitions(TOPIC, count)])
                 grown[TOPIC].result(TIMEOUT_SECONDS)
+            # the controller has answered before the broker knows of the partitions
+            await_condition(
+                lambda: len(admin.client.list_topics(TOPIC).topics[TOPIC].partitions) == PARTITIONS,
+                TIMEOUT_SECONDS,
+                "the broker knows all partitions",
+            )
             yield kafka.bootstrap_servers
 
 
