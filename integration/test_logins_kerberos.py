@@ -24,7 +24,7 @@ from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.group import GroupOffsets

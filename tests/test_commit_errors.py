@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 from confluent_kafka import KafkaError
-from wire_cluster import Fault
-from wire_commit import SimulatedKafka, cluster, commit, values, visible_values_and_token
+from simulated.kafka import Fault
+from wire_commit import RecordingClients, cluster, commit, values, visible_values_and_token
 
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Result
@@ -227,7 +227,7 @@ class CaseRun:
 
 def _run(case: Case) -> CaseRun:
     with cluster(version=case.version) as simulated:
-        kafka, session = SimulatedKafka(simulated), ProducerSession()
+        kafka, session = RecordingClients(simulated), ProducerSession()
         fault = Fault("cut") if case.error == "CUT" else Fault("error", getattr(KafkaError, case.error))
         kafka.faults[case.request] = left = [fault] * case.times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wire_commit import SimulatedKafka, cluster, commit, staged, values, visible_values_and_token
+from wire_commit import RecordingClients, cluster, commit, staged, values, visible_values_and_token
 
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.steps import Step
@@ -13,7 +13,7 @@ from kafka_eos_source.kafka.wire import producer
 
 def test_t35_a_row_too_large_for_the_client_fails_the_batch_with_its_size_and_topic() -> None:
     with cluster() as simulated:
-        kafka, session = SimulatedKafka(simulated, message_max_bytes="2000"), ProducerSession()
+        kafka, session = RecordingClients(simulated, message_max_bytes="2000"), ProducerSession()
         rows = ["small", "large " * 1000, "small too"]
         with pytest.raises(InvalidRecordError, match=r"6,000 bytes to topic 'out'.*message\.max\.bytes"):
             commit(kafka, session, rows=staged(rows))
@@ -28,7 +28,7 @@ def test_t36_a_queue_of_a_few_bytes_passes_a_thousand_rows(monkeypatch: pytest.M
     monkeypatch.setattr(producer, "_COLLECT_BYTES", 100)
     monkeypatch.setattr(producer, "_QUEUE_BYTES", 100)
     with cluster() as simulated:
-        kafka, session = SimulatedKafka(simulated, batch_size="200"), ProducerSession()
+        kafka, session = RecordingClients(simulated, batch_size="200"), ProducerSession()
         rows = values(rows=1000)
         result = commit(kafka, session, rows=staged(rows))
         assert (result.step, result.transactions) == (Step.COMMITTED, 1)

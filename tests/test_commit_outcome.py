@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 from confluent_kafka import KafkaError
-from wire_cluster import Fault, WireCluster
+from simulated.kafka import Fault, SimulatedKafka
 from wire_commit import (
-    SimulatedKafka,
+    RecordingClients,
     cluster,
     commit,
     far_off,
@@ -39,15 +39,15 @@ QUICK = {"socket_timeout_ms": "1000"}
 
 
 @pytest.fixture
-def simulated() -> Iterator[WireCluster]:
+def simulated() -> Iterator[SimulatedKafka]:
     with cluster() as made:
         yield made
 
 
 @pytest.mark.parametrize("error", COMMIT_ERRORS)
-def test_t20_a_failed_commit_that_had_no_effect_is_repeated(simulated: WireCluster, error: str) -> None:
+def test_t20_a_failed_commit_that_had_no_effect_is_repeated(simulated: SimulatedKafka, error: str) -> None:
     """The token is not in Kafka, so the product writes the batch again."""
-    kafka, session = SimulatedKafka(simulated), ProducerSession()
+    kafka, session = RecordingClients(simulated), ProducerSession()
     kafka.faults["EndTxn"] = [Fault("error", getattr(KafkaError, error))]
     assert commit(kafka, session) == Result(Step.COMMITTED, 2)
     assert kafka.calls == ONCE + ONCE
@@ -61,10 +61,10 @@ def test_t20_a_failed_commit_that_had_no_effect_is_repeated(simulated: WireClust
 
 @pytest.mark.parametrize("error", COMMIT_ERRORS)
 def test_t20_a_failed_commit_that_took_effect_is_skipped_after_reading_the_token(
-    simulated: WireCluster, error: str
+    simulated: SimulatedKafka, error: str
 ) -> None:
     """The commit took effect, but its answer was lost; the error answers the second request."""
-    kafka, session = SimulatedKafka(simulated, **QUICK), ProducerSession()
+    kafka, session = RecordingClients(simulated, **QUICK), ProducerSession()
     kafka.faults["EndTxn"] = [Fault("silent"), Fault("error", getattr(KafkaError, error))]
     assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
@@ -77,10 +77,10 @@ def test_t20_a_failed_commit_that_took_effect_is_skipped_after_reading_the_token
 
 
 def test_t20_a_commit_that_is_never_answered_is_unknown_and_the_replay_skips_the_batch(
-    simulated: WireCluster,
+    simulated: SimulatedKafka,
 ) -> None:
     """The deadline passes: the product claims and aborts nothing, and Spark's replay reads the token."""
-    kafka, session, deadline = SimulatedKafka(simulated, **QUICK), ProducerSession(), far_off()
+    kafka, session, deadline = RecordingClients(simulated, **QUICK), ProducerSession(), far_off()
     kafka.faults["EndTxn"] = [Fault("silent")] * 5
     kafka.before["commit"] = lambda: shorten(deadline, 1)
     with pytest.raises(OutcomeUnknownError):
@@ -92,10 +92,10 @@ def test_t20_a_commit_that_is_never_answered_is_unknown_and_the_replay_skips_the
 
 
 def test_t20_a_commit_that_never_arrives_is_unknown_and_the_replay_writes_the_batch(
-    simulated: WireCluster,
+    simulated: SimulatedKafka,
 ) -> None:
     """The driver sees the same as with a lost answer, but the commit had no effect."""
-    kafka, session, deadline = SimulatedKafka(simulated, **QUICK), ProducerSession(), far_off()
+    kafka, session, deadline = RecordingClients(simulated, **QUICK), ProducerSession(), far_off()
 
     def stop_the_broker() -> None:
         simulated.hung = {1}
@@ -113,9 +113,9 @@ def test_t20_a_commit_that_never_arrives_is_unknown_and_the_replay_writes_the_ba
     replay.drop()
 
 
-def test_a_producer_whose_commit_was_answered_at_once_is_reused(simulated: WireCluster) -> None:
+def test_a_producer_whose_commit_was_answered_at_once_is_reused(simulated: SimulatedKafka) -> None:
     """Only one InitProducerId request reaches the broker: the answers to EndTxn have the next epochs."""
-    kafka, session = SimulatedKafka(simulated), ProducerSession()
+    kafka, session = RecordingClients(simulated), ProducerSession()
     for batch_id in range(3):
         commit(kafka, session, batch_id)
     assert kafka.calls == ONCE + 2 * ["begin", "flush", "offsets", "commit"]
@@ -125,10 +125,10 @@ def test_a_producer_whose_commit_was_answered_at_once_is_reused(simulated: WireC
 
 
 def test_t18_after_a_commit_that_was_answered_at_the_second_try_comes_another_epoch(
-    simulated: WireCluster,
+    simulated: SimulatedKafka,
 ) -> None:
     """The first request took effect; a late copy of it cannot end the next transaction."""
-    kafka, session = SimulatedKafka(simulated, **QUICK), ProducerSession()
+    kafka, session = RecordingClients(simulated, **QUICK), ProducerSession()
     kafka.faults["EndTxn"] = [Fault("silent")]
     before = simulated.epoch
     assert commit(kafka, session, 0) == Result(Step.COMMITTED, 1)
@@ -148,7 +148,7 @@ def test_t30_t31_coordinators_and_leaders_that_move_are_followed_within_the_tran
 ) -> None:
     """T30 and T31 without killing brokers."""
     with cluster(3, version) as simulated:
-        kafka, session = SimulatedKafka(simulated), ProducerSession()
+        kafka, session = RecordingClients(simulated), ProducerSession()
         kafka.before[call] = simulated.move
         assert commit(kafka, session) == Result(Step.COMMITTED, 1)
         assert kafka.calls == ONCE
@@ -160,7 +160,7 @@ def test_t30_t31_coordinators_and_leaders_that_move_are_followed_within_the_tran
 def test_t29_brokers_that_stay_away_fail_the_batch_at_its_deadline(call: str) -> None:
     """The batch waits for a broker until its deadline, and no longer."""
     with cluster() as simulated:
-        kafka, deadline = SimulatedKafka(simulated, **QUICK), far_off()
+        kafka, deadline = RecordingClients(simulated, **QUICK), far_off()
 
         def stop_the_broker() -> None:
             simulated.hung = {1}

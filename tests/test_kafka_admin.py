@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, admin_client, reachability, request
+from kafka_eos_source.kafka import admin, clients, reachability, request
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
@@ -57,7 +57,7 @@ class Client:
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
     monkeypatch.setattr(reachability, "check_reachable", lambda *_, **__: "")
     monkeypatch.setattr(
-        admin_client, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
+        clients, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
     )
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
@@ -89,7 +89,7 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
     """More short requests than retries fit into that time; later ones have time for a slow broker."""
     made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
     assert made.latest([A]) == {A: LogEnd(42)}
-    limits = admin_client.AdminClient.limits
+    limits = clients.AdminClient.limits
     assert limits == [request.SOON_SECONDS] * 11
     limits.clear()
     monkeypatch.setattr(request, "REPLACED_SECONDS", 0.0)

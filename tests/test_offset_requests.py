@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cluster import Fault, WireCluster
+from simulated.kafka import Fault, SimulatedKafka
 
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
@@ -77,13 +77,13 @@ def test_no_offsets_take_no_request() -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[WireCluster]:
-    with WireCluster({"topic": PARTITIONS}) as made:
+def cluster() -> Iterator[SimulatedKafka]:
+    with SimulatedKafka({"topic": PARTITIONS}) as made:
         yield made
 
 
 @pytest.fixture
-def producer_in_transaction(cluster: WireCluster) -> Iterator[WireProducer]:
+def producer_in_transaction(cluster: SimulatedKafka) -> Iterator[WireProducer]:
     producer = WireProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, transactional_id="app"))
     producer.init(deadline_soon())
     producer.begin()
@@ -96,7 +96,7 @@ def deadline_soon() -> Deadline:
 
 
 def test_the_producer_sends_many_offsets_in_several_requests(
-    cluster: WireCluster, producer_in_transaction: WireProducer
+    cluster: SimulatedKafka, producer_in_transaction: WireProducer
 ) -> None:
     wanted = offsets(PARTITIONS, "t" * 4000)
     producer_in_transaction.send_offsets(wanted, "app", deadline_soon())
@@ -105,7 +105,7 @@ def test_the_producer_sends_many_offsets_in_several_requests(
     assert cluster.received["EndTxn"] == 1
 
 
-def refuse_offsets(cluster: WireCluster, code: int) -> None:
+def refuse_offsets(cluster: SimulatedKafka, code: int) -> None:
     cluster.fault = lambda kind: Fault("error", code) if kind == "TxnOffsetCommit" else None
 
 

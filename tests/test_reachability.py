@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from wire_cluster import Fault, WireCluster
+from simulated.kafka import Fault, SimulatedKafka
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import login, reachability
@@ -49,7 +49,7 @@ def refused(bootstrap: str, **more: str) -> UnavailableError:
 
 
 def test_a_cluster_that_answers_has_no_complaint() -> None:
-    with WireCluster({"t": 1}, brokers=3) as cluster:
+    with SimulatedKafka({"t": 1}, brokers=3) as cluster:
         assert check_reachable({"bootstrap.servers": cluster.bootstrap}) == ""
         assert check_reachable({"bootstrap.servers": cluster.bootstrap}, every=True) == ""
 
@@ -65,7 +65,7 @@ def test_each_bootstrap_address_is_named_with_its_cause(refusing: str) -> None:
 @pytest.mark.parametrize("host", [NO_SUCH_HOST, "127.0.0.1"])
 def test_an_advertised_address_that_cannot_be_reached_is_named_as_such(host: str, refusing: str) -> None:
     port = int(refusing.rpartition(":")[2])
-    with WireCluster({"t": 1}) as cluster:
+    with SimulatedKafka({"t": 1}) as cluster:
         cluster.advertised[1] = (host, port)
         error = refused(cluster.bootstrap)
         assert f"the bootstrap server {cluster.bootstrap} answered" in error.message
@@ -78,7 +78,7 @@ def test_an_advertised_address_that_cannot_be_reached_is_named_as_such(host: str
 def test_brokers_that_cannot_be_reached_while_others_can_are_a_warning(
     refusing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with WireCluster({"t": 1}, brokers=3) as cluster:
+    with SimulatedKafka({"t": 1}, brokers=3) as cluster:
         cluster.advertised[2] = (NO_SUCH_HOST, 9092)
         cluster.advertised[3] = ("127.0.0.1", int(refusing.rpartition(":")[2]))
         found = check_reachable({"bootstrap.servers": cluster.bootstrap}, every=True)
@@ -89,7 +89,7 @@ def test_brokers_that_cannot_be_reached_while_others_can_are_a_warning(
 
 
 def test_a_silent_broker_does_not_delay_a_start_while_another_answers() -> None:
-    with WireCluster({"t": 1}, brokers=3) as cluster:
+    with SimulatedKafka({"t": 1}, brokers=3) as cluster:
         cluster.hung.add(1)
         healthy = cluster.bootstrap.partition(",")[2]
         started = time.monotonic()
@@ -101,7 +101,7 @@ def test_brokers_that_accept_connections_and_are_silent_may_answer_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kafka_eos_source.kafka.wire.cluster._LEAST_CONNECT_SECONDS", 0.1)
-    with WireCluster({"t": 1}) as cluster:
+    with SimulatedKafka({"t": 1}) as cluster:
         cluster.hung.add(1)
         found = check_reachable({"bootstrap.servers": cluster.bootstrap}, SECONDS)
         assert found == f"cannot connect to {cluster.bootstrap}: it did not answer in time"
@@ -114,7 +114,7 @@ def test_slow_brokers_are_not_taken_for_brokers_that_refuse(
     """The client leaves a connection itself, or gives up, so the brokers may answer a later request."""
     monkeypatch.setattr(network, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(cluster_module, "SILENT_SECONDS", 0.2)
-    with WireCluster({"t": 1}, brokers=3 if others == "slow" else 1) as cluster:
+    with SimulatedKafka({"t": 1}, brokers=3 if others == "slow" else 1) as cluster:
         cluster.fault = lambda kind: Fault("delay", 700) if kind != "ApiVersions" else None
         bootstrap = cluster.bootstrap if others == "slow" else f"{refusing},{cluster.bootstrap}"
         assert check_reachable({"bootstrap.servers": bootstrap}, SECONDS)
@@ -143,7 +143,7 @@ def test_a_listener_of_another_protocol_is_a_likely_cause(protocol: str) -> None
 
 
 def test_a_task_whose_time_is_up_names_the_advertised_address() -> None:
-    with WireCluster({"t": 1}) as server:
+    with SimulatedKafka({"t": 1}) as server:
         server.advertised[1] = (NO_SUCH_HOST, 9092)
         cluster, deadline = Cluster({"bootstrap.servers": server.bootstrap}), Deadline.after_seconds(0.5)
         with pytest.raises(
@@ -160,7 +160,7 @@ def test_a_task_whose_time_is_up_names_the_advertised_address() -> None:
 
 
 def test_a_query_that_starts_names_the_advertised_address_within_seconds() -> None:
-    with WireCluster({"t": 1}) as cluster:
+    with SimulatedKafka({"t": 1}) as cluster:
         cluster.advertised[1] = (NO_SUCH_HOST, 9092)
         begun = time.monotonic()
         with pytest.raises(UnavailableError, match=rf"broker 1 at {NO_SUCH_HOST}:9092 .*advertised"):

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from wire_cluster import WireCluster
+from simulated.kafka import SimulatedKafka
 
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.datasource.commit_message import CommitMessage
@@ -215,7 +215,10 @@ class QuotingService(BaseHTTPRequestHandler):
 
 def test_a_refusal_that_quotes_the_credentials_shows_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    with ThreadingHTTPServer(("127.0.0.1", 0), QuotingService) as service, WireCluster({"t": 1}) as cluster:
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), QuotingService) as service,
+        SimulatedKafka({"t": 1}) as cluster,
+    ):
         threading.Thread(target=service.serve_forever, daemon=True).start()
         login = {
             "security.protocol": "sasl_plaintext",

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
-from wire_commit import OUTPUT, SimulatedKafka, cluster, commit, values
+from wire_commit import OUTPUT, RecordingClients, cluster, commit, values
 
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.errors import StagedPartError
@@ -152,7 +152,7 @@ def test_a_part_that_is_replaced_during_the_commit_aborts_the_transaction(folder
     first, second, other = stage_part(folder, 0), stage_part(folder, 1), stage_part(folder, 2)
     batch = Path(folder.location, "0")
     with cluster() as simulated:
-        kafka, session = SimulatedKafka(simulated), ProducerSession()
+        kafka, session = RecordingClients(simulated), ProducerSession()
         staged = StagedRows(folder, "0", [first, second])
         damage(batch / second.name, "replaced", batch / other.name)
         with pytest.raises(StagedPartError, match="is damaged"):

@@ -14,7 +14,7 @@ import sanitized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
-from wire_cluster import WireCluster
+from simulated.kafka import SimulatedKafka
 
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel
@@ -270,7 +270,7 @@ def test_a_sealed_batch_that_changes_after_its_part_was_verified_is_refused(comp
     ((_, sealed),) = Encoder(KERNEL, compression).seal(rows, rows.by_partition(KERNEL), 10_000)
     changed = bytearray(sealed)
     changed[-1] ^= 1
-    with WireCluster({"out": 1}) as cluster:
+    with SimulatedKafka({"out": 1}) as cluster:
         producer = WireProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, "t"))
         deadline = Deadline.after_seconds(30)
         producer.init(deadline)

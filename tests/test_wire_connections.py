@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
-from wire_cluster import WireCluster
+from simulated.kafka import SimulatedKafka
 
 from kafka_eos_source.kafka.config import admin_config, check_consumer, check_producer, producer_config
 from kafka_eos_source.kafka.wire import cluster as cluster_module
@@ -23,8 +23,8 @@ SECONDS = 10
 
 
 @pytest.fixture
-def brokers() -> Iterator[WireCluster]:
-    with WireCluster({"t": 1}) as running:
+def brokers() -> Iterator[SimulatedKafka]:
+    with SimulatedKafka({"t": 1}) as running:
         yield running
 
 
@@ -44,7 +44,7 @@ def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     debug._client.handlers[:] = handlers
 
 
-def client(brokers: WireCluster, **options: str) -> Cluster:
+def client(brokers: SimulatedKafka, **options: str) -> Cluster:
     named = {name.replace("_", "."): value for name, value in options.items()}
     return Cluster(admin_config(check_consumer({"bootstrap.servers": brokers.bootstrap, **named})))
 
@@ -57,7 +57,7 @@ def soon() -> Deadline:
     ("kafka", "creates"), [({}, False), ({"allow.auto.create.topics": "T"}, True)], ids=["default", "true"]
 )
 def test_only_a_sink_that_says_so_lets_brokers_create_topics(
-    kafka: dict[str, str], creates: bool, brokers: WireCluster, monkeypatch: pytest.MonkeyPatch
+    kafka: dict[str, str], creates: bool, brokers: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[MetadataRequest] = []
     send = Connection.send
@@ -76,7 +76,7 @@ def test_only_a_sink_that_says_so_lets_brokers_create_topics(
 
 @pytest.mark.parametrize(("limit_ms", "connections"), [("0", 1), ("540000", 1), ("1", 3)])
 def test_an_idle_connection_is_replaced_before_its_next_request(
-    limit_ms: str, connections: int, brokers: WireCluster, monkeypatch: pytest.MonkeyPatch
+    limit_ms: str, connections: int, brokers: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(client(brokers, connections_max_idle_ms=limit_ms)) as cluster:
         for _ in range(3):
@@ -86,7 +86,7 @@ def test_an_idle_connection_is_replaced_before_its_next_request(
     assert brokers.received["ApiVersions"] == connections
 
 
-def test_an_idle_connection_is_kept_while_it_is_asked(brokers: WireCluster) -> None:
+def test_an_idle_connection_is_kept_while_it_is_asked(brokers: SimulatedKafka) -> None:
     with closing(client(brokers, connections_max_idle_ms="60000")) as cluster:
         before = cluster.anyone(soon()).expires
         cluster.metadata([], soon())
@@ -107,7 +107,7 @@ def test_pauses_between_connections_double() -> None:
 
 
 def test_a_broker_that_refused_a_connection_is_left_alone_for_the_pause(
-    brokers: WireCluster, monkeypatch: pytest.MonkeyPatch
+    brokers: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(client(brokers, reconnect_backoff_ms="3600000")) as cluster:
         brokers.__exit__(None)
@@ -130,7 +130,7 @@ def test_a_broker_that_refused_a_connection_is_left_alone_for_the_pause(
     ],
 )
 def test_debug_logs_its_contexts(
-    contexts: str, said: set[str], brokers: WireCluster, caplog: pytest.LogCaptureFixture
+    contexts: str, said: set[str], brokers: SimulatedKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(client(brokers, debug=contexts)) as cluster:
         cluster.metadata([], soon())
@@ -142,7 +142,7 @@ def test_debug_logs_its_contexts(
 
 @pytest.mark.usefixtures("_log_as_before")
 def test_lines_go_to_standard_error_where_nobody_configured_logging(
-    brokers: WireCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    brokers: SimulatedKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for _ in range(2):

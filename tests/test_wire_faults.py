@@ -149,7 +149,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
         yield made
 
 
-_FAULT = st.one_of(
+FAULT = st.one_of(
     st.builds(Fault, st.sampled_from(["error", "unsure"]), st.sampled_from(TRANSIENT)),
     st.builds(Fault, st.sampled_from(["cut", "lost", "silent", "move"])),
     st.builds(Fault, st.sampled_from(["late", "delay"]), st.sampled_from([5, 60, 300])),
@@ -160,7 +160,7 @@ _FAULT = st.one_of(
 
 @given(
     st.sampled_from([1, 2]),
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12), _FAULT), max_size=8),
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12), FAULT), max_size=8),
 )
 @example(2, [("Produce", number, Fault("error", NOT_LEADER)) for number in (1, 3, 5)])
 @example(2, [("Produce", number, Fault("unsure", NOT_LEADER)) for number in (2, 4, 7, 12)])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.kafka import FENCED, NOT_COORDINATOR, UNKNOWN_TOPIC, Fault, SimulatedKafka
 from test_wire_faults import producer, rows, soon
-from wire_cluster import FENCED, NOT_COORDINATOR, UNKNOWN_TOPIC, Fault, WireCluster
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -30,7 +30,7 @@ OFFSETS = [GroupOffset(TopicPartition("source", 0), 1, "token")]
 @settings(deadline=None)
 def test_no_two_transactions_have_the_same_epoch(batches: list[tuple[int, bool, bool]]) -> None:
     """Also when ``transaction.version`` is raised in between, and answers are lost."""
-    with WireCluster({}) as cluster:
+    with SimulatedKafka({}) as cluster:
         cluster.version = 0
         client = producer(cluster)
         client.init(soon())
@@ -55,7 +55,7 @@ def test_no_two_transactions_have_the_same_epoch(batches: list[tuple[int, bool, 
 
 def test_every_failure_of_a_commit_leaves_its_outcome_unknown() -> None:
     for code, kind in ((FENCED, FencedError), (NOT_AUTHORIZED, AuthorizationError)):
-        with WireCluster({}) as cluster:
+        with SimulatedKafka({}) as cluster:
             client = producer(cluster)
             client.init(soon())
             client.begin()
@@ -76,7 +76,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_by_the_next_try(
 ) -> None:
     """`begin` gives up soon, because only the caller knows the deadline of the commit."""
     monkeypatch.setattr(module, "_BEGIN_SECONDS", 0.2)
-    with WireCluster({}) as cluster:
+    with SimulatedKafka({}) as cluster:
         client = producer(cluster)
         client.init(soon())
         cluster.drop_connections()
@@ -88,7 +88,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_by_the_next_try(
 
 
 def test_a_fenced_producer_says_so() -> None:
-    with WireCluster({}, version=1) as cluster:
+    with SimulatedKafka({}, version=1) as cluster:
         client = producer(cluster)
         client.init(soon())
         client.begin()
@@ -105,7 +105,7 @@ def test_a_fenced_producer_says_so() -> None:
 @pytest.mark.parametrize("epoch", [-1, 0])
 def test_an_epoch_that_does_not_grow_is_not_used_again(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """A broker that returned the old epoch would let records of two transactions look like one."""
-    with WireCluster({}) as cluster:
+    with SimulatedKafka({}) as cluster:
         answer = cluster._on_EndTxn
         client = producer(cluster)
         client.init(soon())
@@ -135,7 +135,7 @@ def test_a_silent_broker_does_not_use_up_the_lookup_of_a_topic(
 ) -> None:
     """How long an unknown topic may be new counts from the first such answer, and limits no request."""
     monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.2)
-    with WireCluster({"t": 2}, brokers=2) as cluster:
+    with SimulatedKafka({"t": 2}, brokers=2) as cluster:
         client = producer(cluster, **{"socket.timeout.ms": "500"})
         client.init(soon())
         faults = [Fault("silent")]
@@ -150,7 +150,7 @@ def test_a_silent_broker_does_not_use_up_the_lookup_of_a_topic(
 @pytest.mark.parametrize("seconds", [20.0, 0.3])
 def test_a_topic_that_stays_unknown_is_missing(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.2)
-    with WireCluster({}) as cluster:
+    with SimulatedKafka({}) as cluster:
         client = producer(cluster)
         with pytest.raises(UnavailableError, match="looking up output topic 'missing'") as raised:
             client.check_partitions({"missing": -1}, soon(seconds))
@@ -165,7 +165,7 @@ def test_a_topic_that_a_coordinator_does_not_know_is_new_or_was_deleted(
 ) -> None:
     """The transaction of a deleted topic must be aborted before it times out, which fences the producer."""
     monkeypatch.setattr(transaction, "_NEW_TOPIC_SECONDS", 0.3)
-    with WireCluster({"t": 3}, version=1) as cluster:
+    with SimulatedKafka({"t": 3}, version=1) as cluster:
         client = producer(cluster)
         client.init(soon())
         client.begin()

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from fetched_log import OUT_OF_ORDER
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_wire_faults import PARTITIONS, ROWS, TOPIC, TRANSIENT, expected, planned, rows, soon, write
+from simulated.kafka import NOT_LEADER, TOO_LARGE, Fault, SimulatedKafka
+from test_wire_faults import FAULT, PARTITIONS, ROWS, TOPIC, expected, planned, rows, soon, write
 from test_wire_faults import producer as transactional
-from wire_cluster import NOT_LEADER, OUT_OF_ORDER, TOO_LARGE, Fault, WireCluster
 
 from kafka_eos_source.commit import direct
 from kafka_eos_source.errors import (
@@ -30,7 +31,7 @@ from kafka_eos_source.options.parse import parse_write
 UNKNOWN_PRODUCER_ID, TOPIC_NOT_AUTHORIZED, CLUSTER_NOT_AUTHORIZED = 59, 29, 31
 
 
-def producer(cluster: WireCluster, **properties: str) -> RecordProducer:
+def producer(cluster: SimulatedKafka, **properties: str) -> RecordProducer:
     """Returns a client whose batches are tiny, so that each partition has many of them."""
     config = {
         "bootstrap.servers": cluster.bootstrap,
@@ -51,18 +52,9 @@ def send(client: RecordProducer, part: int, count: int = ROWS) -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[WireCluster]:
-    with WireCluster({TOPIC: PARTITIONS}, brokers=2) as made:
+def cluster() -> Iterator[SimulatedKafka]:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=2) as made:
         yield made
-
-
-_FAULT = st.one_of(
-    st.builds(Fault, st.sampled_from(["error", "unsure"]), st.sampled_from(TRANSIENT)),
-    st.builds(Fault, st.sampled_from(["cut", "lost", "silent", "move"])),
-    st.builds(Fault, st.sampled_from(["late", "delay"]), st.sampled_from([5, 60, 300])),
-    st.builds(Fault, st.just("truncate"), st.integers(0, 80)),
-    st.builds(Fault, st.just("throttle"), st.sampled_from([1, 40])),
-)
 
 
 @given(
@@ -70,7 +62,7 @@ _FAULT = st.one_of(
         st.tuples(
             st.sampled_from(["ApiVersions", "Metadata", "InitProducerId", "Produce"]),
             st.integers(1, 12),
-            _FAULT,
+            FAULT,
         ),
         max_size=8,
     ),
@@ -84,7 +76,7 @@ def test_whatever_happens_to_requests_and_answers_no_record_is_lost(
     faults: list[tuple[str, int, Fault]], is_idempotent: bool
 ) -> None:
     """An idempotent producer also doubles none, and keeps their order."""
-    with WireCluster({TOPIC: PARTITIONS}, brokers=2) as cluster:
+    with SimulatedKafka({TOPIC: PARTITIONS}, brokers=2) as cluster:
         cluster.fault = planned(*faults)
         client = producer(cluster, **({} if is_idempotent else {"enable.idempotence": "false", "acks": "1"}))
         for part in range(2):
@@ -96,7 +88,7 @@ def test_whatever_happens_to_requests_and_answers_no_record_is_lost(
         assert {number: sorted(set(values)) for number, values in found.items()} == expected(2)
 
 
-def test_without_idempotence_the_order_is_kept(cluster: WireCluster) -> None:
+def test_without_idempotence_the_order_is_kept(cluster: SimulatedKafka) -> None:
     """A broker would accept a later batch whose predecessor it refused, so none follows before the answer."""
     cluster.fault = planned(*[("Produce", number, Fault("error", NOT_LEADER)) for number in (1, 4, 6, 9)])
     client = producer(cluster, **{"enable.idempotence": "false", "acks": "1"})
@@ -107,7 +99,7 @@ def test_without_idempotence_the_order_is_kept(cluster: WireCluster) -> None:
 
 
 @pytest.mark.parametrize("code", [OUT_OF_ORDER, UNKNOWN_PRODUCER_ID])
-def test_a_broker_that_lost_records_gets_the_next_epoch(cluster: WireCluster, code: int) -> None:
+def test_a_broker_that_lost_records_gets_the_next_epoch(cluster: SimulatedKafka, code: int) -> None:
     """KIP-360: what it lost was acknowledged, which no producer can mend; what follows is written once."""
     client = producer(cluster)
     send(client, 0)
@@ -126,7 +118,7 @@ def test_a_broker_that_lost_records_gets_the_next_epoch(cluster: WireCluster, co
 
 
 def test_after_the_last_epoch_comes_another_producer_id(
-    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction, "_LAST_EPOCH", 1)
     client = producer(cluster)
@@ -145,7 +137,7 @@ def test_after_the_last_epoch_comes_another_producer_id(
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_batch_that_the_topic_does_not_accept_is_sent_as_smaller_ones(
-    cluster: WireCluster, compression: str, in_transaction: bool
+    cluster: SimulatedKafka, compression: str, in_transaction: bool
 ) -> None:
     cluster.most_bytes = 200
     properties = {"batch.size": "2000", "compression.type": compression}
@@ -167,7 +159,7 @@ def test_a_batch_that_the_topic_does_not_accept_is_sent_as_smaller_ones(
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_many_batches_that_the_topic_does_not_accept_do_not_fail_one_by_one(
-    cluster: WireCluster, compression: str
+    cluster: SimulatedKafka, compression: str
 ) -> None:
     """Each refusal costs a pause: one for each batch, and each of its halves, would take minutes."""
     client = producer(cluster, **{"batch.size": "2000", "compression.type": compression})
@@ -182,7 +174,7 @@ def test_many_batches_that_the_topic_does_not_accept_do_not_fail_one_by_one(
     client.close()
 
 
-def test_a_record_that_the_topic_does_not_accept_fails(cluster: WireCluster) -> None:
+def test_a_record_that_the_topic_does_not_accept_fails(cluster: SimulatedKafka) -> None:
     cluster.most_bytes = 200
     client = producer(cluster)
     client.send(pa.record_batch({"value": pa.array([b"a" * 150, b"b"])}), TOPIC, soon())
@@ -191,7 +183,7 @@ def test_a_record_that_the_topic_does_not_accept_fails(cluster: WireCluster) -> 
     client.close()
 
 
-def test_a_record_that_is_larger_than_the_client_may_send_is_named(cluster: WireCluster) -> None:
+def test_a_record_that_is_larger_than_the_client_may_send_is_named(cluster: SimulatedKafka) -> None:
     client = producer(cluster, **{"message.max.bytes": "2000"})
     client.send(pa.record_batch({"value": pa.array([b"x" * 5000])}), TOPIC, soon())
     with pytest.raises(InvalidRecordError, match=f"writing a record of 5,000 bytes to topic '{TOPIC}'"):
@@ -210,7 +202,7 @@ def test_a_record_that_is_larger_than_the_client_may_send_is_named(cluster: Wire
     ],
 )
 def test_what_a_broker_refuses_for_good_fails_the_flush(
-    cluster: WireCluster, kind: str, code: int, error: type[KafkaEosError]
+    cluster: SimulatedKafka, kind: str, code: int, error: type[KafkaEosError]
 ) -> None:
     client = producer(cluster)
     cluster.fault = lambda name: Fault("error", code) if name == kind else None
@@ -222,7 +214,7 @@ def test_what_a_broker_refuses_for_good_fails_the_flush(
     assert cluster.committed(TOPIC) == expected(0)
 
 
-def test_records_that_no_broker_accepts_in_time_fail_the_flush(cluster: WireCluster) -> None:
+def test_records_that_no_broker_accepts_in_time_fail_the_flush(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     client.send(rows(0), TOPIC, soon())
     cluster.fault = lambda kind: Fault("error", NOT_LEADER) if kind == "Produce" else None
@@ -231,7 +223,7 @@ def test_records_that_no_broker_accepts_in_time_fail_the_flush(cluster: WireClus
     client.close()
 
 
-def test_connections_that_brokers_closed_between_two_tasks_are_opened_again(cluster: WireCluster) -> None:
+def test_connections_that_brokers_closed_between_two_tasks_are_opened_again(cluster: SimulatedKafka) -> None:
     client = producer(cluster)
     send(client, 0)
     cluster.drop_connections()
@@ -241,7 +233,7 @@ def test_connections_that_brokers_closed_between_two_tasks_are_opened_again(clus
 
 
 def test_rows_of_several_topics_go_to_their_topics() -> None:
-    with WireCluster({"a": 1, "b": 2}) as cluster:
+    with SimulatedKafka({"a": 1, "b": 2}) as cluster:
         client = producer(cluster)
         client.check_partitions({"a": 0, "b": -1}, soon())
         topics = ["a", "b", "a", "b", "b"]
@@ -275,7 +267,7 @@ def test_with_the_topic_option_all_rows_go_to_one_topic() -> None:
     assert list(by_topic(columns, "t")) == [("t", columns)]
 
 
-def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: WireCluster) -> None:
+def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: SimulatedKafka) -> None:
     """A batch of several records becomes smaller until one record is left, and then fails."""
     queue._smaller_batches.clear()
     client = producer(cluster)
@@ -287,7 +279,7 @@ def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: WireClu
 
 
 def test_a_task_may_compute_its_rows_for_longer_than_it_may_wait_for_brokers(
-    cluster: WireCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "_producers", {})
     options = parse_write(

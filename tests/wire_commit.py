@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from wire_cluster import Fault, WireCluster
+from simulated.kafka import Fault, SimulatedKafka
 
 from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -31,12 +31,12 @@ OUTPUT_PARTITIONS = 2
 ROWS = 10
 
 
-def cluster(brokers: int = 1, version: int = 2) -> WireCluster:
+def cluster(brokers: int = 1, version: int = 2) -> SimulatedKafka:
     """Returns a cluster with the topics of the batch."""
-    return WireCluster({OUTPUT: OUTPUT_PARTITIONS, SOURCE.topic: 1}, brokers=brokers, version=version)
+    return SimulatedKafka({OUTPUT: OUTPUT_PARTITIONS, SOURCE.topic: 1}, brokers=brokers, version=version)
 
 
-class SimulatedKafka:
+class RecordingClients:
     """`KafkaClients` of a simulated cluster that record every transactional call.
 
     Attributes:
@@ -45,7 +45,7 @@ class SimulatedKafka:
         faults: what happens to the next requests of a kind, in order.
     """
 
-    def __init__(self, simulated: WireCluster, **kafka: str) -> None:
+    def __init__(self, simulated: SimulatedKafka, **kafka: str) -> None:
         """Creates the clients; ``kafka`` holds more client properties, with ``_`` for ``.``."""
         self.cluster = simulated
         self.calls: list[str] = []
@@ -107,7 +107,7 @@ class SimulatedKafka:
 class WatchedProducer:
     """A `WireProducer` that records the calls made to it."""
 
-    def __init__(self, producer: WireProducer, kafka: SimulatedKafka) -> None:
+    def __init__(self, producer: WireProducer, kafka: RecordingClients) -> None:
         self._producer = producer
         self._kafka = kafka
 
@@ -179,7 +179,7 @@ def staged(values: Sequence[str]) -> StagedRows:
 
 
 def commit(
-    kafka: SimulatedKafka,
+    kafka: RecordingClients,
     session: ProducerSession,
     batch_id: int = 0,
     rows: StagedRows | None = None,
@@ -205,7 +205,7 @@ def shorten(deadline: Deadline, seconds: float) -> None:
     object.__setattr__(deadline, "at", time.monotonic() + seconds)
 
 
-def visible_values_and_token(kafka: SimulatedKafka) -> tuple[list[str], Token | None]:
+def visible_values_and_token(kafka: RecordingClients) -> tuple[list[str], Token | None]:
     """Returns the visible values, sorted, and the group's token; fails if only one of them exists."""
     visible, token = kafka.visible(), kafka.token()
     assert bool(visible) == (token is not None), f"{len(visible)} records are visible, the token is {token}"

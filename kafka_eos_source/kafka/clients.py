@@ -1,4 +1,9 @@
-"""Creates every Kafka client, so that no error message of librdkafka reveals a secret."""
+"""Creates the clients for admin requests: confluent-kafka's, or the package's own for some logins.
+
+- Kerberos: the wheels of confluent-kafka are built without it.
+- OAUTHBEARER: librdkafka asks for the first token of a client one second after the client was created, and
+  confluent-kafka waits for that. This package creates several clients while a query starts.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException, libversion
+from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.login import mechanism
 from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
@@ -16,8 +23,23 @@ from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 T = TypeVar("T")
 
 
+def admin_client(config: Mapping[str, Any]) -> Any:
+    """Creates a client for admin requests without contacting a broker; raises as `make`.
+
+    Args:
+        config: librdkafka properties and callbacks.
+    """
+    if mechanism(config) in ("GSSAPI", "OAUTHBEARER"):
+        from kafka_eos_source.kafka.wire.admin import WireAdmin  # imports kafka-python
+
+        return WireAdmin(config)
+    return make(AdminClient, config)
+
+
 def make(kind: Callable[..., T], config: Mapping[str, Any]) -> T:
-    """Creates a client without contacting a broker. What it logs appears when its ``poll`` is called.
+    """Creates a client of confluent-kafka, whose errors reveal no secret, without contacting a broker.
+
+    What the client logs appears when its ``poll`` is called.
 
     Args:
         kind: a client class of confluent-kafka.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.failure import classify, kafka_error, unreachable
 from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, request
 from kafka_eos_source.model import GroupOffset, TopicPartition

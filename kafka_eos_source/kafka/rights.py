@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.request import Complaints, request

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.admin_client import admin_client
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
 from kafka_eos_source.kafka.request import Complaints, request

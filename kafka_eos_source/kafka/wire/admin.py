@@ -1,7 +1,7 @@
 """Admin requests through the package's own connections, for logins that confluent-kafka lacks or delays.
 
 `WireAdmin` has the methods of confluent-kafka's `AdminClient` that this package calls, with the same
-arguments and results. `kafka.admin_client` creates it instead, so callers do not notice.
+arguments and results. `kafka.clients` creates it instead, so callers do not notice.
 """
 
 from __future__ import annotations
