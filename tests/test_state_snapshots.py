@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from state_kit import IDENTITY as NO_TOPIC_ID
 from state_kit import TINY, TP, Workload, binary, record
 
 from kafka_eos_source.errors import InvalidOptionError, StateCorruptedError, StateError, StateLockedError
 from kafka_eos_source.runtime import watchdog
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
 from kafka_eos_source.runtime.file_systems import file_system, without_secrets
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -589,6 +593,155 @@ def test_a_manifest_never_leads_out_of_the_folder(hosts: Callable[[str], Host]) 
     newer = manifest.encode().replace(b'"format": 1', b'"format": 2')
     with pytest.raises(UnusableSnapshotError, match="newer release"):
         Manifest.decode(newer)
+
+
+_foreign = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_PLACES = (
+    *("format", "identity", "next_offset", "batch", "created_ms", "files"),
+    *("identity.shard", "identity.topic_id", "batch.batch_id", "batch.counts", "batch.event_time_ms"),
+    *("files.0", "files.0.name", "files.0.size_bytes", "files.0.sha256"),
+)
+
+
+@given(st.sampled_from(_PLACES), _foreign)
+@example("next_offset", float("inf"))
+@example("batch.batch_id", 10**400)
+@example("files.0.size_bytes", "1")
+@example("files.0.name", None)
+@example("identity", [])
+@example("batch.counts", {"late_rows": []})
+def test_a_manifest_has_the_types_of_its_fields_or_is_damaged(place: str, value: Any) -> None:
+    file = SnapshotFile("CURRENT", 16, "0" * 64)
+    sound = Manifest(IDENTITY, 5, record(5), 1, (file,))
+    content = json.loads(sound.encode())
+    *way, last = place.split(".")
+    inner = content
+    for step in way:
+        inner = inner[int(step) if step.isdigit() else step]
+    inner[int(last) if last.isdigit() else last] = value
+    try:
+        found = Manifest.decode(json.dumps(content).encode())
+    except UnusableSnapshotError:
+        return
+    assert json.loads(found.encode()) == {**content, "format": 1}  # the value fits
+    assert found.size_bytes + found.next_offset + found.created_ms < 2**66
+    assert found.identity == IDENTITY or place.startswith("identity")
+
+
+@given(st.binary(max_size=60) | st.sampled_from([b"[" * 200_000, b'{"a":' * 100_000, b"9" * 100_000, b"[]"]))
+def test_a_manifest_of_foreign_bytes_is_damaged(content: bytes) -> None:
+    with pytest.raises(UnusableSnapshotError, match=r"its manifest is damaged|newer release"):
+        Manifest.decode(content)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 200_000, b"[]", b"null", b'{"format": "x"}', b'{"format": 1e400, "files": 7}']
+)
+def test_damaged_manifests_beside_a_sound_one_do_not_stop_the_restore(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """They are more, and newer, than the snapshots that are kept; the sound one is used all the same."""
+    host = hosts("a")
+    host.advance(5)
+    host.upload()
+    (sound,) = host.storage.manifests()
+    for number in range(5):
+        name = f"{6 + number:020d}-{sound.topic}-{number:032x}.json"
+        (host.shared / name).write_bytes(content)
+    assert hosts("b").installed(20) == 5
+    assert caplog.text.count("is not used: its manifest is damaged") == 5
+    host.advance(1)
+    assert host.upload() is Uploaded.DONE
+    assert hosts("c").installed(20) == 6
+
+
+def test_a_download_ends_at_the_size_in_the_manifest(hosts: Callable[[str], Host], tmp_path: Path) -> None:
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    (name,) = host.storage.manifests()
+    file = max(host.storage.read(name).files, key=lambda each: each.size_bytes)
+    os.truncate(host.shared / "files" / file.sha256, 1 << 40)  # without blocks: the disk could not hold it
+    with pytest.raises(UnusableSnapshotError, match="is larger than"):
+        host.storage.fetch(file, tmp_path / "copy", Deadline.after_seconds(60))
+    assert (tmp_path / "copy").stat().st_size <= file.size_bytes
+    assert hosts("b").installed(2) is None
+
+
+def test_a_snapshot_that_the_disk_cannot_hold_is_not_downloaded(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    (name,) = host.storage.manifests()
+    manifest = host.storage.read(name)
+    huge = replace(manifest, files=(replace(manifest.files[0], size_bytes=1 << 60), *manifest.files[1:]))
+    (host.shared / name.text).write_bytes(huge.encode())
+    assert hosts("b").installed(2) is None
+    assert "bytes are free" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["manifest", "file", "folder", "pipe"])
+def test_links_and_pipes_in_the_storage_are_refused(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, tmp_path: Path, what: str
+) -> None:
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    (name,) = host.storage.manifests()
+    file = f"files/{host.storage.read(name).files[0].sha256}"
+    place = host.shared / {"manifest": name.text, "folder": "files"}.get(what, file)
+    place.rename(tmp_path / "elsewhere")
+    if what == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(tmp_path / "elsewhere")
+    assert hosts("b").installed(2) is None
+    assert "is not used" in caplog.text
+
+
+@pytest.mark.parametrize("which", ["", "app", "shard"])
+def test_folders_that_other_users_may_change_are_refused(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    folder = {"": Path(host.location), "app": Path(host.location, IDENTITY.application_id)}.get(
+        which, host.shared
+    )
+    folder.chmod(0o777)
+    assert hosts("b").installed(2) is None
+    assert "every user of this host may change the files in" in caplog.text
+    host.advance(1)
+    with pytest.raises(PermissionError, match="chmod o-w"):
+        host.upload()
+    folder.chmod(0o1777)
+    assert hosts("c").installed(2) == (2 if which == "" else None)
+    folder.chmod(0o775)
+    assert hosts("d").installed(2) == 2
+
+
+def test_folders_of_another_user_are_refused(
+    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    theirs, stat = str(host.shared), os.stat
+
+    def forged(path: Any, **more: Any) -> Any:
+        found = stat(path, **more)
+        return os.stat_result((*found[:4], 4321, *found[5:])) if str(path) == theirs else found
+
+    monkeypatch.setattr(os, "stat", forged)
+    assert hosts("b").installed(2) is None
+    assert "belongs to another user (user id 4321)" in caplog.text
 
 
 def test_files_of_another_state_than_the_manifest_says_are_not_used(

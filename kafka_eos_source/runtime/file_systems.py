@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from functools import lru_cache
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -76,6 +78,52 @@ def make_private(path: str | os.PathLike[str]) -> None:
     found = os.stat(path)
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():
         os.chmod(path, OWNERS_FOLDER)
+
+
+def refuse_folder_of_others(location: str, folder: str) -> None:
+    """Raises PermissionError if other users may change the files of a local folder.
+
+    Every folder from the location on has to belong to this user, to root or to the owner of the location, and
+    must not be a link. Other users must not be able to write to it. The location itself may be like /tmp,
+    where they cannot replace the folders of others. The group may write: an administrator decides who is in
+    it.
+
+    Args:
+        location: folder that an option names. It may be a link, and need not exist.
+        folder: the location, or a folder below it, which need not exist.
+    """
+    steps = [location]
+    for name in os.path.relpath(folder, location).split(os.sep):
+        steps += [os.path.join(steps[-1], name)] if name != os.curdir else []
+    owners = {0, os.geteuid()}
+    for step in steps:
+        try:
+            found = os.stat(step, follow_symlinks=step is location)
+        except FileNotFoundError:
+            return
+        if step is location:
+            owners.add(found.st_uid)
+        if stat.S_ISLNK(found.st_mode) or found.st_uid not in owners:
+            raise PermissionError(
+                f"{step} is a link or belongs to another user (user id {found.st_uid}), who could replace "
+                "its files. Name a location where only the query's user may create folders"
+            )
+        is_like_tmp = step is location and found.st_mode & stat.S_ISVTX
+        if found.st_mode & stat.S_IWOTH and not is_like_tmp:
+            raise PermissionError(
+                f"every user of this host may change the files in {step} (mode "
+                f"{stat.S_IMODE(found.st_mode):04o}). Run chmod o-w on it, or mount the file system with a "
+                "mode that denies that"
+            )
+
+
+def open_regular_file(path: str) -> BinaryIO:
+    """Opens a local file for reading. Raises OSError if it is a link, a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:

@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: How many snapshots are tried before the changelog is read instead.
-_TRIES = 3
+#: How many manifests are read, and how many snapshots are downloaded, before the changelog is read instead.
+_MANIFESTS, _DOWNLOADS = 20, 3
 #: A folder that nobody has locked is left over if it did not change for this long.
 _ABANDONED_SECONDS = 3600.0
 
@@ -82,13 +82,18 @@ def downloaded(
     elif not own:
         _log.info("there is no snapshot in %s", storage.path)
     with closing(watched), _scratch(store) as scratch:
-        for number, name in enumerate(own[:_TRIES]):
-            folder = scratch / str(number)
+        downloads = 0
+        for name in own[:_MANIFESTS]:
+            folder = scratch / str(downloads)
             try:
-                manifest = _download(watched, name, identity, refusal, folder)
+                manifest = _fitting(watched, name, identity, refusal)
+                downloads += 1
+                _download(watched, manifest, identity, folder)
             except (UnusableSnapshotError, KafkaEosError, *StorageError) as error:
                 _log.warning("the snapshot %s/%s is not used: %s", storage.path, name.text, error)
                 shutil.rmtree(folder, ignore_errors=True)
+                if downloads == _DOWNLOADS:
+                    break
                 continue
             yield manifest, folder
             return
@@ -136,14 +141,13 @@ class _WatchedStorage:
         return self._watchdog.call(doing, what, self._deadline.remaining_seconds())
 
 
-def _download(
+def _fitting(
     storage: _WatchedStorage,
     name: ManifestName,
     identity: StoreIdentity,
     refusal: Callable[[Manifest], str | None],
-    folder: Path,
 ) -> Manifest:
-    """Downloads one snapshot into ``folder``, and checks it.
+    """Returns the manifest of a snapshot.
 
     Raises:
         UnusableSnapshotError, StorageError, KafkaEosError: if it does not fit, or is damaged.
@@ -154,8 +158,22 @@ def _download(
     reason = refusal(manifest)
     if reason is not None:
         raise UnusableSnapshotError(reason)
+    return manifest
+
+
+def _download(storage: _WatchedStorage, manifest: Manifest, identity: StoreIdentity, folder: Path) -> None:
+    """Downloads one snapshot into ``folder``, and checks it.
+
+    Raises:
+        UnusableSnapshotError, StorageError, KafkaEosError: if it is damaged, or the disk has no room for it.
+    """
     database = folder / "db"
     database.mkdir(parents=True)
+    free = shutil.disk_usage(database).free
+    if manifest.size_bytes > free:
+        raise UnusableSnapshotError(
+            f"its files need {manifest.size_bytes} bytes, and {free} bytes are free in {folder.parent.parent}"
+        )
     for file in manifest.files:
         storage.fetch(file, database / file.name)
         failpoints.reach("snapshot.after_fetch")
@@ -172,7 +190,6 @@ def _download(
             raise UnusableSnapshotError("its files hold changes that no token had confirmed")
     for each in (database, folder):
         fsync(str(each))
-    return manifest
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 A manifest is written after all its files, so that its presence means that the snapshot is complete. Its name
 starts with the changelog offset, so that names in descending order are the snapshots from the newest on.
+
+Whoever may write to the storage may write a manifest, so it is checked like every other foreign text. The
+checksums in it find damage. They do not show who wrote the snapshot: Write on the storage equals Write on the
+state, and `storage` refuses local folders that other users may change.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,6 +26,7 @@ _NAME = re.compile(r"(\d{20})-([0-9a-f]{16})-[0-9a-f]{32}\.json", re.ASCII)
 #: Names of the files of a database that a snapshot may contain. No name leads out of the folder.
 _DATABASE_FILE = re.compile(r"\d+\.(?:sst|log)|MANIFEST-\d+|CURRENT", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_BITS = 64
 
 
 class UnusableSnapshotError(Exception):
@@ -80,23 +84,26 @@ class Manifest:
         """
         try:
             found = json.loads(content)
-            if found["format"] > FORMAT:
+            if _typed("format", "int", found["format"]) > FORMAT:
                 raise UnusableSnapshotError(
                     f"a newer release wrote it in format {found['format']}; this release reads formats up to "
                     f"{FORMAT}"
                 )
             manifest = cls(
                 identity=_record(StoreIdentity, found["identity"]),
-                next_offset=int(found["next_offset"]),
+                next_offset=_typed("next_offset", "int", found["next_offset"]),
                 batch=_record(BatchRecord, found["batch"]),
-                created_ms=int(found["created_ms"]),
-                files=tuple(_record(SnapshotFile, each) for each in found["files"]),
+                created_ms=_typed("created_ms", "int", found["created_ms"]),
+                files=tuple(_record(SnapshotFile, each) for each in _typed("files", "list", found["files"])),
             )
-        except (ValueError, TypeError, KeyError) as error:
-            raise UnusableSnapshotError(f"its manifest is damaged: {error!r}") from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UnusableSnapshotError(f"its manifest is damaged: {repr(error)[:200]}") from error
+        names = set[str]()
         for file in manifest.files:
-            if not _DATABASE_FILE.fullmatch(file.name) or not _SHA256.fullmatch(file.sha256):
-                raise UnusableSnapshotError(f"its manifest has an illegal file {file.name!r}")
+            is_file = _DATABASE_FILE.fullmatch(file.name) and _SHA256.fullmatch(file.sha256)
+            if not is_file or file.size_bytes < 0 or file.name in names:
+                raise UnusableSnapshotError(f"its manifest has an illegal file {file.name[:200]!r}")
+            names.add(file.name)
         return manifest
 
 
@@ -132,5 +139,25 @@ def topic_hash(identity: StoreIdentity) -> str:
     return hashlib.sha256(identity.topic_id.encode()).hexdigest()[:16]
 
 
-def _record(cls: Any, values: Mapping[str, Any]) -> Any:
-    return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+def _record(cls: Any, values: Any) -> Any:
+    """Returns a record from its JSON object. Raises ValueError or TypeError for values of other types."""
+    if type(values) is not dict:
+        raise TypeError(f"{type(values).__name__} instead of an object")
+    return cls(
+        **{
+            field.name: _typed(field.name, str(field.type), values[field.name])
+            for field in fields(cls)
+            if field.name in values
+        }
+    )
+
+
+def _typed(name: str, kind: str, value: Any) -> Any:
+    """Returns a value of JSON if it has the type that a dataclass declares; integers have 64 bits."""
+    if kind == "int | None":
+        return None if value is None else _typed(name, "int", value)
+    if kind == "Mapping[str, int]" and type(value) is dict:
+        return {each: _typed(name, "int", number) for each, number in value.items()}
+    if type(value).__name__ == kind and (type(value) is not int or value.bit_length() < _BITS):
+        return value
+    raise TypeError(f"the field {name!r} has a {type(value).__name__}; expected {kind}")

@@ -1,4 +1,8 @@
-"""Names, reads and writes the files of a shard's snapshots on shared storage."""
+"""Names, reads and writes the files of a shard's snapshots on shared storage.
+
+The storage is believed as far as its owner: on a local file system, folders that another user owns or may
+change are refused, and so are links. On an object store, its policies decide who may write.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -20,6 +25,8 @@ from kafka_eos_source.runtime.file_systems import (
     fsync,
     make_folder,
     new_file,
+    open_regular_file,
+    refuse_folder_of_others,
     without_secrets,
 )
 from kafka_eos_source.state.model import StoreIdentity
@@ -72,6 +79,9 @@ class SnapshotStorage:
         self._fs, root = file_system(location)
         self._root = f"{root.rstrip('/')}/{folder}"
         self._only_reads = only_reads
+        self._location = root
+        # /dbfs shows the same mode for all files; Databricks decides who may write
+        self._has_modes = isinstance(self._fs, pafs.LocalFileSystem) and not location.startswith("dbfs:")
 
     def manifests(self) -> list[ManifestName]:
         """Returns the names of all snapshots, from the highest changelog offset to the lowest."""
@@ -86,7 +96,7 @@ class SnapshotStorage:
             UnusableSnapshotError: if it was removed, is damaged, or its name belongs to another one.
         """
         try:
-            with self._fs.open_input_stream(f"{self._root}/{name.text}") as source:
+            with self._open(name.text) as source:
                 content = source.read(_LARGEST_MANIFEST_BYTES)
         except FileNotFoundError:
             raise UnusableSnapshotError("somebody removed it") from None
@@ -122,7 +132,8 @@ class SnapshotStorage:
     def fetch(self, file: SnapshotFile, target: Path, deadline: Deadline) -> None:
         """Downloads a file of a database; it is on disk when the call returns.
 
-        A damaged file is removed, so that the next upload sends it again; unless the storage is only read.
+        The download ends where the file is larger than the manifest says. A damaged file is removed, so that
+        the next upload sends it again; unless the storage is only read.
 
         Raises:
             UnusableSnapshotError: if it was removed, its contents are damaged, or the deadline passed.
@@ -130,13 +141,18 @@ class SnapshotStorage:
         digest, size_bytes = hashlib.sha256(), 0
         try:
             with (
-                self._fs.open_input_stream(f"{self._root}/files/{file.sha256}") as source,
+                self._open(f"files/{file.sha256}") as source,
                 target.open("xb") as opened,
             ):
-                while chunk := source.read(_CHUNK_BYTES):
+                while chunk := source.read(min(_CHUNK_BYTES, file.size_bytes - size_bytes + 1)):
+                    size_bytes += len(chunk)
+                    if size_bytes > file.size_bytes:
+                        raise UnusableSnapshotError(
+                            f"its file {file.name} ({file.sha256}) is larger than the {file.size_bytes} "
+                            "bytes in its manifest"
+                        )
                     digest.update(chunk)
                     opened.write(chunk)
-                    size_bytes += len(chunk)
                     if deadline.expired:
                         raise UnusableSnapshotError(
                             f"downloading it took over {deadline.budget_seconds:.0f} s (in tasks: "
@@ -160,7 +176,21 @@ class SnapshotStorage:
         except FileNotFoundError:
             return
 
+    def _open(self, name: str) -> BinaryIO | pa.NativeFile:
+        path = f"{self._root}/{name}"
+        if not self._has_modes:
+            return self._fs.open_input_stream(path)
+        refuse_folder_of_others(self._location, os.path.dirname(path))
+        return open_regular_file(path)
+
     def _list(self, folder: str) -> list[pafs.FileInfo]:
+        """Lists a folder.
+
+        Raises:
+            PermissionError: if another user owns the folder, or may change it.
+        """
+        if self._has_modes:
+            refuse_folder_of_others(self._location, f"{self._root}/{folder}".rstrip("/"))
         selector = pafs.FileSelector(f"{self._root}/{folder}".rstrip("/"), allow_not_found=True)
         return [each for each in self._fs.get_file_info(selector) if each.type == pafs.FileType.File]
 

@@ -125,7 +125,7 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
             restoring=b"status" in values and _parsed(values[b"status"]) == "restoring",
             applying=_applying(values[b"apply"]) if b"apply" in values else None,
         )
-    except (ValueError, TypeError, KeyError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
         raise StateCorruptedError(
             f"the metadata of a state database cannot be decoded: {error!r}.",
             fix=RESTORE_FIX,

@@ -1,0 +1,130 @@
+"""Parses JSON that other programs wrote. No other module of the package calls a JSON parser."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import orjson
+except ImportError:  # it belongs to the extra `jsonschema`; only `parse_json_fast` needs it
+    orjson = None  # type: ignore[assignment]
+
+#: Levels of arrays and objects inside each other. orjson reads 1,024 but writes 254, and Python reads as many
+#: as its stack allows; a document within this limit can be written again by both.
+MOST_LEVELS = 254
+
+#: What Python raises while a program takes apart a parsed document that has another shape than expected,
+#: such as ``found["batch"]`` of an array, or ``float(found["seconds"])`` of an integer with 400 digits.
+SHAPE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+class JsonError(ValueError):
+    """A text is not JSON, or is JSON that this package does not read. The text of the error says why."""
+
+
+def parse_json(
+    text: str | bytes,
+    *,
+    parse_float: Callable[[str], Any] | None = None,
+    parse_int: Callable[[str], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """Parses a JSON document of another program, whatever bytes it consists of.
+
+    Args:
+        text: the document. Bytes are UTF-8, with or without a byte order mark.
+        parse_float, parse_int, object_pairs_hook: as for ``json.loads``; they may raise ValueError.
+
+    Returns:
+        The document. Its texts can be encoded, its floats are finite, and it has at most `MOST_LEVELS`
+        levels.
+
+    Raises:
+        JsonError: for any other text.
+    """
+    try:
+        document = text if isinstance(text, str) else text.decode("utf-8-sig")
+        found = _decoder(parse_float or _finite, parse_int, object_pairs_hook).decode(document)
+        if "\\ud" in document or "\\uD" in document or not document.isascii():
+            _check_characters(document, found)
+    except JsonError:
+        raise
+    except ValueError as error:  # includes UnicodeError, and integers with more digits than Python converts
+        raise JsonError(str(error)) from None
+    except RecursionError:
+        raise _too_deep() from None
+    if (
+        len(text) > 2 * MOST_LEVELS
+        and document.count("[") + document.count("{") > MOST_LEVELS
+        and _is_too_deep(found)
+    ):
+        raise _too_deep()
+    return found
+
+
+def parse_json_fast(document: bytes) -> Any:
+    """Parses a document as `parse_json` does, but with orjson, for records. Large integers become floats.
+
+    Raises:
+        JsonError: if the bytes are not JSON, or JSON that orjson cannot write again.
+    """
+    try:
+        found = orjson.loads(document)
+        if len(document) > 2 * MOST_LEVELS and document.count(b"[") + document.count(b"{") > MOST_LEVELS:
+            orjson.dumps(found)  # much faster than a walk in Python
+    except ValueError as error:
+        raise JsonError(str(error)) from None
+    except TypeError:
+        raise _too_deep() from None
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _decoder(parse_float: Any, parse_int: Any, object_pairs_hook: Any) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        parse_float=parse_float,
+        parse_int=parse_int,
+        parse_constant=_refused,
+        object_pairs_hook=object_pairs_hook,
+    )
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise JsonError(f"the number {text[:40]} does not fit into a double")
+    return number
+
+
+def _refused(constant: str) -> Any:
+    raise JsonError(f"{constant} is not JSON")
+
+
+def _check_characters(document: str, found: Any) -> None:
+    """Refuses half of a surrogate pair, which Python's parser accepts and no encoder does."""
+    document.encode()
+    if "\\ud" in document or "\\uD" in document:
+        json.dumps(found, ensure_ascii=False, default=str).encode()
+
+
+def _is_too_deep(document: Any) -> bool:
+    """Returns whether a document has too many levels. Walks it level by level, without recursion."""
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(MOST_LEVELS):
+        level = [
+            each
+            for container in level
+            for each in (container.values() if isinstance(container, dict) else container)
+            if isinstance(each, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> JsonError:
+    return JsonError(f"it is nested more than {MOST_LEVELS} levels deep")
