@@ -88,6 +88,10 @@ class TestMariaDb(_OnServer):
     ) -> None:
         check_two_phase_never_resolves_prepared_transactions(server, tmp_path, end)
 
+    @pytest.mark.parametrize("creates", ["sink", "user"])
+    def test_a_key_of_zero_stays_zero(self, server: Server, tmp_path: Path, creates: str) -> None:
+        check_a_key_of_zero_stays_zero(server, tmp_path, creates)
+
     @pytest.mark.parametrize("listed", [True, False])
     def test_the_sink_waits_for_a_slow_commit_of_a_fenced_driver(
         self, server: Server, system: System, monkeypatch: pytest.MonkeyPatch, listed: bool
@@ -200,6 +204,36 @@ def check_two_phase_never_resolves_prepared_transactions(server: Server, folder:
         assert list(sink.recover(deadline())) == [third]
         assert sink.commit(third, deadline()) == OK
     assert len(server.rows(table)) == ROWS.num_rows
+
+
+def check_a_key_of_zero_stays_zero(server: Server, folder: Path, creates: str) -> None:
+    """MariaDB must not number rows by itself, also where the server is not strict about values."""
+    from kafka_eos_source.sinks.sql import SqlSink
+
+    table = server.new_table()
+    if creates == "user":
+        server.run(
+            f"CREATE TABLE {table} (id BIGINT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(3))",
+            "SET GLOBAL sql_mode = ''",
+        )
+    rows = pa.table({"id": pa.array([0, 1], pa.int64()), "name": ["a", "b"]})
+    system = System(
+        sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",)),
+        visible=lambda: server.rows(table),
+        store=str(folder / "store"),
+    )
+    try:
+        with opened(system) as sink:
+            for sequence in (1, 2):
+                txn = new_txn(sequence)
+                assert sink.prepare(txn, stage(sink, rows), deadline()) == OK
+                assert sink.commit(txn, deadline()) == OK
+            if creates == "user":
+                long = rows.set_column(1, "name", pa.array(["a", "longer than the column"]))
+                assert isinstance(sink.prepare(new_txn(3), stage(sink, long), deadline()), Fatal)
+    finally:
+        server.run("SET GLOBAL sql_mode = DEFAULT")
+    assert sorted(row["id"] for row in server.rows(table)) == [0, 1]
 
 
 def check_the_last_row_wins(server: Server, folder: Path, kind: str, url: str | None = None) -> None:

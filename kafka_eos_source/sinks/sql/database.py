@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,9 @@ _LIBPQ = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+#: MySQL and MariaDB would otherwise replace 0 in an AUTO_INCREMENT column by the next number, and, where an
+#: administrator switched the strict mode off, shorten values that do not fit.
+_MYSQL_MODES = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO,STRICT_ALL_TABLES')"
 
 
 def autocommit(engine: Any) -> Any:
@@ -42,7 +46,7 @@ def new_engine(url: str) -> Any:
     sa_url = parsed(url)
     libpq = sa_url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             sa_url,
             poolclass=sa.pool.QueuePool,
             pool_size=1,
@@ -57,6 +61,14 @@ def new_engine(url: str) -> Any:
             f"the Python driver of the database is not installed: {error}.",
             fix=f"run pip install {error.name} on Spark's driver.",
         ) from error
+    if engine.dialect.name in ("mysql", "mariadb"):
+        sa.event.listen(engine, "connect", _set_mysql_modes)
+    return engine
+
+
+def _set_mysql_modes(connection: Any, _record: Any) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(_MYSQL_MODES)
 
 
 def parsed(url: str) -> Any:
@@ -106,7 +118,10 @@ def create_for(engine: Any, table: str, schema: str | None, rows: pa.Schema, key
     sa = sqlalchemy()
     columns = [
         sa.Column(
-            field.name, types.sql_type(field.type, key=field.name in keys), primary_key=field.name in keys
+            field.name,
+            types.sql_type(field.type, key=field.name in keys),
+            primary_key=field.name in keys,
+            autoincrement=False,  # SQLAlchemy's default makes a single integer key one that numbers itself
         )
         for field in rows
     ]
