@@ -145,9 +145,9 @@ def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None
     code = """
 import sys
 sys.path.insert(0, ".")
-from kafka_eos_source.kafka.wire import kafka_python
+from kafka_eos_source.kafka.wire import install
 sys.modules.pop("kafka", None)
-kafka_python.install()
+install()
 import kafka.part
 for _ in range(2):
     try:

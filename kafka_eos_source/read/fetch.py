@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
