@@ -8,6 +8,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -20,9 +21,9 @@ from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, 
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.wire.access import Access
-from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Network
-from kafka_eos_source.kafka.wire.messages import epoch_ends_request, offsets_request
-from kafka_eos_source.model import Epochs, TopicPartition
+from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
+from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
+from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -105,19 +106,30 @@ class Cluster:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def ask(self, connection: Connection, request: Any, deadline: Deadline) -> Any:
+    def ask(
+        self, connection: Connection, request: Any, deadline: Deadline, decode: Decode | None = None
+    ) -> Any:
         """Sends a request, and waits for the answer.
+
+        Args:
+            connection: to a broker.
+            request: a message of ``kafka-python``, whose version is set.
+            deadline: for the answer.
+            decode: decodes the answer; None = `messages.decoded`.
 
         Raises:
             TemporaryError: if no answer arrives.
         """
-        return self._asked(connection, request, deadline)()
+        return self._asked(connection, request, deadline, decode)()
 
-    def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
+    def _asked(
+        self, connection: Connection, request: Any, deadline: Deadline, decode: Decode | None = None
+    ) -> Callable[[], Any]:
         """Sends a request; the result waits for the answer, and raises `TemporaryError` if none arrives."""
         sent = time.monotonic()
         found: list[tuple[Any, Exception | None, float]] = []
-        connection.send(request, lambda answer, error: found.append((answer, error, time.monotonic())))
+        send = connection.send if decode is None else partial(connection.send, decode=decode)
+        send(request, lambda answer, error: found.append((answer, error, time.monotonic())))
 
         def answer() -> Any:
             while not found:
@@ -379,16 +391,35 @@ class Cluster:
             KafkaException: if a leader refuses.
             TemporaryError: if a partition has no leader, or the leader does not answer.
         """
-        wanted = set(partitions)
-        found: dict[TopicPartition, int] = {}
-        for connection, epochs in self._by_leader(wanted, deadline):
+        times = dict.fromkeys(partitions, EARLIEST if earliest else LATEST)
+        found = self.offsets_at(times, deadline, committed=committed)
+        return {tp: each.offset for tp, each in found.items()}
+
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], deadline: Deadline, *, committed: bool
+    ) -> dict[TopicPartition, LogEnd]:
+        """Returns the first offset at or after a time in each partition's log, with its leader epoch.
+
+        Args:
+            times: ms since the epoch, `messages.EARLIEST` or `messages.LATEST`, by partition.
+            deadline: for all requests.
+            committed: the end is the last stable offset, instead of the high watermark.
+
+        Returns:
+            The offsets; -1 = no record is that late.
+
+        Raises: as `offsets`.
+        """
+        found: dict[TopicPartition, LogEnd] = {}
+        for connection, epochs in self._by_leader(times, deadline):
             version = connection.version(ListOffsetsRequest, _LIST_OFFSETS, 4)  # with the leader epoch
-            request = offsets_request(version, epochs, earliest=earliest, committed=committed)
+            request = offsets_request(version, epochs, times, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
                     self._check_partition(each)
-                    found[TopicPartition(topic.name, each.partition_index)] = each.offset
-        return _complete(found, wanted)
+                    tp = TopicPartition(topic.name, each.partition_index)
+                    found[tp] = LogEnd(each.offset, each.leader_epoch)
+        return _complete(found, times)
 
     def epoch_ends(
         self, epochs: Epochs, deadline: Deadline, leaders: Epochs | None = None
@@ -606,9 +637,7 @@ def _reason(failure: Exception) -> str:
     return str(failure)
 
 
-def _complete(
-    found: dict[TopicPartition, int], wanted: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
+def _complete(found: dict[TopicPartition, T], wanted: Collection[TopicPartition]) -> dict[TopicPartition, T]:
     for tp in set(wanted) - found.keys():
         raise TemporaryError(f"the leader's answer does not mention {tp}")
     return found

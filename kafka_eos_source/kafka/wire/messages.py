@@ -25,7 +25,8 @@ _DAMAGED = (ValueError, LookupError, ArithmeticError, AssertionError, TypeError,
 _PRODUCE = 0
 #: How the answer of a listener begins that expects TLS and receives something else.
 _TLS_ALERT = b"\x15\x03"
-_LATEST, _EARLIEST = -1, -2
+#: What ListOffsets takes for the end and the beginning of a log, instead of a time.
+LATEST, EARLIEST = -1, -2
 #: Each byte of a number of variable length has seven bits; the last one of 32 bits is shifted by 28.
 _MOST_SHIFT = 28
 
@@ -63,14 +64,18 @@ def features_of(answer: Any) -> dict[str, int]:
 
 
 def offsets_request(
-    version: int, leader_epochs: Mapping[TopicPartition, int], *, earliest: bool, committed: bool
+    version: int,
+    leader_epochs: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, int],
+    *,
+    committed: bool,
 ) -> ListOffsetsRequest:
     """Returns the request for an offset of each partition's log.
 
     Args:
         version: of the request.
         leader_epochs: the epoch of the leader that the caller knows, by partition.
-        earliest: ask for the first offset of the log, instead of its end.
+        times: ms since the epoch, `EARLIEST` or `LATEST`, by partition.
         committed: the end is the last stable offset, instead of the high watermark.
     """
     kind = ListOffsetsRequest.ListOffsetsTopic
@@ -79,7 +84,7 @@ def offsets_request(
         partition = kind.ListOffsetsPartition(
             partition_index=tp.partition,
             current_leader_epoch=epoch,
-            timestamp=_EARLIEST if earliest else _LATEST,
+            timestamp=times[tp],
             version=version,
         )
         topics.setdefault(tp.topic, []).append(partition)
