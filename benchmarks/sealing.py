@@ -26,8 +26,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.sealed_column import sealed_batches
-from kafka_eos_source.stage.sealing_plan import sealing_plan
+from kafka_eos_source.stage.sealing import sealed_batches, sealing_plan
 from kafka_eos_source.stage.writer import stage
 
 T = TypeVar("T")

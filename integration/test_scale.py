@@ -20,7 +20,7 @@ from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AbortableError, OperatorError
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.offset_requests import OFFSETS_TOPIC, split
+from kafka_eos_source.kafka.wire.group_offsets import OFFSETS_TOPIC, split
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
@@ -153,7 +153,7 @@ def test_one_request_that_is_too_large_is_refused_without_a_reason(
 ) -> None:
     """The broker refuses one request with 4,000 offsets and full tokens; the producer therefore splits it."""
     monkeypatch.setattr(
-        "kafka_eos_source.kafka.offset_requests.split", lambda offsets, _group_id: iter([offsets])
+        "kafka_eos_source.kafka.wire.group_offsets.split", lambda offsets, _group_id: iter([offsets])
     )
     producer = producer_in_transaction(wide, application)
     try:

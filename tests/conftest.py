@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from kafka_eos_source.kafka import login
 from kafka_eos_source.observe import journal
-from kafka_eos_source.stage import sealing_plan
+from kafka_eos_source.stage import sealing
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -46,5 +46,5 @@ def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unknown_topic_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets tasks stage rows, as when no broker names the limits of the topic, but without waiting for one."""
-    monkeypatch.setattr(sealing_plan, "_ask", lambda kafka, topic: None)
-    monkeypatch.setattr(sealing_plan, "_known", {})
+    monkeypatch.setattr(sealing, "_ask", lambda kafka, topic: None)
+    monkeypatch.setattr(sealing, "_known", {})

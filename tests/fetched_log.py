@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.kernel import WANTS, KernelMessages, kernel
 from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches, decode
 from kafka_eos_source.model import TopicPartition
 

@@ -42,7 +42,7 @@ from kafka_eos_source.read.task import TaskRead
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
-from kafka_eos_source.stage import record_limits, sealing_plan
+from kafka_eos_source.stage import record_limits, sealing
 from kafka_eos_source.stage.row_rules import RecordLimits
 
 TP = TopicPartition("t", 0)
@@ -261,7 +261,7 @@ def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch:
     found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
     for module, name in (
         (record_limits, "record_limits"),
-        (sealing_plan, "sealing_plan"),
+        (sealing, "sealing_plan"),
         (staged_sink.offset_log, "newest"),
     ):
         with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import network
+from kafka_eos_source.kafka.wire import connection
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -112,7 +112,7 @@ def test_slow_brokers_are_not_taken_for_brokers_that_refuse(
     monkeypatch: pytest.MonkeyPatch, refusing: str, others: str
 ) -> None:
     """The client leaves a connection itself, or gives up, so the brokers may answer a later request."""
-    monkeypatch.setattr(network, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(cluster_module, "SILENT_SECONDS", 0.2)
     with SimulatedKafka({"t": 1}, brokers=3 if others == "slow" else 1) as cluster:
         cluster.fault = lambda kind: Fault("delay", 700) if kind != "ApiVersions" else None

@@ -17,7 +17,7 @@ from kafka.record.memory_records import MemoryRecords
 from simulated.kafka import SimulatedKafka
 
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
-from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka import kernel, topic_admin
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
@@ -26,10 +26,10 @@ from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
-from kafka_eos_source.stage import sealing, sealing_plan
+from kafka_eos_source.stage import sealing
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.sealed_column import SealingPlan, sealed_batches
+from kafka_eos_source.stage.sealing import SealingPlan, sealed_batches
 from kafka_eos_source.stage.writer import stage
 
 KERNEL = kernel.kernel()
@@ -328,14 +328,14 @@ class Admin:
 def test_the_plan_keeps_to_every_limit_of_the_topic(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], batch_bytes: int | None
 ) -> None:
-    monkeypatch.setattr(sealing_plan, "TopicAdmin", Admin)
+    monkeypatch.setattr(topic_admin, "TopicAdmin", Admin)
     monkeypatch.setattr(Admin, "settings", settings)
-    monkeypatch.setattr(sealing_plan, "_known", {})
-    found = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
+    monkeypatch.setattr(sealing, "_known", {})
+    found = sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
     assert (None if found is None else (found.batch_bytes, found.partitions)) == (
         None if batch_bytes is None else (batch_bytes, 3)
     )
-    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
-    assert sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
-    other = sealing_plan.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
+    assert sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
+    assert sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
+    other = sealing.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
     assert (None if other is None else other.partitioner) == (None if batch_bytes is None else "fnv1a")

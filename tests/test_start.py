@@ -51,7 +51,7 @@ from kafka_eos_source.datasource import staged_sink, writer
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.sealed_column import SealingPlan
+from kafka_eos_source.stage.sealing import SealingPlan
 staged_sink.running_task = lambda: StreamingTask("q", "0", "r")
 frame = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 columns = check_frame(frame, topic_option="out", include_timestamp=False)
@@ -145,9 +145,9 @@ def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None
     code = """
 import sys
 sys.path.insert(0, ".")
-from kafka_eos_source.kafka.wire import kafka_python
+from kafka_eos_source.kafka.wire import install
 sys.modules.pop("kafka", None)
-kafka_python.install()
+install()
 import kafka.part
 for _ in range(2):
     try:

@@ -22,9 +22,8 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import consumer as wire_consumer
 from kafka_eos_source.kafka.wire import damage, fetched_batches
-from kafka_eos_source.kafka.wire.arrived import Arrived
 from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
-from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
+from kafka_eos_source.kafka.wire.fetched_batches import Arrived, FetchedBatches
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch

@@ -35,7 +35,7 @@ from kafka_eos_source.kafka import kernel
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import connection, queue
 from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire.network import Network
+from kafka_eos_source.kafka.wire.connection import Network
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline

@@ -14,7 +14,7 @@ from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, rows
 from test_wire_faults import write_until_committed as write_all
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
-from kafka_eos_source.kafka.wire import lowered, transaction
+from kafka_eos_source.kafka.wire import transaction
 from kafka_eos_source.model import GroupOffset
 
 
@@ -104,7 +104,7 @@ def test_without_a_transaction_of_version_0_before_it_an_initialisation_is_refus
     """Proves that the tests above can fail."""
     write_all(cluster, 1)
     cluster.version = 0
-    monkeypatch.setattr(lowered.LoweredId, "prepare", lambda *_: None)
+    monkeypatch.setattr(transaction.LoweredId, "prepare", lambda *_: None)
     client = producer(cluster)
     with pytest.raises(AbortableError, match="UNSUPPORTED_VERSION"):
         client.init(soon())
@@ -115,7 +115,7 @@ def test_without_a_transaction_of_version_0_before_it_an_initialisation_is_refus
 def test_an_error_says_soon_what_to_do_with_a_stuck_coordinator(
     cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lowered, "_STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(transaction, "_STUCK_SECONDS", 0.1)
     write_all(cluster, 1)
     cluster.version, cluster.is_stuck = 0, True
     client = producer(cluster)

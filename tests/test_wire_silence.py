@@ -16,7 +16,7 @@ from test_wire_faults import PARTITIONS, TOPIC, expected, producer, soon, write
 
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import network
+from kafka_eos_source.kafka.wire import connection
 
 #: No test waits until a request times out.
 PATIENT = {"socket.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "60000"}
@@ -24,9 +24,9 @@ PATIENT = {"socket.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (network, cluster_module):
+    for module in (connection, cluster_module):
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(network, "_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_REPORT_SECONDS", 0.05)
     monkeypatch.setattr(cluster_module, "_LEAST_CONNECT_SECONDS", 0.2)
     yield
     POOL.close()

@@ -50,8 +50,8 @@ from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
-from kafka_eos_source.stage import sealing_plan
-from kafka_eos_source.stage.sealed_column import SealingPlan
+from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage.sealing import SealingPlan
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
@@ -60,7 +60,7 @@ _COLUMNS = ["key", "value"]
 
 
 #: Tasks seal rows from this size on, so that the small batches of these tests have sealed batches and rows.
-sealing_plan.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore[assignment,misc]
+sealing.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore[assignment,misc]
 
 
 class Checkpoint:

@@ -18,14 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from pyarrow.fs import LocalFileSystem
 
-from kafka_eos_source.errors import (
-    CheckpointMovedError,
-    GuaranteeChangedError,
-    InvalidOptionError,
-    NewerVersionError,
-    OperatorError,
-    UnavailableError,
-)
+from kafka_eos_source.commit import refusals
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -86,7 +79,7 @@ class IdentityFile:
         self.found = _read(checkpoint)
         if self.found is not None and self.found.query_id != wanted.query_id:
             if self.found.location == wanted.location and wanted.first_batch > 0:
-                raise _another_query(self.found, wanted)
+                raise refusals.query_id_replaced(self.found, wanted)
             self.found = None  # the folder was copied from another query's checkpoint, or it begins anew
         #: Whether this checkpoint is a copy with a new application.id that has not committed a batch yet.
         self.is_new_fork = False
@@ -97,8 +90,8 @@ class IdentityFile:
             self.is_new_fork = moved == "fork"
         if self.is_new_fork:
             self.found = None  # the original's tokens are not those of the fork
-        else:
-            _check_application(self.found, wanted)
+        elif self.found.application_id != wanted.application_id:
+            raise refusals.other_application(self.found, wanted)
 
     @classmethod
     def of(cls, checkpoint: str, options: WriteOptions, query_id: str, batch_id: int) -> IdentityFile:
@@ -134,16 +127,7 @@ class IdentityFile:
         """
         found = self.found
         if found is not None and found.unproven_since is not None:
-            raise GuaranteeChangedError(
-                f"batches of this checkpoint from batch {found.unproven_since} on were written with "
-                "processing.guarantee=at_least_once, which leaves no token. So Kafka cannot show which of "
-                f"them are in the output: the newest token of application.id={found.application_id!r} is "
-                "older.",
-                fix="stop the query and run `kafka-eos adopt --checkpoint … --bootstrap-servers … --yes`, "
-                "which commits a token for the newest batch in Spark's commit log. Then start the query with "
-                "exactly_once. A batch that Spark has planned and not logged is then written again, as "
-                "at_least_once permits.",
-            )
+            raise refusals.unproven_batches(found)
 
     def write(self) -> None:
         """Writes what the file must say before a batch is committed. Call it after the genesis token.
@@ -249,25 +233,15 @@ def read_identity(checkpoint: str) -> Identity | None:
         if not unknown:
             return Identity(**{name: value for name, value in found.items() if name in known})
     except (ValueError, TypeError) as error:
-        raise OperatorError(
-            f"{checkpoint}/{_FILE} is damaged ({error}); expected application_id, query_id, first_batch and "
-            "location.",
-            fix="restore it from a copy of the checkpoint; or write it by hand: application_id is the "
-            "query's application.id, query_id is the id in the checkpoint's file 'metadata', first_batch is "
-            f"0, and location is {location(checkpoint)!r}.",
-        ) from error
-    raise NewerVersionError(
-        f"{checkpoint}/{_FILE} has keys that this version of kafka-eos does not know: {', '.join(unknown)}. "
-        f"It was written by {writer_of(found)}.",
-        fix=f"run the query with {writer_of(found)} (docs/upgrading.md).",
-    )
+        raise refusals.identity_damaged(f"{checkpoint}/{_FILE}", location(checkpoint), error) from error
+    raise refusals.identity_of_newer_version(f"{checkpoint}/{_FILE}", unknown, writer_of(found))
 
 
 def _read(checkpoint: str) -> Identity | None:
     try:
         return read_identity(checkpoint)
     except OSError as error:
-        raise _unusable(checkpoint, "read", error) from error
+        raise refusals.identity_unusable(checkpoint, "read", error) from error
 
 
 def _write(checkpoint: str, content: Identity) -> None:
@@ -287,7 +261,7 @@ def _write(checkpoint: str, content: Identity) -> None:
         if is_local:
             fsync(path.rsplit("/", 1)[0])
     except OSError as error:
-        raise _unusable(checkpoint, "written", error) from error
+        raise refusals.identity_unusable(checkpoint, "written", error) from error
 
 
 def _check_place(found: Identity, wanted: Identity, moved: str) -> None:
@@ -299,52 +273,9 @@ def _check_place(found: Identity, wanted: Identity, moved: str) -> None:
     """
     if moved == "fork":
         if found.application_id == wanted.application_id:
-            raise InvalidOptionError(
-                f"option 'onMovedCheckpoint' has the value 'fork', but application.id="
-                f"{wanted.application_id!r} is that of the original query; expected another one.",
-                fix="set a new application.id on the sink, the source and the operators of the copy.",
-            )
+            raise refusals.fork_with_same_id(wanted)
         return
     kind, _, former = moved.partition(":")
     if kind == "continue" and location(former) == found.location:
         return
-    raise CheckpointMovedError(
-        f"the checkpoint at {wanted.location} ran before at {found.location} (query {found.query_id}, "
-        f"application.id={found.application_id!r}): it was moved or copied. Two copies of a checkpoint that "
-        "run, even one after the other, would lose each other's records.",
-        fix="if the checkpoint was moved, or restored from a backup, and nothing will run at the former "
-        f"location again, set .option('onMovedCheckpoint', 'continue:{found.location}') on the sink. If this "
-        "is a copy, set .option('onMovedCheckpoint', 'fork') and a new application.id: the copy then is a "
-        "query of its own, which begins at the offsets of the checkpoint.",
-    )
-
-
-def _another_query(found: Identity, wanted: Identity) -> OperatorError:
-    return OperatorError(
-        f"the batches of the checkpoint at {wanted.location} were committed by query {found.query_id}, but "
-        f"its file 'metadata' now names query {wanted.query_id}, which Spark created because the file was "
-        f"missing, or it was replaced. Whether batch {wanted.first_batch} is in the output is recorded under "
-        "the former id.",
-        fix=f'stop the query, write {{"id":"{found.query_id}"}} to the file "metadata" in the checkpoint, '
-        "delete the file '.metadata.crc' if there is one, and start the query again. If this is the "
-        "checkpoint of another query that was put here, use a place of its own.",
-    )
-
-
-def _check_application(found: Identity, wanted: Identity) -> None:
-    if found.application_id != wanted.application_id:
-        raise InvalidOptionError(
-            f"the batches of this checkpoint were committed with application.id={found.application_id!r}, "
-            f"but the query now has application.id={wanted.application_id!r}, for which Kafka holds no "
-            "token.",
-            fix=f"set .option('application.id', {found.application_id!r}) again. A query with another "
-            "application.id needs a new checkpoint, and startingOffsets where it should begin.",
-        )
-
-
-def _unusable(checkpoint: str, what: str, error: OSError) -> UnavailableError:
-    return UnavailableError(
-        f"the identity file in checkpoint {checkpoint!r} cannot be {what}: {error}.",
-        fix="give the driver permission to read and write the checkpoint, or free disk space; then restart "
-        "the query.",
-    )
+    raise refusals.checkpoint_moved(found, wanted)

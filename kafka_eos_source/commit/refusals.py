@@ -1,4 +1,4 @@
-"""The errors with which a verdict refuses a batch.
+"""The errors with which a verdict refuses a batch, and the identity file of a checkpoint a query.
 
 Each function returns one error; its docstring states the reason for it.
 """
@@ -6,22 +6,30 @@ Each function returns one error; its docstring states the reason for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.errors import (
     CheckpointAheadError,
+    CheckpointMovedError,
     CheckpointRolledBackError,
     ForeignQueryError,
     GroupInUseError,
     GuaranteeChangedError,
     InvalidOptionError,
     KafkaEosError,
+    NewerVersionError,
     OffsetsMovedError,
+    OperatorError,
     TokenMissingError,
+    UnavailableError,
 )
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.protocol.identity import target_topic
 from kafka_eos_source.protocol.token import Token
+
+if TYPE_CHECKING:
+    from kafka_eos_source.commit.identity_file import Identity
 
 #: A message names this many partitions or members, and counts the others.
 _NAMED = 5
@@ -368,6 +376,97 @@ def not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
         "from the offsets that Kafka holds, or start a new checkpoint with startingOffsets=group and "
         ".option('onForeignQuery', 'adopt').",
     )
+
+
+# -- the identity file of a checkpoint --------------------------------------------------------------
+
+
+def unproven_batches(found: Identity) -> GuaranteeChangedError:
+    """Batches of the checkpoint were written with ``at_least_once`` since the last token."""
+    return GuaranteeChangedError(
+        f"batches of this checkpoint from batch {found.unproven_since} on were written with "
+        "processing.guarantee=at_least_once, which leaves no token. So Kafka cannot show which of them are "
+        f"in the output: the newest token of application.id={found.application_id!r} is older.",
+        fix="stop the query and run `kafka-eos adopt --checkpoint … --bootstrap-servers … --yes`, which "
+        "commits a token for the newest batch in Spark's commit log. Then start the query with exactly_once. "
+        "A batch that Spark has planned and not logged is then written again, as at_least_once permits.",
+    )
+
+
+def checkpoint_moved(found: Identity, wanted: Identity) -> CheckpointMovedError:
+    """The checkpoint is at another location than before, and nobody has said what that means."""
+    return CheckpointMovedError(
+        f"the checkpoint at {wanted.location} ran before at {found.location} (query {found.query_id}, "
+        f"application.id={found.application_id!r}): it was moved or copied. Two copies of a checkpoint that "
+        "run, even one after the other, would lose each other's records.",
+        fix="if the checkpoint was moved, or restored from a backup, and nothing will run at the former "
+        f"location again, set .option('onMovedCheckpoint', 'continue:{found.location}') on the sink. If this "
+        "is a copy, set .option('onMovedCheckpoint', 'fork') and a new application.id: the copy then is a "
+        "query of its own, which begins at the offsets of the checkpoint.",
+    )
+
+
+def fork_with_same_id(wanted: Identity) -> InvalidOptionError:
+    """A fork has the ``application.id`` of the original."""
+    return InvalidOptionError(
+        f"option 'onMovedCheckpoint' has the value 'fork', but application.id={wanted.application_id!r} is "
+        "that of the original query; expected another one.",
+        fix="set a new application.id on the sink, the source and the operators of the copy.",
+    )
+
+
+def query_id_replaced(found: Identity, wanted: Identity) -> OperatorError:
+    """Spark has created another query id for the checkpoint, in the middle of its batches."""
+    return OperatorError(
+        f"the batches of the checkpoint at {wanted.location} were committed by query {found.query_id}, but "
+        f"its file 'metadata' now names query {wanted.query_id}, which Spark created because the file was "
+        f"missing, or it was replaced. Whether batch {wanted.first_batch} is in the output is recorded under "
+        "the former id.",
+        fix=f'stop the query, write {{"id":"{found.query_id}"}} to the file "metadata" in the checkpoint, '
+        "delete the file '.metadata.crc' if there is one, and start the query again. If this is the "
+        "checkpoint of another query that was put here, use a place of its own.",
+    )
+
+
+def other_application(found: Identity, wanted: Identity) -> InvalidOptionError:
+    """The batches of the checkpoint were committed with another ``application.id``."""
+    return InvalidOptionError(
+        f"the batches of this checkpoint were committed with application.id={found.application_id!r}, but "
+        f"the query now has application.id={wanted.application_id!r}, for which Kafka holds no token.",
+        fix=f"set .option('application.id', {found.application_id!r}) again. A query with another "
+        "application.id needs a new checkpoint, and startingOffsets where it should begin.",
+    )
+
+
+def identity_damaged(file: str, location: str, error: Exception) -> OperatorError:
+    """The identity file is not what this package writes."""
+    return OperatorError(
+        f"{file} is damaged ({error}); expected application_id, query_id, first_batch and location.",
+        fix="restore it from a copy of the checkpoint; or write it by hand: application_id is the query's "
+        "application.id, query_id is the id in the checkpoint's file 'metadata', first_batch is 0, and "
+        f"location is {location!r}.",
+    )
+
+
+def identity_of_newer_version(file: str, unknown: Sequence[str], writer: str) -> NewerVersionError:
+    """The identity file has keys of a newer version, which may forbid what this version would do next."""
+    return NewerVersionError(
+        f"{file} has keys that this version of kafka-eos does not know: {', '.join(unknown)}. It was written "
+        f"by {writer}.",
+        fix=f"run the query with {writer} (docs/upgrading.md).",
+    )
+
+
+def identity_unusable(checkpoint: str, what: str, error: OSError) -> UnavailableError:
+    """The identity file cannot be read or written."""
+    return UnavailableError(
+        f"the identity file in checkpoint {checkpoint!r} cannot be {what}: {error}.",
+        fix="give the driver permission to read and write the checkpoint, or free disk space; then restart "
+        "the query.",
+    )
+
+
+# -- parts of texts --------------------------------------------------------------------------------
 
 
 def _targets(batch: Batch, token: Token) -> str:

@@ -40,10 +40,9 @@ from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.registry import targets
-from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.parts import StagedRows, reports
 from kafka_eos_source.state.changelog.committed import Tail, read_tail
 
 _log = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ def commit_micro_batch(
         parts = list(parts)
         run_id = _run_id(parts)
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
-        staged = StagedRows(folder, str(batch_id), parts, shards.reports(parts, query_id, batch_id))
+        staged = StagedRows(folder, str(batch_id), parts, reports(parts, query_id, batch_id))
         failpoints.reach("commit.after_check")
         # As late as possible, so that another driver's plan is noticed. And in this order: if the batch still
         # has its own entry, so had the batch before it.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.stage.fanout import Plan
     from kafka_eos_source.stage.row_rules import RecordLimits
-    from kafka_eos_source.stage.sealed_column import SealingPlan
+    from kafka_eos_source.stage.sealing import SealingPlan
 
 
 def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
@@ -120,7 +120,7 @@ class StagedSink:
     @cached_property
     def sealing(self) -> SealingPlan | None:
         """How the tasks encode rows as record batches; None if they stage rows."""
-        from kafka_eos_source.stage.sealing_plan import sealing_plan
+        from kafka_eos_source.stage.sealing import sealing_plan
 
         options = self.options
         return sealing_plan(options.kafka, options.topic)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.failure import unreachable
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses

@@ -39,7 +39,7 @@ typedef struct {
 enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
- * The records that one kafka_eos_decode returned. kafka.kernel.Block has the same layout up to `damaged`. If
+ * The records that one kafka_eos_decode returned. kafka.kernel._Block has the same layout up to `damaged`. If
  * a record has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names` contains that name
  * with a NUL.
  */

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
+from kafka_eos_source.kafka.kernel import Block, KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
@@ -80,7 +80,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
-    at a time. One batch and what the consumer fetches ahead (`kafka.wire.fetch_sizes`) bound its memory.
+    at a time. One batch and what the consumer fetches ahead (`kafka.wire.fetch_messages`) bound its memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order

@@ -19,8 +19,8 @@ from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, Tw
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import INVALID, ORIGIN, arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import VerifiedParts
 from kafka_eos_source.stage.spool import PartStage
-from kafka_eos_source.stage.verified_parts import VerifiedParts
 
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
 ROUTE = "sink"

@@ -13,8 +13,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.meter import TaskMeter
-from kafka_eos_source.stage.sealed_column import SealingPlan, filled, records_in, sealed_schema
-from kafka_eos_source.stage.sealing import Sealer
+from kafka_eos_source.stage.sealing import Sealer, SealingPlan, filled, records_in, sealed_schema
 from kafka_eos_source.stage.spool import PartStage
 
 

@@ -1,7 +1,8 @@
-"""How to connect to a broker: TLS, the login, and the first requests of a connection."""
+"""How to connect to a broker: its addresses, TLS, the login, and the first requests of a connection."""
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 import struct
@@ -16,7 +17,6 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
 from kafka_eos_source.kafka.tls import context, uses_tls
 from kafka_eos_source.kafka.wire import debug
-from kafka_eos_source.kafka.wire.addresses import Addresses
 from kafka_eos_source.kafka.wire.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
@@ -32,6 +32,11 @@ from kafka_eos_source.runtime.sockets import limit, receive
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.tokens import Tokens
 
+_DEFAULT_PORT = 9092
+_FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
+#: How long the canonical names of bootstrap servers are kept.
+_VALID_SECONDS = 60.0
+
 #: Defaults of librdkafka, and for idle connections of Java's clients.
 _RECONNECT_MS, _RECONNECT_MAX_MS, _IDLE_MS = "100", "10000", "540000"
 _UNSUPPORTED_VERSION = struct.pack(">h", 35)
@@ -39,6 +44,131 @@ _UNSUPPORTED_VERSION = struct.pack(">h", 35)
 _MOST_LOGIN_BYTES = 1 << 20
 #: A session is renewed after this share of the lifetime that the broker allows (KIP-368).
 _SESSION_SHARE = 0.85
+
+Address = tuple[str, int]
+
+
+@dataclass
+class Addresses:
+    """How to find the addresses of brokers, and the options of sockets. Create it with `Addresses.of`.
+
+    Attributes:
+        bootstrap_servers: as the user wrote them.
+        canonical: whether bootstrap servers are replaced by the canonical names of their addresses.
+        family: the family of addresses that is used; ``AF_UNSPEC`` = any.
+        options: options of each socket: level, name, value.
+    """
+
+    bootstrap_servers: str
+    canonical: bool = False
+    family: socket.AddressFamily = socket.AF_UNSPEC
+    options: tuple[tuple[int, int, int], ...] = ()
+    _names: list[Address] = field(default_factory=list)
+    _names_until: float = 0.0
+
+    @classmethod
+    def of(cls, kafka: Mapping[str, str]) -> Addresses:
+        """Returns what librdkafka properties describe."""
+        options = [
+            (
+                socket.IPPROTO_TCP,
+                socket.TCP_NODELAY,
+                int(kafka.get("socket.nagle.disable", "true").lower() == "true"),
+            )
+        ]
+        if kafka.get("socket.keepalive.enable", "false").lower() == "true":
+            options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
+        for name, option in (
+            ("socket.send.buffer.bytes", socket.SO_SNDBUF),
+            ("socket.receive.buffer.bytes", socket.SO_RCVBUF),
+        ):
+            if size := int(kafka.get(name, "0")):
+                options.append((socket.SOL_SOCKET, option, size))
+        return cls(
+            kafka.get("bootstrap.servers", ""),
+            kafka.get("client.dns.lookup") == "resolve_canonical_bootstrap_servers_only",
+            _FAMILIES.get(kafka.get("broker.address.family", "any"), socket.AF_UNSPEC),
+            tuple(options),
+        )
+
+    def bootstrap(self) -> list[Address]:
+        """Returns host and port of the bootstrap servers, in random order."""
+        if not self.canonical:
+            found = listed(self.bootstrap_servers)
+        else:
+            if time.monotonic() >= self._names_until:
+                self._names = self._canonical_names()
+                self._names_until = time.monotonic() + _VALID_SECONDS
+            found = list(self._names)
+        random.shuffle(found)
+        return found
+
+    def connect(self, host: str, port: int, deadline: Deadline) -> socket.socket:
+        """Connects to a host. Tries its addresses one after the other, until one accepts.
+
+        Raises:
+            OSError: if the name does not resolve, or no address accepts; names each address that was tried.
+        """
+        found = socket.getaddrinfo(host, port, self.family, socket.SOCK_STREAM)
+        failures: list[tuple[str, OSError]] = []
+        for index, (family, kind, protocol, _, address) in enumerate(found):
+            # an address that does not answer must leave time for the others
+            seconds = deadline.remaining_seconds() / (len(found) - index)
+            plain = socket.socket(family, kind, protocol)
+            try:
+                for option in self.options:
+                    plain.setsockopt(*option)
+                plain.settimeout(max(seconds, 0.001))  # 0 would mean: do not block
+                plain.connect(address)
+            except OSError as error:
+                plain.close()
+                failures.append((str(address[0]), error))
+                debug.broker.debug(
+                    "%s:%d does not accept a connection at %s: %s", host, port, address[0], error
+                )
+            except BaseException:
+                plain.close()
+                raise
+            else:
+                debug.broker.debug("connected to %s:%d at %s", host, port, address[0])
+                return plain
+        raise _failure(failures)
+
+    def _canonical_names(self) -> list[Address]:
+        names: dict[Address, None] = {}
+        for host, port in listed(self.bootstrap_servers):
+            try:
+                found = socket.getaddrinfo(host, port, self.family, socket.SOCK_STREAM)
+            except OSError:
+                names[host, port] = None  # whoever connects to it reports why
+                continue
+            for *_, address in found:
+                name, _ = socket.getnameinfo(address, socket.NI_NUMERICSERV)  # the address if it has no name
+                names[name, port] = None
+        debug.broker.debug("canonical names of %s: %s", self.bootstrap_servers, list(names))
+        return list(names)
+
+
+def listed(servers: str) -> list[Address]:
+    """Returns host and port of each server in a comma-separated list, such as ``bootstrap.servers``."""
+    found = []
+    for each in filter(None, (address.strip() for address in servers.split(","))):
+        plain = each.rpartition("://")[2]
+        host, separator, port = plain.rpartition(":")
+        if separator and port.isdigit():
+            found.append((host.strip("[]"), int(port)))
+        else:
+            found.append((plain.strip("[]"), _DEFAULT_PORT))
+    return found
+
+
+def _failure(failures: list[tuple[str, OSError]]) -> OSError:
+    """Returns one error for all addresses of a host, of the class of the last one."""
+    last = failures[-1][1]
+    if len(failures) == 1:
+        return last
+    text = "; ".join(f"{address}: {error.strerror or error}" for address, error in failures)
+    return OSError(last.errno, text) if last.errno is not None else type(last)(text)
 
 
 @dataclass(frozen=True)

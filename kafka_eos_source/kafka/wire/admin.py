@@ -22,7 +22,6 @@ from kafka.protocol.admin import (
     DescribeGroupsRequest,
 )
 from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
@@ -30,12 +29,12 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: The highest version of each request.
 _METADATA, _CREATE, _DELETE, _CONFIGS = 12, 7, 5, 4
-_GROUPS, _DELETE_GROUPS, _OFFSETS, _INIT_PRODUCER = 5, 2, 7, 4
+_GROUPS, _DELETE_GROUPS, _INIT_PRODUCER = 5, 2, 4
 _BROKER_RESOURCE = 4
 #: Kafka's operations (`AclOperation`): their names by code.
 _OPERATIONS: tuple[str, ...] = (
@@ -197,39 +196,12 @@ class WireAdmin:
         All partitions fail if one does.
         """
         times = {TopicPartition(tp.topic, tp.partition): spec._value for tp, spec in partitions.items()}
-        kind = ListOffsetsRequest.ListOffsetsTopic
-
-        def ask(deadline: Deadline) -> dict[TopicPartition, Any]:
-            found: dict[TopicPartition, Any] = {}
-            for connection, epochs in self._cluster._by_leader(times, deadline):
-                version = connection.version(ListOffsetsRequest, _OFFSETS, 4)
-                topics: dict[str, list[Any]] = {}
-                for tp, epoch in epochs.items():
-                    wanted = kind.ListOffsetsPartition(
-                        partition_index=tp.partition,
-                        current_leader_epoch=epoch,
-                        timestamp=times[tp],
-                        version=version,
-                    )
-                    topics.setdefault(tp.topic, []).append(wanted)
-                request = ListOffsetsRequest(
-                    replica_id=-1,
-                    isolation_level=int(isolation_level.value),
-                    topics=[
-                        kind(name=name, partitions=each, version=version) for name, each in topics.items()
-                    ],
-                    version=version,
-                )
-                for topic in self._cluster.ask(connection, request, deadline).topics or ():
-                    for each in topic.partitions or ():
-                        _check(each)
-                        found[TopicPartition(topic.name, each.partition_index)] = each
-            if times.keys() - found.keys():
-                raise TemporaryError("a leader's answer does not mention all partitions")
-            return found
-
+        committed = bool(isolation_level.value)
         try:
-            answer = self._call(ask, request_timeout)
+            answer = self._call(
+                lambda deadline: self._cluster.offsets_at(times, deadline, committed=committed),
+                request_timeout,
+            )
         except KafkaException as error:
             return {tp: _failed(error) for tp in partitions}
         return {tp: _done(_offset(answer[TopicPartition(tp.topic, tp.partition)])) for tp in partitions}
@@ -447,8 +419,8 @@ def _topic(found: Any) -> Any:
     )
 
 
-def _offset(found: Any) -> Any:
-    epoch = found.leader_epoch if found.leader_epoch >= 0 else None
+def _offset(found: LogEnd) -> Any:
+    epoch = found.epoch if found.epoch >= 0 else None
     return SimpleNamespace(offset=found.offset, leader_epoch=epoch)
 
 

@@ -8,6 +8,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -20,11 +21,9 @@ from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, 
 from kafka_eos_source.kafka.login import Login, LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.kafka.wire.access import Access
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.leaders import Leaders
-from kafka_eos_source.kafka.wire.messages import epoch_ends_request, offsets_request
-from kafka_eos_source.kafka.wire.network import SILENT_SECONDS, Network
-from kafka_eos_source.model import Epochs, TopicPartition
+from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
+from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
+from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
@@ -107,19 +106,30 @@ class Cluster:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def ask(self, connection: Connection, request: Any, deadline: Deadline) -> Any:
+    def ask(
+        self, connection: Connection, request: Any, deadline: Deadline, decode: Decode | None = None
+    ) -> Any:
         """Sends a request, and waits for the answer.
+
+        Args:
+            connection: to a broker.
+            request: a message of ``kafka-python``, whose version is set.
+            deadline: for the answer.
+            decode: decodes the answer; None = `messages.decoded`.
 
         Raises:
             TemporaryError: if no answer arrives.
         """
-        return self._asked(connection, request, deadline)()
+        return self._asked(connection, request, deadline, decode)()
 
-    def _asked(self, connection: Connection, request: Any, deadline: Deadline) -> Callable[[], Any]:
+    def _asked(
+        self, connection: Connection, request: Any, deadline: Deadline, decode: Decode | None = None
+    ) -> Callable[[], Any]:
         """Sends a request; the result waits for the answer, and raises `TemporaryError` if none arrives."""
         sent = time.monotonic()
         found: list[tuple[Any, Exception | None, float]] = []
-        connection.send(request, lambda answer, error: found.append((answer, error, time.monotonic())))
+        send = connection.send if decode is None else partial(connection.send, decode=decode)
+        send(request, lambda answer, error: found.append((answer, error, time.monotonic())))
 
         def answer() -> Any:
             while not found:
@@ -381,16 +391,35 @@ class Cluster:
             KafkaException: if a leader refuses.
             TemporaryError: if a partition has no leader, or the leader does not answer.
         """
-        wanted = set(partitions)
-        found: dict[TopicPartition, int] = {}
-        for connection, epochs in self._by_leader(wanted, deadline):
+        times = dict.fromkeys(partitions, EARLIEST if earliest else LATEST)
+        found = self.offsets_at(times, deadline, committed=committed)
+        return {tp: each.offset for tp, each in found.items()}
+
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], deadline: Deadline, *, committed: bool
+    ) -> dict[TopicPartition, LogEnd]:
+        """Returns the first offset at or after a time in each partition's log, with its leader epoch.
+
+        Args:
+            times: ms since the epoch, `messages.EARLIEST` or `messages.LATEST`, by partition.
+            deadline: for all requests.
+            committed: the end is the last stable offset, instead of the high watermark.
+
+        Returns:
+            The offsets; -1 = no record is that late.
+
+        Raises: as `offsets`.
+        """
+        found: dict[TopicPartition, LogEnd] = {}
+        for connection, epochs in self._by_leader(times, deadline):
             version = connection.version(ListOffsetsRequest, _LIST_OFFSETS, 4)  # with the leader epoch
-            request = offsets_request(version, epochs, earliest=earliest, committed=committed)
+            request = offsets_request(version, epochs, times, committed=committed)
             for topic in self.ask(connection, request, deadline).topics or ():
                 for each in topic.partitions or ():
                     self._check_partition(each)
-                    found[TopicPartition(topic.name, each.partition_index)] = each.offset
-        return _complete(found, wanted)
+                    tp = TopicPartition(topic.name, each.partition_index)
+                    found[tp] = LogEnd(each.offset, each.leader_epoch)
+        return _complete(found, times)
 
     def epoch_ends(
         self, epochs: Epochs, deadline: Deadline, leaders: Epochs | None = None
@@ -608,9 +637,7 @@ def _reason(failure: Exception) -> str:
     return str(failure)
 
 
-def _complete(
-    found: dict[TopicPartition, int], wanted: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
+def _complete(found: dict[TopicPartition, T], wanted: Collection[TopicPartition]) -> dict[TopicPartition, T]:
     for tp in set(wanted) - found.keys():
         raise TemporaryError(f"the leader's answer does not mention {tp}")
     return found
@@ -618,3 +645,53 @@ def _complete(
 
 def _usable(connection: Connection) -> bool:
     return connection.failure is None and (connection.in_flight > 0 or time.monotonic() < connection.expires)
+
+
+class Leaders:
+    """Keeps the newest leader of each partition.
+
+    Attributes:
+        as_of: number of answers from which leaders were learned.
+    """
+
+    def __init__(self) -> None:
+        self.as_of = 0
+        self._nodes: dict[TopicPartition, int] = {}
+        self._epochs: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, Any] = {}
+
+    def of(self, tp: TopicPartition) -> int | None:
+        """Returns the node id of a partition's leader; None if it has none."""
+        found = self._nodes.get(tp, -1)
+        return None if found < 0 else found
+
+    def epoch(self, tp: TopicPartition) -> int:
+        """Returns the epoch of a partition's leader (KIP-320); -1 if unknown."""
+        return self._epochs.get(tp, -1)
+
+    def learn(self, topics: Iterable[Any]) -> None:
+        """Takes leaders over from the topics in an answer to a Metadata request.
+
+        An answer does not replace a leader by one with a lower epoch: a broker that is cut off from the
+        others may still name an older leader, whose log may be shorter.
+        """
+        self.as_of += 1
+        for topic in topics:
+            if topic.error_code == 0:
+                self._learn(topic)
+
+    def _learn(self, topic: Any) -> None:
+        topic_id = getattr(topic, "topic_id", None)
+        # before Kafka 2.8 all ids are zero
+        is_same = topic_id is not None and topic_id.int != 0 and self._topic_ids.get(topic.name) == topic_id
+        self._topic_ids[topic.name] = topic_id
+        found = {TopicPartition(topic.name, each.partition_index): each for each in topic.partitions or ()}
+        # if the topic was created again with fewer partitions, the others have no leader any more
+        for tp in [tp for tp in self._nodes if tp.topic == topic.name and tp not in found]:
+            del self._nodes[tp]
+            self._epochs.pop(tp, None)
+        for tp, each in found.items():
+            epoch = getattr(each, "leader_epoch", -1)
+            if not is_same or epoch < 0 or epoch >= self.epoch(tp):
+                self._nodes[tp] = each.leader_id
+                self._epochs[tp] = epoch

@@ -19,9 +19,7 @@ from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_transient
-from kafka_eos_source.kafka.kernel import kernel, wants
-from kafka_eos_source.kafka.kernel_messages import KernelMessages
-from kafka_eos_source.kafka.wire.arrived import Arrived
+from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.kafka.wire.damage import CORRUPT, Damage, Examination
@@ -30,12 +28,12 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     LOWEST,
     FetchAnswer,
     Fetched,
+    FetchSizes,
     Wanted,
     decoded_fetch,
     fetch_request,
 )
-from kafka_eos_source.kafka.wire.fetch_sizes import FetchSizes
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches
+from kafka_eos_source.kafka.wire.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline

@@ -237,15 +237,9 @@ class Examination:
             least_bytes=1,
             most_bytes=_MOST_BYTES,
         )
-        answers: list[tuple[FetchAnswer | None, Exception | None]] = []
-        connection.send(request, lambda *answer: answers.append(answer), decode=decoded_fetch)
-        while not answers:
-            if deadline.expired:
-                raise TemporaryError(f"no answer from broker {connection.address}")
-            self._cluster.network.wait(deadline.remaining_seconds(1.0))
-        answer, error = answers[0]
-        if answer is None or answer.error_code or not answer.partitions:
-            raise TemporaryError(f"broker {connection.address}: {error or 'it refused the request'}")
+        answer: FetchAnswer = self._cluster.ask(connection, request, deadline, decoded_fetch)
+        if answer.error_code or not answer.partitions:
+            raise TemporaryError(f"broker {connection.address} refused the request")
         fetched = answer.partitions[0]
         if fetched.error_code and fetched.error_code not in CORRUPT | {_UNKNOWN}:
             raise TemporaryError(f"broker {connection.address}: {KafkaError(fetched.error_code).str()}")

@@ -1,14 +1,21 @@
-"""Fetches the committed offsets of a group from its coordinator (OffsetFetch, KIP-447)."""
+"""Fetches the committed offsets of a group from its coordinator, and splits those that a transaction commits.
+
+OffsetFetch asks for stable offsets (KIP-447). The coordinator writes the offsets of one TxnOffsetCommit
+request as one record batch. It refuses the whole request if that batch is larger than ``max.message.bytes``
+of the topic ``__consumer_offsets``. A transaction may contain several such requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
 
+from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka.failure import kafka_error, named_partitions
 from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
@@ -29,6 +36,19 @@ _LEAST_SECONDS = 1.0
 _PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
 #: The right coordinator answers like this while it loads the group's offsets.
 _LOADING = KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+#: The topic in which group coordinators store committed offsets.
+OFFSETS_TOPIC = "__consumer_offsets"
+#: Largest record batch that one request may cause: half of Kafka's default of ``max.message.bytes``.
+LIMIT_BYTES = 512 << 10
+#: Bytes of the fields of fixed size, rounded up: versions and lengths, partition, offset, leader epoch, topic
+#: id and timestamp (54 bytes with librdkafka's null byte), and the record's own header (14).
+_FIXED_BYTES = 72
+#: Kafka's default of ``max.message.bytes``.
+_OFFSETS_TOPIC_BYTES = 1_048_588
+#: Longest time to look for the reason of a refusal.
+_SOON_SECONDS = 5.0
+#: Returns a property of a topic: topic, property, deadline.
+TopicProperty = Callable[[str, str, Deadline], str]
 
 
 def stable_offsets(
@@ -211,3 +231,110 @@ def _offsets(
 def _check(code: int) -> None:
     if code:
         raise KafkaException(KafkaError(code))
+
+
+def split(
+    offsets: Iterable[GroupOffset], group_id: str, limit_bytes: int = LIMIT_BYTES
+) -> Iterator[list[GroupOffset]]:
+    """Yields the offsets, in order, in lists that the coordinator can store as one record batch each.
+
+    Args:
+        offsets: offsets that one transaction commits.
+        group_id: the group.
+        limit_bytes: largest record batch. An offset that alone is larger forms a list of its own.
+    """
+    request: list[GroupOffset] = []
+    size = 0
+    for each in offsets:
+        added = record_bytes(each, group_id)
+        if request and size + added > limit_bytes:
+            yield request
+            request, size = [], 0
+        request.append(each)
+        size += added
+    if request:
+        yield request
+
+
+def record_bytes(offset: GroupOffset, group_id: str) -> int:
+    """Returns an upper bound of the bytes that one committed offset takes in the coordinator's log."""
+    text = group_id, offset.tp.topic, offset.metadata
+    return _FIXED_BYTES + sum(len(each.encode()) for each in text)
+
+
+_log = logging.getLogger(__name__)
+
+
+def send_in_parts(
+    topic_property: TopicProperty,
+    offsets: Collection[GroupOffset],
+    group_id: str,
+    deadline: Deadline,
+    send: Callable[[Collection[GroupOffset], str, Deadline], None],
+) -> None:
+    """Sends offsets in requests that are small enough for one record batch in the coordinator's log.
+
+    All requests belong to the transaction, so a producer that dies between two of them commits none.
+
+    Args:
+        topic_property: returns a property of a topic: topic, property, deadline.
+        offsets: the offsets that the transaction commits.
+        group_id: the group.
+        deadline: for all requests.
+        send: sends one request: offsets, group, deadline.
+
+    Raises:
+        OperatorError: if the coordinator's log does not accept record batches of that size.
+        KafkaEosError: what ``send`` raises.
+    """
+    for part in split(offsets, group_id):
+        try:
+            send(part, group_id, deadline)
+        except AbortableError as error:
+            soon = Deadline.after_seconds(deadline.remaining_seconds(_SOON_SECONDS))
+            too_large = explain_too_large(topic_property, part, group_id, soon, error)
+            if too_large is None:
+                raise
+            raise too_large from error
+
+
+def explain_too_large(
+    topic_property: TopicProperty,
+    offsets: Collection[GroupOffset],
+    group_id: str,
+    deadline: Deadline,
+    error: KafkaEosError,
+) -> OperatorError | None:
+    """Explains an "unknown server error" of a coordinator whose log accepts only small record batches.
+
+    A coordinator that cannot write a request because it is too large answers with that error and gives no
+    reason. No retry mends it.
+
+    Args:
+        topic_property: returns a property of a topic.
+        offsets: the offsets of the request.
+        group_id: the group.
+        deadline: for reading the log's limit.
+        error: the error of the request; its cause is the client's error.
+
+    Returns:
+        The error to raise; None if the cause is another one, or the log's limit cannot be read.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
+        return None
+    size = sum(record_bytes(each, group_id) for each in offsets)
+    name = OFFSETS_TOPIC
+    try:
+        limit = int(topic_property(name, "max.message.bytes", deadline))
+    except (KafkaEosError, ValueError) as unknown:
+        _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
+        return None
+    if size <= limit:
+        return None
+    return OperatorError(
+        f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets (up to {size:,} bytes) "
+        f"because topic {name!r} has max.message.bytes={limit}. {error.message}",
+        fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default), then "
+        "restart the query. Nothing of this transaction was committed.",
+    )

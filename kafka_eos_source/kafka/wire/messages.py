@@ -11,7 +11,6 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.kafka.wire.batches import EncodedBatch
-from kafka_eos_source.kafka.wire.kafka_python import bound_numbers
 from kafka_eos_source.model import TopicPartition
 
 #: What brokers log as the client's software, and the default client id.
@@ -26,7 +25,29 @@ _DAMAGED = (ValueError, LookupError, ArithmeticError, AssertionError, TypeError,
 _PRODUCE = 0
 #: How the answer of a listener begins that expects TLS and receives something else.
 _TLS_ALERT = b"\x15\x03"
-_LATEST, _EARLIEST = -1, -2
+#: What ListOffsets takes for the end and the beginning of a log, instead of a time.
+LATEST, EARLIEST = -1, -2
+#: Each byte of a number of variable length has seven bits; the last one of 32 bits is shifted by 28.
+_MOST_SHIFT = 28
+
+
+def bound_numbers() -> None:
+    """Makes ``kafka-python`` refuse numbers of variable length that have more than 32 bits.
+
+    Its generated decoders accept any length, and the number grows with each byte: 300 kB of 0xFF, which a
+    damaged answer or a hostile broker may contain, take 17 s.
+    """
+    from kafka.protocol.schemas.fields.codecs.types import UnsignedVarInt32
+
+    unbounded = UnsignedVarInt32.emit_decode_from
+
+    def emit_decode_from(ctx: Any, var_name: str, indent: str) -> None:
+        unbounded(ctx, var_name, indent)
+        shift = ctx.lines[-1].split()[0]  # "sh1 += 7", the end of its loop
+        ctx.emit(indent, f"    if {shift} > {_MOST_SHIFT}: raise ValueError('a number is too long')")
+
+    UnsignedVarInt32.emit_decode_from = emit_decode_from
+
 
 bound_numbers()
 
@@ -43,14 +64,18 @@ def features_of(answer: Any) -> dict[str, int]:
 
 
 def offsets_request(
-    version: int, leader_epochs: Mapping[TopicPartition, int], *, earliest: bool, committed: bool
+    version: int,
+    leader_epochs: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, int],
+    *,
+    committed: bool,
 ) -> ListOffsetsRequest:
     """Returns the request for an offset of each partition's log.
 
     Args:
         version: of the request.
         leader_epochs: the epoch of the leader that the caller knows, by partition.
-        earliest: ask for the first offset of the log, instead of its end.
+        times: ms since the epoch, `EARLIEST` or `LATEST`, by partition.
         committed: the end is the last stable offset, instead of the high watermark.
     """
     kind = ListOffsetsRequest.ListOffsetsTopic
@@ -59,7 +84,7 @@ def offsets_request(
         partition = kind.ListOffsetsPartition(
             partition_index=tp.partition,
             current_leader_epoch=epoch,
-            timestamp=_EARLIEST if earliest else _LATEST,
+            timestamp=times[tp],
             version=version,
         )
         topics.setdefault(tp.topic, []).append(partition)

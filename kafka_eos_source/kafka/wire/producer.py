@@ -31,12 +31,10 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.kafka.offset_refusals import send_in_parts
-from kafka_eos_source.kafka.partition_counts import PartitionCounts
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
+from kafka_eos_source.kafka.wire.batches import CollectedRows, EncodedBatch, Encoder
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.collected_rows import CollectedRows
-from kafka_eos_source.kafka.wire.queue import Owner, RecordQueue
+from kafka_eos_source.kafka.wire.group_offsets import send_in_parts
+from kafka_eos_source.kafka.wire.queue import Owner, PartitionCounts, RecordQueue
 from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
 from kafka_eos_source.kafka.wire.transaction import NewTopics, ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition

@@ -1,9 +1,9 @@
-"""The record batches of a producer that no broker has acknowledged yet, by partition and in order."""
+"""Sends the record batches of a producer in order; keeps each until a broker has acknowledged it."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.wire.batches import EncodedBatch, next_sequence
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import MOST_IN_FLIGHT, Connection
@@ -33,8 +32,9 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
+#: How long a topic's partition count is cached.
+_VALID_SECONDS = 60.0
 Owner: TypeAlias = TransactionRequests | ProducerId
-
 #: Largest Produce request.
 _REQUEST_BYTES = 1 << 20
 #: A request of at least this size is sent without a look for another batch that fits. So is a request for
@@ -44,9 +44,65 @@ _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
 _DUPLICATE = 46
 _TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
-
 #: Batch sizes by cluster and topic, where the topic's ``max.message.bytes`` is smaller than ``batch.size``.
 _smaller_batches: dict[tuple[str, str], int] = {}
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The cached partition count of a topic."""
+
+    partitions: int
+    valid_until: Deadline
+
+
+class PartitionCounts:
+    """Partition counts of topics, each cached for a minute: asking takes almost as long as a small batch.
+
+    Args:
+        ask: returns the partition count of a topic, before a deadline.
+    """
+
+    def __init__(self, ask: Callable[[str, Deadline], int]) -> None:
+        self._ask = ask
+        self._counts: dict[str, _Count] = {}
+
+    def last(self, topic: str) -> int | None:
+        """Returns the count of the last check, however old; None if there was no check."""
+        known = self._counts.get(topic)
+        return None if known is None else known.partitions
+
+    def clear(self) -> None:
+        """Forgets all counts."""
+        self._counts.clear()
+
+    def check(self, highest: Mapping[str, int], deadline: Deadline) -> None:
+        """Checks that every topic exists and has enough partitions.
+
+        librdkafka does not check this before it queues a record.
+
+        Args:
+            highest: topic → the highest partition that any record names; -1 = no record names one.
+            deadline: for the brokers' answer.
+
+        Raises:
+            UnavailableError: if a topic does not exist.
+            AuthorizationError: if the principal may not describe a topic.
+            InvalidRecordError: if a record names a partition that its topic does not have.
+        """
+        for topic, partition in highest.items():
+            known = self._counts.get(topic)
+            if known is not None and partition < known.partitions and not known.valid_until.expired:
+                continue
+            count = self._ask(topic, deadline)
+            self._counts[topic] = _Count(count, Deadline.after_seconds(_VALID_SECONDS))
+            if partition >= count:
+                raise InvalidRecordError(
+                    f"column 'partition' has the value {partition}, but topic {topic!r} has {count} "
+                    f"partitions (0 to {count - 1}).",
+                    fix="correct the column, set it to null to let the partitioner choose, "
+                    "or add partitions to the topic.",
+                )
 
 
 @dataclass

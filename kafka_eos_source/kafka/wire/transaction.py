@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
@@ -15,20 +16,29 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError, RetriableError
-from kafka_eos_source.kafka.failure import FENCED_FIX, classify, kafka_error
+from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError, OperatorError, RetriableError
+from kafka_eos_source.kafka.failure import FENCED_FIX, classify, is_transient, kafka_error
 from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.lowered import FEATURE, LoweredId, is_lowered
 from kafka_eos_source.kafka.wire.messages import features_of, versions_request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
+FEATURE = "transaction.version"
+
+#: A coordinator that is busy for so long, in seconds, although no transaction ends, is stuck. Otherwise it is
+#: busy while it writes one record.
+_STUCK_SECONDS = 10.0
+#: States in which markers are being written, which may take long.
+_ENDING = frozenset({"PrepareCommit", "PrepareAbort"})
+
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+Ask = Callable[[Connection, Any], Any]
 
 #: A level of ``transaction.version`` is the present one for so long after the request, in seconds.
 _PRESENT_SECONDS = 0.1
-
 #: The broker expects another sequence number.
 OUT_OF_ORDER = 45
 #: The broker lost what it knew of the producer.
@@ -62,6 +72,96 @@ _ABORTABLE = frozenset(
         120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
     }
 )
+
+
+def is_lowered(connection: Connection) -> bool:
+    """Returns whether a broker that knows ``transaction.version`` 2 has level 0."""
+    # brokers hide the features that they support from this version of ApiVersions if the lowest level is 0
+    return not connection.features.get(FEATURE, 0) and connection.version(EndTxnRequest, 5) >= 5
+
+
+class LoweredId:
+    """A transactional id of ``transaction.version`` 2, after a person has lowered the feature to 0.
+
+    At level 0, coordinators of Kafka 4 write their state of a transactional id in a format without the
+    version of its transactions, and fail to write one of version 2. They then answer CONCURRENT_TRANSACTIONS
+    to every request for that id. So no request may ask for version 2 there, and InitProducerId must not find
+    an id whose last transaction had that version and has ended, because its new state inherits the version.
+    AddOffsetsToTxn sets version 0: it opens a transaction, which InitProducerId then aborts.
+
+    Args:
+        transactional_id: the id. The application's group has the same name.
+        ask: sends a request on a connection, and returns the answer.
+    """
+
+    def __init__(self, transactional_id: str, ask: Ask) -> None:
+        self._id = transactional_id
+        self._ask = ask
+        self._is_prepared = False
+        self._busy_since: float | None = None
+
+    def prepare(self, connection: Connection) -> None:
+        """Lets the coordinator forget the version of the last transaction, so that InitProducerId works.
+
+        Raises:
+            KafkaException: if the coordinator asks for patience.
+            TemporaryError: if it does not answer.
+        """
+        found = None if self._is_prepared else self._described(connection)
+        if found is None or found.transaction_state == "Ongoing":
+            return
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self._id,
+            producer_id=found.producer_id,
+            producer_epoch=found.producer_epoch,
+            group_id=self._id,
+            version=connection.version(AddOffsetsToTxnRequest, 3),
+        )
+        error = KafkaError(self._ask(connection, request).error_code)
+        if error.code() and is_transient(error):
+            raise KafkaException(error)
+        self._is_prepared = True
+        if error.code():  # the principal has another group, or another owner came first: try without
+            _log.info("cannot prepare transactional id %r for version 0: %s", self._id, error.str())
+
+    def check(self, connection: Connection, error: KafkaException) -> None:
+        """Checks after an error whether the coordinator can ever end what it has begun.
+
+        Raises:
+            OperatorError: if not.
+        """
+        if kafka_error(error).code() != KafkaError.CONCURRENT_TRANSACTIONS:
+            self._busy_since = None
+            return
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        if now - self._busy_since < _STUCK_SECONDS:
+            return
+        found = self._described(connection)
+        if found is not None and found.transaction_state not in _ENDING:
+            raise OperatorError(
+                f"transaction.version was lowered to 0 after transactional id {self._id!r} had used level 2. "
+                f"Its coordinator, broker {connection.address}, cannot write the state of the id any more, "
+                "and answers CONCURRENT_TRANSACTIONS to every request for it.",
+                fix="raise transaction.version to 1, which means the same to clients as 0 (kafka-features.sh "
+                "upgrade --feature transaction.version=1). Then restart that broker and the query. Nothing "
+                "is lost. See the runbook of OPERATOR.",
+            )
+
+    def _described(self, connection: Connection) -> Any:
+        """Returns what the coordinator knows of the id; None if it knows nothing, or may not say it."""
+        from kafka.protocol.admin import DescribeTransactionsRequest  # imports many messages, for a rare case
+
+        request = DescribeTransactionsRequest(
+            transactional_ids=[self._id], version=connection.version(DescribeTransactionsRequest, 0)
+        )
+        states = self._ask(connection, request).transaction_states or ()
+        found = next((each for each in states if each.transactional_id == self._id), None)
+        if found is None:
+            raise TemporaryError(f"the answer of {connection.address} does not mention {self._id!r}")
+        if found.error_code and is_transient(KafkaError(found.error_code)):
+            raise KafkaException(KafkaError(found.error_code))
+        return None if found.error_code else found
 
 
 class NewTopics:
@@ -170,7 +270,7 @@ class TransactionRequests:
 
         Brokers that went back to version 1 still accept every request of a transaction of version 2, but do
         not protect the next transaction from late requests of this one. Brokers that went back to version 0
-        cannot go on with the transaction after some of these requests (`lowered`).
+        cannot go on with the transaction after some of these requests (`LoweredId`).
 
         Call it before each request of which the coordinator takes note: the first Produce for a partition,
         TxnOffsetCommit, EndTxn.
@@ -209,7 +309,7 @@ class TransactionRequests:
 
         Raises:
             FencedError: if another producer took over.
-            OperatorError: if the coordinator is stuck (`lowered`).
+            OperatorError: if the coordinator is stuck (`LoweredId`).
             KafkaEosError: if it does not answer, or refuses.
         """
         lowered = LoweredId(self.transactional_id, lambda to, asked: self._cluster.ask(to, asked, deadline))
