@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
-
-#: Modes of local folders and files that only their owner may access.
-OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
+from kafka_eos_source.runtime.own_folders import OWNERS_FILE, OWNERS_FOLDER
 
 #: Hadoop's name for an object store → PyArrow's name.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
@@ -67,21 +65,10 @@ def make_folder(fs: pafs.FileSystem, path: str) -> None:
         fs.create_dir(path, recursive=True)
 
 
-def make_private(path: str | os.PathLike[str]) -> None:
-    """Creates a local folder that only its owner may open, or takes the rights of others on it away.
-
-    Missing parent folders get the usual permissions. A folder of another user is left as it is.
-    """
-    os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
-    found = os.stat(path)
-    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-        os.chmod(path, OWNERS_FOLDER)
-
-
 def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     """Creates a file that only its owner may read, and opens it for writing."""
     if isinstance(fs, pafs.LocalFileSystem):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNERS_FILE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNERS_FILE))
     return fs.open_output_stream(path)
 
 
