@@ -254,6 +254,7 @@ class StagedPart:
         dropped: number of invalid rows that the task dropped besides.
         sealed_partitions: partitions of the topic when the task sealed rows for it; 0 if it did not.
         measured: what the task measured while it staged the part.
+        digest: SHA-256 of the stream; "" if only this user can write to the file, or it is inline.
     """
 
     name: str
@@ -269,3 +270,4 @@ class StagedPart:
     dropped: int = 0
     sealed_partitions: int = 0
     measured: TaskFigures = field(default=TaskFigures(), compare=False)
+    digest: str = ""

@@ -315,7 +315,7 @@ def test_a_full_disk_is_named_and_nothing_is_staged(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(StagingFolder, "create", lambda self, batch: ("x.arrow", Full()))
+    monkeypatch.setattr(StagingFolder, "create", lambda self, batch: ("x.arrow", Full(), False))
     with pytest.raises(UnavailableError, match="No space left"):
         stage_batches(folder, value_only(100))
 

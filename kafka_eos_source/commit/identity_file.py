@@ -23,7 +23,8 @@ from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.writer_version import BY, package_version, writer_of
-from kafka_eos_source.runtime.file_systems import file_system, fsync
+from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
+from kafka_eos_source.runtime.own_folders import make_private
 from kafka_eos_source.sinks.targets import location
 
 _FILE = "kafka-eos/identity.json"
@@ -248,12 +249,15 @@ def _write(checkpoint: str, content: Identity) -> None:
     fs, root = file_system(checkpoint)
     path = f"{root}/{_FILE}"
     try:
-        fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        is_local = isinstance(fs, LocalFileSystem)
+        if is_local:
+            make_private(path.rsplit("/", 1)[0], "checkpointLocation", notices_others=True)
+        else:
+            fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
         # another driver may write the file at the same moment; Spark's log or Kafka stops one of the two
         temporary = f"{path}.{uuid.uuid4().hex}.new"
-        with fs.open_output_stream(temporary) as out:
+        with new_file(fs, temporary) as out:
             out.write(json.dumps({**asdict(content), BY: package_version()}).encode())
-        is_local = isinstance(fs, LocalFileSystem)
         if is_local:
             # otherwise a power failure may leave the name of the file without its content
             fsync(temporary)

@@ -24,6 +24,7 @@ from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.own_folders import make_missing, make_private
 from kafka_eos_source.runtime.retry import Pauses
 
 _START_SECONDS, _POLL_SECONDS = 120.0, 0.05
@@ -210,7 +211,7 @@ class EmbeddedKafka:
             self.directory = Path(tempfile.mkdtemp(prefix="kafka-eos-broker-"))
             return
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_missing(str(self.directory), "directory=")
             self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -232,7 +233,7 @@ class EmbeddedKafka:
             zip(found[: self._brokers], found[self._brokers :], strict=True)
         ):
             directory = self.directory / f"node-{index + 1}"
-            directory.mkdir(exist_ok=True)
+            make_private(directory, "directory=")
             nodes[index + 1] = Node(index + 1, directory, Ports(client, controller), self._version)
         return nodes
 
@@ -249,7 +250,7 @@ class EmbeddedKafka:
                 )
             return str(stored["id"])
         cluster_id = new_cluster_id()
-        path.write_text(json.dumps({"id": cluster_id, "brokers": self._brokers}))
+        _write_private(path, json.dumps({"id": cluster_id, "brokers": self._brokers}))
         return cluster_id
 
     def _format(self, executable: str, jars: Path, cluster_id: str) -> None:

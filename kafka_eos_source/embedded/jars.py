@@ -27,6 +27,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.own_folders import refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
@@ -86,8 +87,10 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
 
     Raises:
         UnavailableError: if the jars cannot be downloaded, or there is no Java to run Ivy.
+        InvalidOptionError: if other users could put other jars in the cache.
     """
     cache = cache or cache_directory()
+    refuse_replaceable(cache, "KAFKA_EOS_CACHE")  # a JVM runs the code in the jars
     folder = cache / f"{jar_set.name}-{jar_set.version}"
     if is_complete(folder):  # before taking the lock, because the cache may be read-only
         return folder

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
 from functools import lru_cache
-from typing import BinaryIO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
-
-#: Modes of local folders and files that only their owner may access.
-OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
+from kafka_eos_source.runtime.own_folders import OWNERS_FILE, OWNERS_FOLDER
 
 #: Hadoop's name for an object store → PyArrow's name.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
@@ -69,67 +65,10 @@ def make_folder(fs: pafs.FileSystem, path: str) -> None:
         fs.create_dir(path, recursive=True)
 
 
-def make_private(path: str | os.PathLike[str]) -> None:
-    """Creates a local folder that only its owner may open, or takes the rights of others on it away.
-
-    Missing parent folders get the usual permissions. A folder of another user is left as it is.
-    """
-    os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
-    found = os.stat(path)
-    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-        os.chmod(path, OWNERS_FOLDER)
-
-
-def refuse_folder_of_others(location: str, folder: str) -> None:
-    """Raises PermissionError if other users may change the files of a local folder.
-
-    Every folder from the location on has to belong to this user, to root or to the owner of the location, and
-    must not be a link. Other users must not be able to write to it. The location itself may be like /tmp,
-    where they cannot replace the folders of others. The group may write: an administrator decides who is in
-    it.
-
-    Args:
-        location: folder that an option names. It may be a link, and need not exist.
-        folder: the location, or a folder below it, which need not exist.
-    """
-    steps = [location]
-    for name in os.path.relpath(folder, location).split(os.sep):
-        steps += [os.path.join(steps[-1], name)] if name != os.curdir else []
-    owners = {0, os.geteuid()}
-    for step in steps:
-        try:
-            found = os.stat(step, follow_symlinks=step is location)
-        except FileNotFoundError:
-            return
-        if step is location:
-            owners.add(found.st_uid)
-        if stat.S_ISLNK(found.st_mode) or found.st_uid not in owners:
-            raise PermissionError(
-                f"{step} is a link or belongs to another user (user id {found.st_uid}), who could replace "
-                "its files. Name a location where only the query's user may create folders"
-            )
-        is_like_tmp = step is location and found.st_mode & stat.S_ISVTX
-        if found.st_mode & stat.S_IWOTH and not is_like_tmp:
-            raise PermissionError(
-                f"every user of this host may change the files in {step} (mode "
-                f"{stat.S_IMODE(found.st_mode):04o}). Run chmod o-w on it, or mount the file system with a "
-                "mode that denies that"
-            )
-
-
-def open_regular_file(path: str) -> BinaryIO:
-    """Opens a local file for reading. Raises OSError if it is a link, a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
-    return os.fdopen(descriptor, "rb")
-
-
 def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     """Creates a file that only its owner may read, and opens it for writing."""
     if isinstance(fs, pafs.LocalFileSystem):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNERS_FILE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNERS_FILE))
     return fs.open_output_stream(path)
 
 

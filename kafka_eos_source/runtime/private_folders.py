@@ -429,5 +429,6 @@ def _explained(error: OSError, parent: int, name: str, path: str) -> OSError:
 def _foreign(path: str, found: os.stat_result) -> str:
     kind = "a symbolic link that" if stat.S_ISLNK(found.st_mode) else "it"
     return (
-        f"{path!r} is not this user's own (user id {os.getuid()}): {kind} belongs to user id {found.st_uid}"
+        f"{path!r} is not this user's own (user id {os.getuid()}): {kind} belongs to user id {found.st_uid} "
+        f"and has mode {stat.S_IMODE(found.st_mode):04o}"
     )

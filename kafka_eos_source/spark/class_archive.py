@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.own_folders import is_replaceable
 
 #: Size of an archive, as measured with Spark 4.3 and Java 17.
 SIZE_MIB = 170
@@ -71,7 +72,7 @@ def _flaw(path: Path) -> str | None:
     if not str(path).isprintable() or set(str(path)) & set(" \"'"):
         return "has a blank or a quote in its path, at which Spark divides the options of a JVM"
     try:
-        status, folder = path.lstat(), path.parent.stat()
+        status = path.lstat()
         size = int(_size_file(path).read_text())
     except (OSError, ValueError):
         return "does not exist"
@@ -79,8 +80,8 @@ def _flaw(path: Path) -> str | None:
         return "is not complete"
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "could have been written by another user"
-    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-        return "is in a folder in which everybody may replace it"
+    if is_replaceable(path.parent):
+        return "is in a folder in which other users may replace it"
     return None
 
 

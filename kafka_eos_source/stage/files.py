@@ -6,19 +6,29 @@
     <location>/<batch>/<uuid>.arrow   rows of one task attempt, as an Arrow IPC stream
 
 ``<location>`` is ``<checkpointLocation>/kafka-eos/staging``, or a folder per query in ``staging.location``,
-because batches of different queries have the same names. Parts are Arrow data, verified by a checksum.
-Nothing in them is executed or unpickled.
+because batches of different queries have the same names. Parts are Arrow data; nothing in them is executed or
+unpickled.
+
+The driver sends to Kafka what it finds in a part, so it has to know who wrote it. On a disk of its host, only
+the user of the query can have written to a file of this user in a folder of this user with mode 0700, and the
+driver checks owner and mode of what it opened. Anywhere else (object stores, HDFS, network mounts) the task
+computes the SHA-256 of what it writes. The digest travels through Spark in the commit message, and the driver
+compares it with that of the bytes that it sends. The checksum finds damage only: anybody can choose bytes
+with a given CRC.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import stat
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import IO
+from hashlib import sha256
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -26,35 +36,60 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
+from kafka_eos_source.runtime.file_systems import file_system, names_in, new_file, read_text
+from kafka_eos_source.runtime.own_folders import (
+    OWNERS_FOLDER,
+    NotOwnError,
+    is_on_this_host,
+    make_missing,
+    make_private,
+    open_own,
+)
 from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
 _COPY_BYTES = 4 << 20
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPTION = "staging.location or checkpointLocation"
+_FORGED = (
+    "find out who may write to this folder, and take the right away; or set staging.location to another "
+    "folder. Then restart the query, which stages the batch again. Nothing was sent to Kafka."
+)
 
 _log = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """Local copies of remote parts, which cannot be mapped into memory, in one unnamed temporary file."""
+    """Local copies of parts that others can change, or that cannot be mapped into memory, with their digests.
+
+    They are in one temporary file without a name, so nobody changes them.
+    """
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
-        self._places: dict[str, tuple[int, int]] = {}
+        self._places: dict[str, tuple[int, int, str]] = {}
 
-    def map(self, fs: pafs.FileSystem, path: str) -> pa.Buffer:
-        """Returns the bytes of a file, which is copied on the first call."""
+    def map(self, path: str, most_bytes: int, opened: Callable[[], Any]) -> tuple[pa.Buffer, str]:
+        """Returns the bytes of a file, which is copied on the first call, and their SHA-256.
+
+        Args:
+            path: names the file.
+            most_bytes: expected size; little more is copied of a larger file, so its digest is another one.
+            opened: opens it for reading.
+        """
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - stays open as long as this object
         if path not in self._places:
-            start = self._file.seek(0, os.SEEK_END)
-            with fs.open_input_stream(path) as source:
-                while chunk := source.read(_COPY_BYTES):
+            start, digest = self._file.seek(0, os.SEEK_END), sha256()
+            with opened() as source:
+                while self._file.tell() - start <= most_bytes and (chunk := source.read(_COPY_BYTES)):
+                    digest.update(chunk)
                     self._file.write(chunk)
             self._file.flush()
-            self._places[path] = start, self._file.tell() - start
-        return _mapped(f"/dev/fd/{self._file.fileno()}", *self._places[path])
+            self._places[path] = start, self._file.tell() - start, digest.hexdigest()
+        start, size, found = self._places[path]
+        return _mapped(self._file.fileno(), start, size), found
 
 
 @dataclass(frozen=True)
@@ -64,10 +99,12 @@ class StagingFolder:
     Attributes:
         location: URI or absolute path.
         probe: text that the driver wrote to the probe file ``shared-path``; "" = tasks do not check it.
+        is_local: whether the folder is on a disk of the driver's host, so that parts need no digest.
     """
 
     location: str
     probe: str = ""
+    is_local: bool = False
 
     @classmethod
     def at(cls, location: str) -> StagingFolder:
@@ -75,11 +112,15 @@ class StagingFolder:
 
         Raises:
             UnavailableError: if the folder cannot be created or written.
+            InvalidOptionError: if other users could put another folder in its place.
         """
         absolute = os.path.abspath(location) if not urlsplit(location).scheme else location
         fs, path = file_system(absolute)
         try:
-            make_folder(fs, path)
+            if isinstance(fs, pafs.LocalFileSystem):
+                make_missing(path, _OPTION, notices_others=True)
+            else:
+                fs.create_dir(path, recursive=True)
             probe = read_text(fs, f"{path}/{PROBE}")
             if probe is None:
                 probe = uuid.uuid4().hex
@@ -91,7 +132,7 @@ class StagingFolder:
                 probe = read_text(fs, f"{path}/{PROBE}") or probe
         except OSError as error:
             raise unwritable(absolute, error) from error
-        return cls(absolute, probe)
+        return cls(absolute, probe, isinstance(fs, pafs.LocalFileSystem) and is_on_this_host(path))
 
     def check_shared(self) -> None:
         """Checks that this host sees the driver's folder; called in a task before it writes a file.
@@ -119,26 +160,51 @@ class StagingFolder:
             )
         _seen.add((self.location, self.probe))
 
-    def create(self, batch: str) -> tuple[str, pa.NativeFile]:
-        """Creates a part file for a batch; returns its name and a stream to write it."""
+    def create(self, batch: str) -> tuple[str, Any, bool]:
+        """Creates a part file for a batch.
+
+        Returns:
+            Its name, a stream to write it, and whether the part needs a digest.
+
+        Raises:
+            InvalidOptionError: if another user created the folder of the batch.
+            UnavailableError: if the file cannot be created.
+        """
         name = f"{uuid.uuid4().hex}.arrow"
         fs, path = file_system(self.location)
+        needs_digest = True
         try:
-            make_folder(fs, f"{path}/{legal(BATCH, batch)}")
-            return name, new_file(fs, f"{path}/{batch}/{name}")
+            if not isinstance(fs, pafs.LocalFileSystem):
+                fs.create_dir(f"{path}/{legal(BATCH, batch)}", recursive=True)
+                return name, fs.open_output_stream(f"{path}/{batch}/{name}"), needs_digest
+            if is_on_this_host(path):
+                needs_digest = not self.is_local
+                with _opened_batch(path, legal(BATCH, batch), create=True) as folder:
+                    created = open_own(name, _CREATE, within=folder, named=f"{path}/{batch}/{name}")
+            else:
+                make_private(f"{path}/{legal(BATCH, batch)}", _OPTION, notices_others=True)
+                created = os.open(f"{path}/{batch}/{name}", _CREATE, 0o600)
+        except NotOwnError as error:
+            raise InvalidOptionError(
+                f"the staging folder cannot be used: {error}.",
+                fix="remove it, and find out who created it; or set .option('staging.location', …) to a "
+                "folder that only this user may write to. Nothing was sent to Kafka.",
+            ) from error
         except OSError as error:
             raise unwritable(self.location, error) from error
+        return name, open(created, "wb"), needs_digest
 
     def read(self, batch: str, part: StagedPart, copies: LocalCopies | None = None) -> pa.Buffer:
-        """Returns the bytes of a part (an Arrow IPC stream) after verifying length and checksum.
+        """Returns the bytes of a part (an Arrow IPC stream) after verifying that its task wrote them.
 
         A file is mapped into memory as long as the buffer or a slice of it is in use, without an open file
-        descriptor.
+        descriptor. Nobody can change the bytes afterwards: only this user may write to the file, or it is a
+        copy.
 
         Args:
             batch: name of the batch.
             part: the part, as its task reported it.
-            copies: copies of remote files; None = the file is copied for this call only.
+            copies: copies of files; None = the file is copied for this call only.
 
         Raises:
             StagedPartError: if the part is missing or is not what its task wrote.
@@ -148,11 +214,20 @@ class StagingFolder:
             found = pa.py_buffer(part.inline)
         else:
             try:
-                found = self._map(f"{legal(BATCH, batch)}/{legal(PART, part.name)}", copies or LocalCopies())
+                relative = f"{legal(BATCH, batch)}/{legal(PART, part.name)}"
+                found, digest = self._map(relative, part, copies or LocalCopies())
+            except NotOwnError as error:
+                raise StagedPartError(f"{what} may be forged: {error}.", fix=_FORGED) from error
             except OSError as error:
                 raise StagedPartError(
                     f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
+            if digest != part.digest:
+                raise StagedPartError(
+                    f"{what} in {self.location!r} is not what its task wrote: it has SHA-256 {digest}, and "
+                    f"its task reported {part.digest or 'none'}.",
+                    fix=_FORGED,
+                )
         checksum = crc32c(found)
         if found.size != part.size_bytes or checksum != part.checksum:
             raise StagedPartError(
@@ -190,19 +265,50 @@ class StagingFolder:
         fs, path = file_system(self.location)
         return sorted(int(name) for name in names_in(fs, path) if name.isdecimal())
 
-    def _map(self, relative: str, copies: LocalCopies) -> pa.Buffer:
+    def _map(self, relative: str, part: StagedPart, copies: LocalCopies) -> tuple[pa.Buffer, str]:
+        """Returns the bytes of a part, and their digest; "" if owner and mode show who wrote them."""
         fs, path = file_system(self.location)
         refuse_links(fs, path, relative)
-        if isinstance(fs, pafs.LocalFileSystem):
-            return _mapped(f"{path}/{relative}", 0, os.path.getsize(f"{path}/{relative}"))
-        return copies.map(fs, f"{path}/{relative}")
+        whole = f"{path}/{relative}"
+        if not isinstance(fs, pafs.LocalFileSystem):
+            return copies.map(whole, part.size_bytes, lambda: fs.open_input_stream(whole))
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # opening a pipe would wait for a writer
+        if part.digest or not is_on_this_host(path):
+            return copies.map(whole, part.size_bytes, lambda: open(os.open(whole, flags), "rb"))
+        batch, _, name = relative.partition("/")
+        with _opened_batch(path, batch) as folder:
+            descriptor = open_own(name, flags, within=folder, named=whole)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise NotOwnError(f"{whole!r} is not a regular file")
+            return _mapped(descriptor, 0, found.st_size), ""
+        finally:
+            os.close(descriptor)
 
 
-def _mapped(path: str, start: int, size: int) -> pa.Buffer:
-    """Maps a part of a file into memory until the buffer is released; closes the file at once."""
+@contextlib.contextmanager
+def _opened_batch(path: str, batch: str, *, create: bool = False) -> Iterator[int]:
+    """Opens the folder of a batch in a local staging folder, after checking that it is this user's own."""
+    location = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(batch, OWNERS_FOLDER, dir_fd=location)
+        folder = open_own(batch, os.O_RDONLY | os.O_DIRECTORY, within=location, named=f"{path}/{batch}")
+    finally:
+        os.close(location)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _mapped(descriptor: int, start: int, size: int) -> pa.Buffer:
+    """Maps a part of a file into memory until the buffer is released. The caller closes the descriptor."""
     if size == 0:
         return pa.py_buffer(b"")  # an empty range cannot be mapped
-    with pa.memory_map(path) as file:
+    with pa.memory_map(f"/dev/fd/{descriptor}") as file:
         file.seek(start)
         return file.read_buffer(size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from kafka_eos_source.stage.paths import unwritable
 
 
 class Spool(WriteOnlyFile):
-    """A file-like object that moves its bytes to a file if there are many; computes size and checksum.
+    """A file-like object that moves its bytes to a file if there are many; computes size, CRC and digest.
 
     Args:
         folder: folder for the file; None = the bytes stay in memory.
@@ -27,7 +28,8 @@ class Spool(WriteOnlyFile):
         self._batch = batch
         self._inline_bytes = inline_bytes
         self._memory: bytearray | None = bytearray()
-        self._file: pa.NativeFile | None = None
+        self._file: Any = None
+        self._digest: Any = None
         self.name = ""
         self.size = 0
         self.checksum = 0
@@ -45,6 +47,9 @@ class Spool(WriteOnlyFile):
 
     def inline(self) -> bytes | None:
         return None if self._memory is None else bytes(self._memory)
+
+    def digest(self) -> str:
+        return "" if self._digest is None else str(self._digest.hexdigest())
 
     def finish(self) -> None:
         if self._memory is not None:
@@ -65,7 +70,8 @@ class Spool(WriteOnlyFile):
 
     def _spill(self, folder: StagingFolder) -> None:
         folder.check_shared()
-        self.name, self._file = folder.create(self._batch)
+        self.name, self._file, needs_digest = folder.create(self._batch)
+        self._digest = sha256() if needs_digest else None
         head, self._memory = self._memory, None
         self._to_file(head)
 
@@ -73,6 +79,8 @@ class Spool(WriteOnlyFile):
         assert self._file is not None
         assert self._folder is not None
         self.checksum = crc32c(data, self.checksum)
+        if self._digest is not None:
+            self._digest.update(data)
         try:
             self._file.write(data)
         except OSError as error:
@@ -119,6 +127,7 @@ class PartStage:
             rows=self._rows,
             size_bytes=spool.size,
             checksum=spool.checksum,
+            digest=spool.digest(),
             inline=spool.inline(),
         )
 

@@ -21,7 +21,8 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.file_systems import OWNERS_FOLDER, fsync
+from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.runtime.own_folders import OWNERS_FOLDER, make_missing
 from kafka_eos_source.runtime.watchdog import GRACE_SECONDS, Watchdog
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
@@ -195,7 +196,7 @@ def _download(storage: _WatchedStorage, manifest: Manifest, identity: StoreIdent
 @contextmanager
 def _scratch(store: Path) -> Iterator[Path]:
     """Creates a folder next to a store, and removes it at the end; removes those of dead processes."""
-    store.parent.mkdir(parents=True, exist_ok=True)
+    make_missing(str(store.parent), "state.dir")
     for left in store.parent.glob(f"{store.name}.download-*"):
         _remove_unless_locked(left)
     scratch = store.parent / f"{store.name}.download-{uuid.uuid4().hex}"

@@ -29,7 +29,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.file_systems import make_private
+from kafka_eos_source.runtime.own_folders import make_private
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
@@ -59,7 +59,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     Returns:
         The open database and its metadata.
     """
-    make_private(path)
+    make_private(path, "state.dir")
     remove_trash(path)
     db_path = path / "db"
     exists = check_version(path)

@@ -1,0 +1,292 @@
+"""Bytes that another user puts in the place of a staged part never reach Kafka, although size and CRC fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from kafka_eos_source.errors import InvalidOptionError, StagedPartError
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.runtime import own_folders
+from kafka_eos_source.stage import files
+from kafka_eos_source.stage.checksum import crc32c
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.spool import PartStage
+
+TRUE, FORGED, PADDING = b"pay 1 to alice", b"pay 9 to mallo", b"\0" * 64
+SCHEMA = pa.schema([("value", pa.binary())])
+OTHER = 61_002
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> StagingFolder:
+    """A folder on a disk of this host."""
+    folder = StagingFolder.at(str(tmp_path / "staging"))
+    if not folder.is_local:
+        pytest.skip("the system does not say that the temporary folder is on a disk of this host")
+    return folder
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagingFolder:
+    """A folder that other hosts mount, too."""
+    monkeypatch.setattr(files, "is_on_this_host", lambda path: False)
+    return StagingFolder.at(str(tmp_path / "staging"))
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagingFolder:
+    """A folder that is no local one for PyArrow, as in an object store."""
+    store = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    monkeypatch.setattr(files, "file_system", lambda uri: (store, "staging"))
+    return StagingFolder.at("s3://bucket/staging")
+
+
+@pytest.fixture(params=["mounted", "bucket"])
+def shared(request: pytest.FixtureRequest) -> StagingFolder:
+    found: StagingFolder = request.getfixturevalue(request.param)
+    return found
+
+
+def staged(folder: StagingFolder) -> StagedPart:
+    part = PartStage(SCHEMA, folder, "3", 0)
+    part.write(pa.record_batch({"value": [TRUE, PADDING]}))
+    return part.finish()
+
+
+def values(folder: StagingFolder, part: StagedPart) -> list[bytes]:
+    return [row for batch in StagedRows(folder, "3", [part]).batches() for row in batch["value"].to_pylist()]
+
+
+def path_of(tmp_path: Path, part: StagedPart) -> Path:
+    return tmp_path / "staging" / "3" / part.name
+
+
+def forge(data: bytes) -> bytes:
+    """Changes a value, and some bytes of another so that size and CRC stay what they were."""
+    begin, wanted = data.index(PADDING), crc32c(data)
+    forged = bytearray(data.replace(TRUE, FORGED))
+    basis: dict[
+        int, tuple[int, int]
+    ] = {}  # highest bit of a change of the CRC → the change, the bits to flip
+    was = crc32c(forged)
+    for bit in range(8 * len(PADDING)):
+        forged[begin + bit // 8] ^= 1 << bit % 8
+        change, flips = crc32c(forged) ^ was, 1 << bit
+        forged[begin + bit // 8] ^= 1 << bit % 8
+        while change and (known := basis.get(change.bit_length())):
+            change, flips = change ^ known[0], flips ^ known[1]
+        if change:
+            basis[change.bit_length()] = change, flips
+    missing, all_flips = was ^ wanted, 0
+    while missing:
+        change, flips = basis[missing.bit_length()]
+        missing, all_flips = missing ^ change, all_flips ^ flips
+    for bit in range(8 * len(PADDING)):
+        if all_flips >> bit & 1:
+            forged[begin + bit // 8] ^= 1 << bit % 8
+    assert (len(forged), crc32c(forged)) == (len(data), wanted)
+    return bytes(forged)
+
+
+def test_rows_replaced_in_a_shared_folder_have_another_digest(shared: StagingFolder, tmp_path: Path) -> None:
+    part = staged(shared)
+    assert part.digest
+    assert values(shared, part) == [TRUE, PADDING]
+    path_of(tmp_path, part).write_bytes(forge(path_of(tmp_path, part).read_bytes()))
+    with pytest.raises(StagedPartError, match="is not what its task wrote: it has SHA-256"):
+        StagedRows(shared, "3", [part])
+
+
+def test_without_the_digest_forged_rows_are_sent(shared: StagingFolder, tmp_path: Path) -> None:
+    """Proves that the test above can fail: size and CRC notice nothing."""
+    part = staged(shared)
+    path = path_of(tmp_path, part)
+    path.write_bytes(forge(path.read_bytes()))
+    digest = sha256(path.read_bytes()).hexdigest()
+    assert values(shared, replace(part, digest=digest))[0] == FORGED
+
+
+def test_of_a_file_that_grew_only_its_beginning_is_copied(mounted: StagingFolder, tmp_path: Path) -> None:
+    part = staged(mounted)
+    os.truncate(path_of(tmp_path, part), 1 << 40)
+    with pytest.raises(StagedPartError, match="is not what its task wrote"):
+        StagedRows(mounted, "3", [part])
+
+
+def test_a_shared_part_without_a_digest_is_refused(shared: StagingFolder) -> None:
+    with pytest.raises(StagedPartError, match="its task reported none"):
+        StagedRows(shared, "3", [replace(staged(shared), digest="")])
+
+
+def test_the_bytes_that_were_verified_are_sent(shared: StagingFolder, tmp_path: Path) -> None:
+    """A file that is replaced after it was verified is not read again: there is a copy without a name."""
+    part = staged(shared)
+    rows = StagedRows(shared, "3", [part])
+    path_of(tmp_path, part).write_bytes(forge(path_of(tmp_path, part).read_bytes()))
+    assert [row for batch in rows.batches() for row in batch["value"].to_pylist()] == [TRUE, PADDING]
+
+
+def test_on_a_disk_of_this_host_nothing_is_hashed(local: StagingFolder) -> None:
+    part = staged(local)
+    assert part.digest == ""
+    assert values(local, part) == [TRUE, PADDING]
+
+
+def test_a_task_computes_a_digest_unless_driver_and_task_have_the_folder_on_their_disks(
+    local: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = staged(replace(local, is_local=False))
+    assert elsewhere.digest
+    assert values(local, elsewhere) == [TRUE, PADDING]
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "is_on_this_host", lambda path: False)
+        assert staged(local).digest
+
+
+@needs_root
+@pytest.mark.parametrize("moment", ["before the check", "between check and reading"])
+@pytest.mark.parametrize("owned", ["file", "folder"])
+def test_a_part_of_another_user_is_refused_on_a_disk_of_this_host(
+    local: StagingFolder, tmp_path: Path, moment: str, owned: str
+) -> None:
+    part = staged(local)
+    path = path_of(tmp_path, part)
+    rows = StagedRows(local, "3", [part]) if moment.startswith("between") else None
+    data = forge(path.read_bytes())
+    path.unlink()
+    path.write_bytes(data)
+    os.chown(path if owned == "file" else path.parent, OTHER, OTHER)
+    with pytest.raises(StagedPartError, match=rf"may be forged: .*user id {OTHER} and has mode 0[67]"):
+        list((rows or StagedRows(local, "3", [part])).batches())
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_folder_in_which_others_may_write_is_refused(
+    local: StagingFolder, tmp_path: Path, mode: int
+) -> None:
+    part = staged(local)
+    path_of(tmp_path, part).parent.chmod(mode)
+    with pytest.raises(StagedPartError, match=f"has mode {mode:04o}"):
+        StagedRows(local, "3", [part])
+    with pytest.raises(InvalidOptionError, match=f"has mode {mode:04o}"):
+        staged(local)
+
+
+@needs_root
+def test_without_the_owner_check_forged_rows_are_sent(
+    local: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves that the tests above can fail."""
+    part = staged(local)
+    path = path_of(tmp_path, part)
+    path.write_bytes(forge(path.read_bytes()))
+    os.chown(path, OTHER, OTHER)
+    monkeypatch.setattr(own_folders, "_refuse_foreign", lambda path, found: None)
+    assert values(local, part)[0] == FORGED
+
+
+def test_a_pipe_in_place_of_a_part_is_refused_and_not_waited_for(
+    local: StagingFolder, tmp_path: Path
+) -> None:
+    part = staged(local)
+    path_of(tmp_path, part).unlink()
+    os.mkfifo(path_of(tmp_path, part), 0o600)
+    with pytest.raises(StagedPartError, match="not a regular file"):
+        StagedRows(local, "3", [part])
+
+
+# -- which folders other users can replace
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_folder_of_another_user_above_is_refused_if_everybody_could_create_it(
+    tmp_path: Path, mode: int
+) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    os.chown(above, OTHER, OTHER)
+    with pytest.raises(InvalidOptionError, match=rf"above.*user id {OTHER}, mode {mode:04o}.*chmod"):
+        StagingFolder.at(str(above / "staging"))
+    with pytest.raises(InvalidOptionError, match=rf"above.*user id {OTHER}.*state\.dir"):
+        own_folders.make_private(above / "state", "state.dir")
+    assert not list(above.iterdir()), "nothing was written there"
+
+
+def test_a_folder_without_sticky_bit_is_refused_for_what_is_opened_by_path(tmp_path: Path) -> None:
+    """Staged parts are opened by descriptor, so it does not matter who renames their folders."""
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(0o777)
+    folder = StagingFolder.at(str(above / "staging"))
+    assert values(folder, staged(folder)) == [TRUE, PADDING]
+    with pytest.raises(InvalidOptionError, match=r"mode 0777\) lets everybody rename"):
+        own_folders.make_private(above / "state", "state.dir")
+    above.chmod(0o1777)
+    own_folders.make_private(above / "state", "state.dir")
+
+
+@needs_root
+def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    link = tmp_path / "open" / "state"
+    link.symlink_to(tmp_path / "own")
+    (tmp_path / "own").mkdir()
+    own_folders.make_private(link, "state.dir")
+    os.chown(link, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}"):
+        own_folders.make_private(link, "state.dir")
+
+
+def test_where_files_have_no_owners_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On many network mounts each folder has mode 0777, whatever is asked for."""
+    mkdir, above = os.mkdir, tmp_path / "mount"
+    above.mkdir()
+    above.chmod(0o777)
+
+    def for_everybody(path: str, mode: int = 0o777, **more: int) -> None:
+        mkdir(path, mode, **more)
+        os.chmod(path, 0o777, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "mkdir", for_everybody)
+    own_folders.make_private(above / "state", "state.dir")
+    assert not list(above.glob(".kafka-eos-*")), "the probe is removed"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        ("1 0 8:1 / / rw - ext4 /dev/sda rw", True),
+        ("1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:40 / /data rw shared:1 - nfs4 server:/data rw", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:40 / /data\\040two rw - nfs4 server:/data rw", True),
+        ("1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:40 / /data rw - fuse.gcsfuse bucket rw", False),
+        ("1 0 0:1 / / rw - nfs server:/ rw\n2 1 8:1 / /data rw - xfs /dev/sdb rw", True),
+        ("1 0 8:1 / / rw - ext4 a rw\n2 1 8:1 / /data rw - xfs b rw\n3 1 0:9 / /data rw - cifs c rw", False),
+    ],
+)
+def test_the_mount_decides_whether_other_hosts_can_change_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, expected: bool
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(mounts + "\n")
+    monkeypatch.setattr(own_folders, "_MOUNTS", str(table))
+    own_folders.is_on_this_host.cache_clear()
+    assert own_folders.is_on_this_host("/data/checkpoint") is expected
+    monkeypatch.setattr(own_folders, "_MOUNTS", str(tmp_path / "there is none"))
+    own_folders.is_on_this_host.cache_clear()
+    assert not own_folders.is_on_this_host("/data/checkpoint")
+    own_folders.is_on_this_host.cache_clear()
