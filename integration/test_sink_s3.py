@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -166,6 +166,44 @@ def test_objects_are_named_after_the_batch_and_listed_in_its_manifest(store: Sto
     names = [f"in/here/{each['name']}" for each in manifest["files"]]
     assert sorted(store.all_keys()) == sorted([*names, key])
     assert store.uploads() == []
+
+
+@pytest.mark.parametrize("what", ["name", "upload_id", "etags", "another file", "nested"])
+def test_an_edited_note_completes_no_upload_and_the_restored_one_is_committed(
+    store: Store, what: str
+) -> None:
+    """Without the digest, which a person's commit does not have, only names of another sink are refused."""
+    system = System(store.sink, store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS, tasks=2), deadline()) == OK
+    (note,) = (key for key in store.all_keys() if "/prepared/" in key)
+    original = store.s3.get_object(Bucket=store.bucket, Key=note)["Body"].read()
+    content = json.loads(original)
+    one = content["files"][0]
+    if what == "another file":
+        content["files"].pop()
+    elif what == "name":
+        one["name"] = f"batch=other-{txn.cluster}-conformance.42/part-ab.parquet"
+    elif what != "nested":
+        one[what] = one[what][::-1] + one[what]
+    forged = b"[" * 100_000 if what == "nested" else json.dumps(content).encode()
+    store.s3.put_object(Bucket=store.bucket, Key=note, Body=forged)
+    before = (store.all_keys(), store.uploads())
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        with pytest.raises(SinkFailedError, match="was changed after the batch was prepared") as refused:
+            sink.commit(txn, deadline())
+    assert note in refused.value.message
+    if what in ("name", "nested"):
+        with opened(replace(system, digests={})) as sink, pytest.raises(SinkFailedError, match="damaged"):
+            sink.commit(txn, deadline())
+    assert (store.all_keys(), store.uploads()) == before, "nothing was completed"
+    store.s3.put_object(Bucket=store.bucket, Key=note, Body=original)
+    with opened(system) as sink:
+        assert sink.commit(txn, deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    assert sorted(row["id"] for row in store.visible()) == ROWS["id"].to_pylist()
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])

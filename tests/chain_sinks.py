@@ -11,7 +11,7 @@ from chain_cluster import Killed, Process
 from chain_product import Deadline
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, Retryable, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.options import SinkOption
 
 
@@ -62,7 +62,7 @@ class ModelSink(TwoPhaseSink):
             tagged = [f"{self.context.name}:{row.decode()}" for row in rows if row is not None]
             system.prepared[self._key(txn)] = (txn, tagged)
         self._reach("prepare:after")
-        return OK
+        return Ok(f"{txn.sink}-{txn.sequence}")
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         system = self._reach("sink_commit")
@@ -73,6 +73,8 @@ class ModelSink(TwoPhaseSink):
             return OK
         if key not in system.prepared:
             return Fatal(f"nothing is prepared under {txn}")
+        if txn.digest != f"{txn.sink}-{txn.sequence}":
+            return Fatal(f"the token did not pass on what prepare returned, but {txn.digest!r}")
         system.committed[key] = system.prepared.pop(key)[1]
         self._reach("sink_commit:after")
         return OK

@@ -34,6 +34,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     Retryable,
     SinkContext,
@@ -83,7 +84,7 @@ class ModelSink(TwoPhaseSink):
         if txn not in self.system.committed:
             self.system.prepared[txn] = [row for batch in staged.batches() for row in batch[0].to_pylist()]
         self.system.reach("prepare", after=True)
-        return OK
+        return Ok(_digest(txn))
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self.system.reach("commit", after=False)
@@ -93,6 +94,8 @@ class ModelSink(TwoPhaseSink):
             return OK
         if txn not in self.system.prepared:
             return Fatal(f"nothing is prepared under {txn}")
+        if txn.digest != _digest(txn):
+            return Fatal(f"the token did not pass on what prepare returned, but {txn.digest!r}")
         self.system.committed[txn] = self.system.prepared.pop(txn)
         self.system.reach("commit", after=True)
         return OK
@@ -113,6 +116,10 @@ class ModelSink(TwoPhaseSink):
     def _scripted(self, call: str) -> Outcome | None:
         waiting = self.system.answers.get(call)
         return waiting.pop(0) if waiting else None
+
+
+def _digest(txn: SinkTxn) -> str:
+    return f"{txn.sink}-{txn.sequence}"
 
 
 @dataclass

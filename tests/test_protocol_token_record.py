@@ -41,7 +41,13 @@ tokens = st.builds(
     st.text(max_size=16),
     st.text(max_size=16),
     whole,
-    sinks=st.none() | st.builds(PreparedSinks, st.just("id"), st.tuples(st.text(max_size=5))),
+    sinks=st.none()
+    | st.builds(
+        PreparedSinks,
+        st.just("id"),
+        st.tuples(st.text(max_size=5)),
+        st.dictionaries(st.text(max_size=5), st.text(max_size=32), max_size=2),
+    ),
 )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files, layout
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import Rows, SinkConformance, System
 
@@ -39,7 +40,7 @@ class TestFilesystem(SinkConformance):
         path = str(tmp_path / "sink")
 
         def visible() -> Rows:
-            return [row for file in committed_files(path) for row in _READERS[self.kind](file)]
+            return [row for file in committed_files(path) for row in _READERS[self.kind](f"/{file}")]
 
         return System(sink=lambda: FilesystemSink(path, self.kind), visible=visible)
 
@@ -54,6 +55,18 @@ class TestJsonLines(TestFilesystem):
 
 class TestCsv(TestJsonLines):
     kind = "csv"
+
+
+class TestFilesystemThatCopies(TestFilesystem):
+    """A file system that moves files one by one, as object stores do, so the manifest makes them visible."""
+
+    depth = 2
+    most_kills = 20
+
+    @pytest.fixture(autouse=True)
+    def _copies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
+        monkeypatch.setattr(layout, "file_system", lambda path: (store, path.lstrip("/")))
 
 
 def _json(file: str) -> Rows:

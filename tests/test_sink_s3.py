@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import foreign_manifests as foreign
 
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, SinkFailedError
+from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
+from kafka_eos_source.sinks.s3.uploading import StagedObject
 
 ATTEMPT = "0123456789abcdef0123"
 
@@ -68,3 +75,26 @@ def test_keys_of_another_query_with_a_common_prefix_are_ignored() -> None:
         assert ours.batch_of(each.part(12, "ab", ".csv")) is None
         assert not each.part(12, "ab", ".csv").startswith(ours.rows_of_sink), "tidy does not even list it"
         assert ours.txn(each.prepared(each.context.txn(7, ATTEMPT))) is None
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_what_a_foreign_manifest_names_is_an_upload_of_this_sink_or_is_refused(data: st.DataObject) -> None:
+    at = Layout("b", "p/", SinkContext("a", "orders", "cluster"))
+    upload = StagedObject(at.part(12, "ab12", ".csv"), "an-upload", ('"e1"', '"e2"'), "ab12", 3, 100)
+    assert StagedObject.from_json(upload.to_json(at), at) == upload
+    original = manifest.encode({"id": "x", "files": [upload.to_json(at)] * 2})
+    found = data.draw(foreign.edited(original))
+
+    def uploads(content: Mapping[str, Any]) -> list[StagedObject]:
+        return [StagedObject.from_json(each, at) for each in manifest.objects(content["files"])]
+
+    with pytest.raises(SinkFailedError, match="was changed"):
+        manifest.parsed(found, manifest.digest(original), "it", uploads)
+    try:
+        read = manifest.parsed(found, "", "it", uploads)
+    except SinkFailedError as error:
+        assert "it is damaged" in error.message  # noqa: PT017
+    else:
+        assert all(each.key.startswith(at.rows_of_sink) and ".." not in each.key for each in read)
+        assert all(0 <= each.size_bytes < 1 << 63 for each in read)

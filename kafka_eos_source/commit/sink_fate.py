@@ -43,7 +43,7 @@ class Fate(Enum):
 
 
 def named_by(token: Token, sink: SinkContext) -> SinkTxn | None:
-    """Returns the sink transaction that the token tells a sink to commit.
+    """Returns the sink transaction that the token tells a sink to commit, with the digest in the token.
 
     Returns:
         None if the token names no transaction of this sink.
@@ -51,7 +51,8 @@ def named_by(token: Token, sink: SinkContext) -> SinkTxn | None:
     prepared = token.sinks
     if prepared is None or prepared == UNDECIDED or sink.name not in prepared.names:
         return None
-    return sink.txn(token.sequence, prepared.sink_transaction_id)
+    digest = prepared.digests.get(sink.name, "")
+    return sink.txn(token.sequence, prepared.sink_transaction_id, digest)
 
 
 def fate(sink: SinkContext, txn: SinkTxn, token: Token | None) -> Fate:

@@ -120,8 +120,9 @@ class SinkWork:
         for name, txn, what in decided:
             _log.warning("sink %r: the token decides to %s prepared transaction %s", name, what.value, txn)
             self._trace.sink(name).recovered += 1
-            if what is Fate.COMMIT:
-                to_commit[name] = txn
+            named = None if token is None else named_by(token, self._sinks[name].context)
+            if what is Fate.COMMIT and named is not None:
+                to_commit[name] = named  # with the digest, which the sink's own list does not have
             else:
                 outcome = self._outcome_of(name, partial(self._sinks[name].abort, txn, deadline))
                 _raise_unless_ok(name, what.value, txn, outcome)
@@ -145,6 +146,7 @@ class SinkWork:
         if not self._staged:
             return None
         sink_transaction_id = SinkTxn.new_attempt()
+        digests: dict[str, str] = {}
         for name, staged in self._staged.items():
             sink = self._sinks[name]
             txn = sink.context.txn(sequence, sink_transaction_id)
@@ -152,11 +154,13 @@ class SinkWork:
             begun = time.monotonic()
             outcome = self._outcome_of(name, partial(sink.prepare, txn, staged, deadline))
             _raise_unless_ok(name, "prepare", txn, outcome)
+            if isinstance(outcome, Ok) and outcome.digest:
+                digests[name] = outcome.digest
             measured = self._trace.sink(name)
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
-        return PreparedSinks(sink_transaction_id, tuple(self._staged))
+        return PreparedSinks(sink_transaction_id, tuple(self._staged), digests)
 
     def roll_back(self, deadline: Deadline) -> None:
         """Aborts the work of the last `prepare`. Does not raise.

@@ -78,10 +78,12 @@ class PreparedSinks:
     Attributes:
         sink_transaction_id: the random part of the id of the prepared work (`SinkTxn.attempt`).
         names: names of the sinks that had rows.
+        digests: what each sink must find when it commits (`Ok.digest`), by its name, if it returned one.
     """
 
     sink_transaction_id: str
     names: tuple[str, ...]
+    digests: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 #: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). Such a token does not
@@ -163,6 +165,9 @@ class Token:
             "txn": self.transaction_number,
             "parts": self.partitions,
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
+            **(
+                {"digests": dict(self.sinks.digests)} if self.sinks is not None and self.sinks.digests else {}
+            ),
             **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             **({} if self.shards < 0 else {"shards": self.shards}),
             **({"in_read": True} if self.in_read else {}),
@@ -211,7 +216,7 @@ class Token:
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
                 in_read=bool(found.get("in_read", False)),
-                sinks=_sinks(found["sinks"]) if "sinks" in found else None,
+                sinks=_sinks(found["sinks"], found.get("digests", {})) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
                 unproven_since=int(found.get("unproven", -1)),
             )
@@ -321,6 +326,7 @@ def _due(at_ms: object, clock_ms: object) -> Due:
     return Due(int(str(at_ms)), int(str(clock_ms)))
 
 
-def _sinks(found: list[str]) -> PreparedSinks:
+def _sinks(found: list[str], digests: Mapping[str, str]) -> PreparedSinks:
     sink_transaction_id, *names = found
-    return PreparedSinks(str(sink_transaction_id), tuple(map(str, names)))
+    by_name = {name: str(digest) for name, digest in dict(digests).items()}
+    return PreparedSinks(str(sink_transaction_id), tuple(map(str, names)), by_name)

@@ -6,7 +6,8 @@ A sink takes part in the commit of a micro-batch by two-phase commit::
                         │
     driver      prepare ┤ binds the staged rows to one id; a commit then succeeds whichever process dies
                         │
-                Kafka   ┤ commit_transaction decides; the commit token in that transaction names the id
+                Kafka   ┤ commit_transaction decides; the commit token in that transaction names the id,
+                        │ and the digest of what prepare wrote (`Ok.digest`)
                         │
                 commit ─┤ makes all rows of the batch visible at once
                 abort  ─┘ or removes the preparation, as if it had never existed
@@ -25,6 +26,10 @@ id goes back when somebody restores a checkpoint.
 every `init_transactions`. A new owner lists the prepared ids *before* it fences earlier owners, and reads the
 commit token afterwards. It therefore knows the fate of each listed id for certain: either the token names the
 id, or no token ever will. `commit.sink_fate` makes that decision; a sink never does.
+
+**A sink believes what it reads back only as far as somebody vouches for it.** Others may be able to write to
+the storage that describes a prepared batch, so `prepare` returns a digest of the description, and `commit`
+receives it from the token in Kafka (`sinks.manifest`). Without a digest, the names in it are validated.
 
 The methods follow Flink's ``Committer`` (commit is idempotent, and "already committed" is a normal result)
 and X/Open XA (prepare, commit, rollback, recover).
@@ -63,6 +68,8 @@ from kafka_eos_source.sinks.options import SinkOption
 
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10
+#: A token has at most 4096 bytes, and a query 16 sinks.
+_MOST_DIGEST_CHARACTERS = 64
 
 
 def cluster_hash(cluster_id: str) -> str:
@@ -82,6 +89,8 @@ class SinkTxn:
         sink: name of the sink in the query.
         sequence: sequence number of the Kafka transaction that commits the batch.
         attempt: 20 random lower-case hex digits, generated each time the driver prepares the batch.
+        digest: the `Ok.digest` that `prepare` returned, from the token in Kafka; empty if no token states
+            one, as when a person decides that the batch is committed. Not part of the id.
     """
 
     application_id: str
@@ -89,6 +98,7 @@ class SinkTxn:
     sink: str
     sequence: int
     attempt: str
+    digest: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.application_id}-{self.cluster}-{self.sink}-{self.sequence}-{self.attempt}"
@@ -113,7 +123,22 @@ class SinkTxn:
 
 @dataclass(frozen=True)
 class Ok:
-    """Outcome: the work is done, by this call or by an earlier one."""
+    """Outcome: the work is done, by this call or by an earlier one.
+
+    Attributes:
+        digest: of `prepare` only: identifies what `commit` must find. The driver puts it into the token in
+            Kafka and passes it to `commit` in `SinkTxn.digest`. Empty if `commit` reads nothing back that
+            others could have changed.
+    """
+
+    digest: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.digest) > _MOST_DIGEST_CHARACTERS or not self.digest.isascii():
+            raise ValueError(
+                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most "
+                f"{_MOST_DIGEST_CHARACTERS} of ASCII, because the token in Kafka holds those of all sinks"
+            )
 
 
 @dataclass(frozen=True)
@@ -218,9 +243,10 @@ class SinkContext:
     store: NotesFolder | None = None
     secrets: Secrets = field(default=NO_SECRETS, repr=False)
 
-    def txn(self, sequence: int, attempt: str) -> SinkTxn:
+    def txn(self, sequence: int, attempt: str, digest: str = "") -> SinkTxn:
         """Returns an id of this sink."""
-        return SinkTxn(self.application_id, cluster_hash(self.cluster_id), self.name, sequence, attempt)
+        cluster = cluster_hash(self.cluster_id)
+        return SinkTxn(self.application_id, cluster, self.name, sequence, attempt, digest)
 
     @property
     def owner(self) -> str:
@@ -322,7 +348,8 @@ class TwoPhaseSink(ABC):
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         """Makes all rows of a prepared batch visible at once.
 
-        Must work from the id alone, because the call may come from another process than `prepare`.
+        Must work from the id and its digest alone, because the call may come from another process than
+        `prepare`. If what the sink finds has another digest, it must change nothing and return `Fatal`.
         """
 
     @abstractmethod

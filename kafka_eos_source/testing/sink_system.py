@@ -6,13 +6,21 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import SinkContext, SinkTxn, StageContext, TwoPhaseSink
+from kafka_eos_source.sinks.contract import (
+    Ok,
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    StageContext,
+    Staged,
+    TwoPhaseSink,
+)
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 _SECONDS = 60.0
@@ -41,6 +49,7 @@ class System:
             folder in it.
         in_process: whether the system is the memory of this process; a kill is then an exception.
         rows: rows to write; None = `ROWS`. They need a unique column ``id``.
+        digests: what `prepare` returned for each id, which the token in Kafka would hold.
     """
 
     sink: Callable[[], TwoPhaseSink]
@@ -48,6 +57,7 @@ class System:
     store: str | None = None
     in_process: bool = False
     rows: pa.Table | None = None
+    digests: dict[SinkTxn, str] = field(default_factory=dict)
 
 
 ROWS = pa.table(
@@ -108,10 +118,27 @@ def opened(
     sink = system.sink()
     store = None if system.store is None else NotesFolder(os.path.join(system.store, name))
     sink.open(SinkContext(name, application_id, cluster_id, store))
+    _pass_digests(sink, system.digests)
     try:
         yield sink
     finally:
         sink.close()
+
+
+def _pass_digests(sink: TwoPhaseSink, digests: dict[SinkTxn, str]) -> None:
+    """Passes the digest that `prepare` returns to `commit`, as the driver does through the token in Kafka."""
+    prepare, commit = sink.prepare, sink.commit
+
+    def remembered(txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        outcome = prepare(txn, staged, deadline)
+        if isinstance(outcome, Ok) and outcome.digest:
+            digests[txn] = outcome.digest
+        return outcome
+
+    def vouched(txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return commit(txn if txn.digest else replace(txn, digest=digests.get(txn, "")), deadline)
+
+    sink.prepare, sink.commit = remembered, vouched  # type: ignore[method-assign]
 
 
 def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int = 2) -> Given:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -15,9 +15,11 @@ from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     SinkContext,
     SinkTxn,
@@ -27,7 +29,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem import formats
-from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout
+from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout, Manifest, StagedFile
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.targets import location
 
@@ -40,20 +42,6 @@ _KEPT_RECORDS = 100
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
 #: ``batch=``, cluster, sequence number, attempt and hyphens need the rest.
 _MAX_NAME_BYTES = 194
-
-
-@dataclass(frozen=True)
-class StagedFile:
-    """Token of a task attempt: the file that it wrote.
-
-    Attributes:
-        name: path below the folder of staged files: Spark's batch id, then the file name.
-        rows, size_bytes: number of rows, and size of the file.
-    """
-
-    name: str
-    rows: int
-    size_bytes: int
 
 
 class FilesystemSink(TwoPhaseSink):
@@ -100,7 +88,7 @@ class FilesystemSink(TwoPhaseSink):
                 fix="choose a shorter application.id before the first batch.",
             )
         try:
-            self._at.fs.create_dir(self._at.folder, recursive=True)
+            self._at.make_private()
         except PermissionError as error:
             raise UnavailableError(
                 f"sink {self.context.name!r} cannot write to the folder {self.path!r}: {error}.",
@@ -115,23 +103,24 @@ class FilesystemSink(TwoPhaseSink):
         if at.is_committed(txn):
             return OK
         receipts: Sequence[StagedFile] = staged.receipts
-        if at.is_file(at.prepared(txn)) or at.is_file(at.record(txn)):
-            return OK
-        manifest = self._manifest(txn, receipts, staged)
+        found = at.read(at.prepared(txn), txn) or at.read(at.record(txn), txn)
+        if found is not None:
+            return Ok(found.digest)
+        data = self._manifest(txn, receipts, staged)
         failpoints.reach("sink.filesystem.before_manifest")
         # write the manifest before checking the files: from then on `tidy` does not delete them
-        at.write(at.prepared(txn), manifest)
+        at.write(at.prepared(txn), data)
         for each in receipts:
-            file = at.staged_file(each.name)
-            found = at.fs.get_file_info(file)
-            if found.type != pafs.FileType.File or found.size != each.size_bytes:
+            file = at.staged_file(each.staged)
+            info = at.fs.get_file_info(file)
+            if info.type != pafs.FileType.File or info.size != each.size_bytes:
                 at.delete(at.prepared(txn))
                 return Fatal(
-                    f"the staged file {file} has {found.size} bytes on the driver, but its task wrote "
+                    f"the staged file {file} has {info.size} bytes on the driver, but its task wrote "
                     f"{each.size_bytes}",
                     "use a folder that driver and executors share, then restart the query.",
                 )
-        return OK
+        return Ok(manifests.digest(data))
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         """Gathers the files, records that, renames their folder, deletes the manifest.
@@ -148,7 +137,7 @@ class FilesystemSink(TwoPhaseSink):
                     at.committed(txn),
                 )
         else:
-            manifest = at.read(at.prepared(txn)) or at.read(at.record(txn))
+            manifest = at.read(at.prepared(txn), txn) or at.read(at.record(txn), txn)
             if manifest is None:
                 # another process may have committed the batch since the check above
                 return OK if at.is_committed(txn) else self._unknown(txn)
@@ -160,14 +149,13 @@ class FilesystemSink(TwoPhaseSink):
                 if at.renames_folders:
                     at.fs.move(at.gathered(txn), at.committed(txn))
                 else:
-                    at.write(f"{at.committed(txn)}/{MANIFEST}", manifest)
+                    at.write(f"{at.committed(txn)}/{MANIFEST}", manifest.data)
             except OSError:
                 if not at.is_committed(txn):
-                    raise
-                self._delete_gathered(txn)  # another process committed the batch first
+                    raise  # otherwise, another process committed the batch first
             at.flush(at.root)
         failpoints.reach("sink.filesystem.after_rename")
-        at.delete(at.prepared(txn))
+        self._delete_leftovers(txn)
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -177,7 +165,8 @@ class FilesystemSink(TwoPhaseSink):
         deleted after the record, because a record without files means that the batch was committed.
         """
         at = self._at
-        if self._clean_up_if_committed(txn):
+        if at.is_committed(txn):
+            self._delete_leftovers(txn)
             return OK
         at.delete(at.record(txn))
         at.delete_folder(at.gathered(txn))
@@ -186,7 +175,16 @@ class FilesystemSink(TwoPhaseSink):
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return sorted(txn for txn in self._at.txns() if not self._clean_up_if_committed(txn))
+        """Lists ids; deletes what a killed commit left of a batch that readers see.
+
+        Nothing is deleted because a record says so: only `commit` knows the digest that vouches for it.
+        """
+        at = self._at
+        found = at.txns()
+        for txn in {txn for txn in found if at.is_visible(txn)}:
+            self._delete_leftovers(txn)
+            found.remove(txn)
+        return sorted(found)
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         """Deletes staged files, except those of prepared batches, and old records (`TwoPhaseSink.tidy`)."""
@@ -219,22 +217,14 @@ class FilesystemSink(TwoPhaseSink):
     def _prepared_files(self) -> set[str]:
         """Returns the staged files of all prepared batches, whichever process prepared them."""
         at = self._at
-        manifests = [at.read(at.prepared(txn)) for txn in at.txns()]
-        return {
-            at.staged_file(each["staged"])
-            for manifest in manifests
-            if manifest is not None
-            for each in manifest["files"]
-        }
+        found = [at.read(at.prepared(txn), txn) for txn in at.txns()]
+        return {at.staged_file(each.staged) for manifest in found if manifest for each in manifest.files}
 
-    def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
-        """Returns whether the batch is committed; if so, deletes what a killed commit left behind."""
-        if not self._at.is_committed(txn):
-            return False
+    def _delete_leftovers(self, txn: SinkTxn) -> None:
+        """Deletes what a killed commit, or one in another process, left of a batch that is committed."""
         if self._at.renames_folders:
             self._delete_gathered(txn)
         self._at.delete(self._at.prepared(txn))
-        return True
 
     def _unknown(self, txn: SinkTxn) -> Fatal:
         return Fatal(
@@ -245,9 +235,9 @@ class FilesystemSink(TwoPhaseSink):
             "docs/runbooks.md.",
         )
 
-    def _manifest(self, txn: SinkTxn, receipts: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
+    def _manifest(self, txn: SinkTxn, receipts: Sequence[StagedFile], staged: Staged) -> bytes:
         ending = formats.ENDINGS[self.format]
-        return {
+        content = {
             "id": str(txn),
             "application": txn.application_id,
             "cluster": txn.cluster,
@@ -256,37 +246,28 @@ class FilesystemSink(TwoPhaseSink):
             "rows": staged.rows,
             "schema": {field.name: str(field.type) for field in staged.schema},
             "files": [
-                {
-                    "name": f"part-{number:05d}{ending}",
-                    "staged": each.name,
-                    "rows": each.rows,
-                    "bytes": each.size_bytes,
-                }
+                replace(each, name=f"part-{number:05d}{ending}").to_json()
                 for number, each in enumerate(receipts)
             ],
         }
+        return manifests.encode(content)
 
-    def _gather(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
+    def _gather(self, txn: SinkTxn, manifest: Manifest) -> None:
         """Moves the files of the batch into one folder; adds the manifest if the folder will be renamed."""
         at = self._at
-        to = at.gathered(txn)
-        at.fs.create_dir(to, recursive=True)
-        for each in manifest["files"]:
-            source = at.staged_file(each["staged"])
-            try:
-                at.fs.move(source, f"{to}/{each['name']}")
-            except FileNotFoundError:
-                if not at.is_file(f"{to}/{each['name']}"):
-                    raise
+        at.make_private()
+        at.fs.create_dir(at.gathered(txn), recursive=True)
+        for each in manifest.files:
+            at.gather(txn, each)
             failpoints.reach("sink.filesystem.within_gather")
         if at.renames_folders:
-            at.write(f"{to}/{MANIFEST}", manifest)
+            at.write(f"{at.gathered(txn)}/{MANIFEST}", manifest.data)
 
-    def _record(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
+    def _record(self, txn: SinkTxn, manifest: Manifest) -> None:
         """Records that all files of the batch are gathered."""
         at = self._at
         if not at.renames_folders:
-            at.write(at.record(txn), manifest)
+            at.write(at.record(txn), manifest.data)
             return
         at.fs.create_dir(at.record(txn).rpartition("/")[0], recursive=True)
         try:
@@ -318,6 +299,7 @@ class _File:
         self._name = f"{context.batch_id}/{file}"
         self._path = f"{at.staged(context.batch_id)}/{file}"
         self._rows = 0
+        at.make_private()
         at.fs.create_dir(at.staged(context.batch_id), recursive=True)
         self._out = at.fs.open_output_stream(self._path)
         self._writer = formats.writer(sink.format, self._out, context.schema, sink.compression)

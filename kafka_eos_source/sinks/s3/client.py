@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError, SinkFailedError, SinkRetryableError
+from kafka_eos_source.sinks.manifest import LARGEST_BYTES, refused
 from kafka_eos_source.sinks.registry import require
 
 EXTRA = "s3"
@@ -150,26 +150,29 @@ class Bucket:
         """boto3's client of the store."""
         return client(self.service)
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """Reads a JSON document.
+    def get(self, key: str) -> bytes | None:
+        """Reads a manifest.
 
         Returns:
-            The document, or None if the object does not exist.
+            Its bytes, or None if the object does not exist.
 
         Raises:
-            SinkRetryableError, SinkFailedError: if the object cannot be read.
+            SinkRetryableError, SinkFailedError: if the object cannot be read, or is too large.
         """
         try:
             with translated(f"get {key}"):
-                return dict(json.loads(self.client.get_object(Bucket=self.name, Key=key)["Body"].read()))
+                answer = self.client.get_object(Bucket=self.name, Key=key)
+                with answer["Body"] as body:
+                    if answer["ContentLength"] > LARGEST_BYTES:
+                        raise refused(f"the object {key}", f"has {answer['ContentLength']} bytes")
+                    return bytes(body.read())
         except MissingError:
             return None
 
-    def put(self, key: str, content: Mapping[str, Any]) -> None:
-        """Writes a JSON document. S3 never shows a partial object to readers."""
+    def put(self, key: str, data: bytes) -> None:
+        """Writes a manifest. S3 never shows a partial object to readers."""
         with translated(f"put {key}"):
-            body = json.dumps(content, indent=1).encode()
-            self.client.put_object(Bucket=self.name, Key=key, Body=body, ContentType="application/json")
+            self.client.put_object(Bucket=self.name, Key=key, Body=data, ContentType="application/json")
 
     def head(self, key: str) -> Mapping[str, Any] | None:
         """Returns the metadata of an object, or None if the object does not exist."""

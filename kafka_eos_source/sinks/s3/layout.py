@@ -3,14 +3,18 @@
 ::
 
     <path>/batch=<application.id>-<cluster>-<sink>.<batch>/part-<task attempt>.parquet  a completed upload
-    <path>/_manifests/<id>.json                                    lists the objects; written last
     <path>/_kafka_eos/<owner>/prepared/<id>.json                   lists the uploads of a batch
+    <path>/_manifests/<id>.json                                    the same content; written last
 
 A task chooses the key of an upload before the batch has an id. Therefore keys of rows contain Spark's batch
 id and the id of the task attempt, which is unique. After somebody restored a checkpoint, two batches may
 share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
 only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
 ``<owner>`` is `SinkContext.owner`, as in the filesystem sink.
+
+After a restart, the sink believes the ids that it lists, and nothing in a manifest unless its digest is in
+the token in Kafka. S3 itself vouches for the parts of an upload: their ETags are in the manifest. Whoever may
+write to ``_manifests/`` can pretend that a batch is committed, as whoever may delete objects can remove it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.filesystem.layout import HIDDEN
 
 MANIFESTS = "_manifests/"
+_PART = re.compile(r"[0-9]{1,19}/part-([0-9a-f]{1,64})\.(?:parquet|jsonl|csv)")
 _URI = re.compile(r"s3[an]?://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 
 
@@ -67,6 +72,17 @@ class Layout:
         """Parses the id in a key of `prepared`; returns None if it does not belong to this sink."""
         found = SinkTxn.parse(key.rpartition("/")[2].removesuffix(".json"))
         return found if found is not None and self.context.owns(found) else None
+
+    def task_attempt_of(self, key: str) -> str:
+        """Parses the id of the task attempt in a key of `part`.
+
+        Raises:
+            ValueError: if the key is none of this sink.
+        """
+        found = _PART.fullmatch(key.removeprefix(self.rows_of_sink))
+        if found is None or not key.startswith(self.rows_of_sink):
+            raise ValueError(f"not a key of this sink's rows: {key[:200]!r}")
+        return found[1]
 
     def batch_of(self, key: str) -> int | None:
         """Parses Spark's batch id in a key of `part`; returns None if the key is not this sink's."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.s3 import layout
 from kafka_eos_source.sinks.s3.client import Bucket, Service
@@ -24,11 +28,15 @@ def committed_files(
     bucket = Bucket(Service(endpoint, region, path_style), name)
     found: dict[SinkTxn, list[str]] = {}
     for key in bucket.keys(f"{prefix}{layout.MANIFESTS}"):
-        manifest = bucket.get(key)
-        txn = None if manifest is None else SinkTxn.parse(manifest["id"])
-        if manifest is not None and txn is not None:
-            found[txn] = [f"s3://{name}/{prefix}{each['name']}" for each in manifest["files"]]
+        txn, data = SinkTxn.parse(key.rpartition("/")[2].removesuffix(".json")), bucket.get(key)
+        if txn is not None and data is not None:
+            names = manifests.parsed(data, "", f"the object {key}", _names)
+            found[txn] = [f"s3://{name}/{prefix}{each}" for each in names]
     in_order = sorted(
         found, key=lambda txn: (txn.application_id, txn.cluster, txn.sequence, txn.sink, txn.attempt)
     )
     return [file for txn in in_order for file in found[txn]]
+
+
+def _names(content: Mapping[str, Any]) -> list[str]:
+    return [manifests.relative_name(each["name"]) for each in manifests.objects(content["files"])]

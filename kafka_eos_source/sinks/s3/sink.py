@@ -12,9 +12,11 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     SinkContext,
     SinkTxn,
@@ -186,12 +188,11 @@ class S3Sink(TwoPhaseSink):
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         if self._is_committed(txn):
             return OK
-        if self._bucket.head(self._at.prepared(txn)) is not None:
-            return OK
+        found = self._bucket.get(self._at.prepared(txn))
+        if found is not None:
+            return Ok(manifests.digest(found))
         receipts: Sequence[StagedObject] = staged.receipts
-        # write the note before checking the uploads: from then on `tidy` does not abort them
-        self._bucket.put(
-            self._at.prepared(txn),
+        data = manifests.encode(
             {
                 "id": str(txn),
                 "application": txn.application_id,
@@ -200,26 +201,29 @@ class S3Sink(TwoPhaseSink):
                 "sequence": txn.sequence,
                 "rows": staged.rows,
                 "schema": {field.name: str(field.type) for field in staged.schema},
-                "uploads": [each.to_json() for each in receipts],
-            },
+                "files": [each.to_json(self._at) for each in receipts],
+            }
         )
+        # write the note before checking the uploads: from then on `tidy` does not abort them
+        self._bucket.put(self._at.prepared(txn), data)
         try:
             concurrently(partial(verify, self._bucket, deadline), receipts)
         except SinkFailedError:
             self._bucket.delete(self._at.prepared(txn))
             raise
-        return OK
+        return Ok(manifests.digest(data))
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Completes the uploads, writes the manifest, deletes the note. Resumes after a kill at any step."""
-        note = self._bucket.get(self._at.prepared(txn))
+        """Completes the uploads, copies the note as the manifest, deletes it. Resumes after a kill."""
+        note = self._read(self._at.prepared(txn), txn)
+        is_committed = self._read(self._at.manifest(txn), txn) is not None
         if note is None:
-            return OK if self._is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
-        if not self._is_committed(txn):
-            uploads = [StagedObject.from_json(each) for each in note["uploads"]]
+            return OK if is_committed else Fatal(f"nothing is prepared under {txn} in {self.path}")
+        if not is_committed:
+            data, uploads = note
             concurrently(partial(complete, self._bucket, deadline), uploads)
             failpoints.reach("sink.s3.before_manifest")
-            self._bucket.put(self._at.manifest(txn), self._manifest(note))
+            self._bucket.put(self._at.manifest(txn), data)
         self._bucket.delete(self._at.prepared(txn))
         return OK
 
@@ -247,8 +251,8 @@ class S3Sink(TwoPhaseSink):
         ]
         if not finished:
             return
-        notes = [self._bucket.get(self._at.prepared(txn)) for txn in self._prepared_ids()]
-        prepared = {each["upload_id"] for note in notes if note is not None for each in note["uploads"]}
+        notes = [self._read(self._at.prepared(txn), txn) for txn in self._prepared_ids()]
+        prepared = {each.upload_id for note in notes if note is not None for each in note[1]}
         for key, upload_id in finished:
             if upload_id not in prepared:
                 abort(self._bucket, key, upload_id)
@@ -268,14 +272,20 @@ class S3Sink(TwoPhaseSink):
         self._bucket.delete(self._at.prepared(txn))
         return True
 
-    def _manifest(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the manifest, in the format of the filesystem sink; file names are relative to the path."""
-        files = [
-            {
-                "name": self._at.name_of(each["key"]),
-                "rows": each["rows"],
-                "bytes": each["size_bytes"],
-            }
-            for each in note["uploads"]
-        ]
-        return {**{name: value for name, value in note.items() if name != "uploads"}, "files": files}
+    def _read(self, key: str, txn: SinkTxn) -> tuple[bytes, list[StagedObject]] | None:
+        """Reads a note or manifest; returns its bytes and uploads, or None if the object does not exist.
+
+        Raises:
+            SinkFailedError: if it is not the one that was prepared (`SinkTxn.digest`), or is damaged.
+        """
+        data = self._bucket.get(key)
+        if data is None:
+            return None
+
+        def uploads(content: Mapping[str, Any]) -> list[StagedObject]:
+            if content["id"] != str(txn):
+                raise ValueError(f"it belongs to another batch, {str(content['id'])[:200]!r}")
+            return [StagedObject.from_json(each, self._at) for each in manifests.objects(content["files"])]
+
+        where = f"the object {key} in the bucket {self._bucket.name}"
+        return data, manifests.parsed(data, txn.digest, where, uploads)

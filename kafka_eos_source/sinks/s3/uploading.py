@@ -7,7 +7,7 @@ import hashlib
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +15,10 @@ import pyarrow as pa
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
+from kafka_eos_source.sinks.s3.layout import Layout
 
 #: Limits of S3: size of every part except the last, and number of parts.
 MIN_PART_BYTES = 5 << 20
@@ -47,13 +49,29 @@ class StagedObject:
     size_bytes: int
 
     @classmethod
-    def from_json(cls, upload: Mapping[str, Any]) -> StagedObject:
-        """Returns the token that `to_json` described."""
-        return cls(**{**upload, "etags": tuple(upload["etags"])})
+    def from_json(cls, entry: Mapping[str, Any], at: Layout) -> StagedObject:
+        """Returns the upload of an entry in a manifest.
 
-    def to_json(self) -> dict[str, Any]:
-        """Describes the upload for the note of a prepared batch."""
-        return asdict(self)
+        Raises:
+            ValueError, KeyError: if the entry is not one that `to_json` wrote, or its key is not one that a
+                task of this sink chose.
+        """
+        key, texts = f"{at.prefix}{entry['name']}", [entry["upload_id"], *entry["etags"]]
+        if not all(isinstance(each, str) and each.isprintable() for each in texts):
+            raise ValueError("an id or ETag of S3 is not a text")
+        task_attempt_id = at.task_attempt_of(key)
+        rows, size_bytes = manifests.count(entry["rows"]), manifests.count(entry["bytes"])
+        return cls(key, texts[0], tuple(texts[1:]), task_attempt_id, rows, size_bytes)
+
+    def to_json(self, at: Layout) -> dict[str, Any]:
+        """Describes the upload for a manifest. Readers of the manifest use name, rows and bytes."""
+        return {
+            "name": at.name_of(self.key),
+            "rows": self.rows,
+            "bytes": self.size_bytes,
+            "upload_id": self.upload_id,
+            "etags": self.etags,
+        }
 
 
 class PartsStream(WriteOnlyFile):
