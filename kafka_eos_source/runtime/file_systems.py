@@ -6,12 +6,13 @@ import os
 import stat
 from functools import lru_cache
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime.secrets import bare_url
 
 #: Modes of local folders and files that only their owner may access.
 OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
@@ -27,10 +28,7 @@ def arrow_scheme(scheme: str) -> str:
 
 def without_secrets(uri: str) -> str:
     """Returns a URI without user, password and query, which may hold secrets, for messages."""
-    parts = urlsplit(uri)
-    if not parts.scheme or not (parts.query or "@" in parts.netloc):
-        return uri
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return bare_url(uri) if "://" in uri else uri
 
 
 @lru_cache(maxsize=32)
