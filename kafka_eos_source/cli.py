@@ -27,7 +27,7 @@ from kafka_eos_source.operate import (
     topic_commands,
 )
 from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.shared_options import parse_pairs
+from kafka_eos_source.operate.shared_options import parse_pairs, warn_of_secrets
 from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
 from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.signals import handling
@@ -58,6 +58,11 @@ class _Lazy(click.Command):
 
 class _Group(click.Group):
     """Prints errors of this package instead of a traceback. Only doctor runs without the C kernel."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            warn_of_secrets(args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import READ_COLUMNS, TopicPartition
+from kafka_eos_source.runtime.secrets import shown_text
 
 T = TypeVar("T")
 #: A parser: takes the name and the text of an option, returns the value.
@@ -41,7 +42,8 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 def invalid(name: str, value: str, expected: str, fix: str = "") -> InvalidOptionError:
     """Returns the error for a bad value. All such messages have this form."""
-    shown = value if len(value) <= 200 else f"{value[:200]}…"
+    shown = shown_text(value)
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
     return InvalidOptionError(
         f"option {name!r} has the value {shown!r}; expected {expected}.",
         fix=fix or f"set {name!r} to such a value, or remove it.",

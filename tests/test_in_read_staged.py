@@ -31,7 +31,7 @@ from kafka_eos_source.in_read import frame as in_read_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import packed_frame_schema
-from kafka_eos_source.in_read.staged_frame import STAGED, _bare, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
@@ -39,6 +39,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
+from kafka_eos_source.runtime.secrets import bare_url
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
@@ -432,7 +433,7 @@ def test_of_a_url_the_schema_knows_the_host_and_no_secret(
     ],
 )
 def test_what_may_be_a_password_is_not_part_of_a_bare_url(url: str, bare: str) -> None:
-    assert _bare(url) == bare
+    assert bare_url(url) == bare
 
 
 @pytest.mark.parametrize("shown", ["token", "account_key", "sas", "password"])

@@ -217,11 +217,14 @@ class Unknown(MemorySink):
 SAME: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
     (FilesystemSink("/data/x"), FilesystemSink("file:///data/./x/", "json")),
     (FilesystemSink("s3://bucket/x/"), S3Sink("s3a://bucket/x")),
-    (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x/", "json", endpoint="http://a:1")),
+    (
+        S3Sink("s3://bucket/x", endpoint="http://a:1", allow_http=True),
+        S3Sink("s3://bucket/x/", "json", endpoint="http://a:1", allow_http=True),
+    ),
     (HttpSink("http://Host/batches"), HttpSink("http://host:80/batches/")),
     (
         FilesystemSink("s3://key:secret@bucket/x?endpoint_override=A:9000&scheme=http"),
-        S3Sink("s3a://bucket/x", endpoint="http://a:9000/"),
+        S3Sink("s3a://bucket/x", endpoint="http://a:9000/", allow_http=True),
     ),
     (
         HttpSink("https://h/in?table=x&token=secret", "idempotency-key"),
@@ -232,7 +235,10 @@ SAME: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
 APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
     (FilesystemSink("/data/x"), FilesystemSink("/data/y")),
     (S3Sink("s3://bucket/x"), S3Sink("s3://other/x")),
-    (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x", endpoint="http://b:1")),
+    (
+        S3Sink("s3://bucket/x", endpoint="http://a:1", allow_http=True),
+        S3Sink("s3://bucket/x", endpoint="http://b:1", allow_http=True),
+    ),
     (HttpSink("http://host/a"), HttpSink("https://host/a")),
     (FilesystemSink("s3://b/x?endpoint_override=a:1"), FilesystemSink("s3://b/x?endpoint_override=b:1")),
     (
@@ -265,7 +271,7 @@ def tables(same: bool) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
                 DeltaSink(
                     "s3a://bucket/t", {"AWS_ENDPOINT_URL": "http://A:1", "aws_secret_access_key": "hidden"}
                 ),
-                S3Sink("s3://bucket/t", endpoint="http://a:1"),
+                S3Sink("s3://bucket/t", endpoint="http://a:1", allow_http=True),
             ),
             (
                 IcebergSink("a.t", "one", {**rest, "warehouse": "s3a://me:secret@b/w/"}),

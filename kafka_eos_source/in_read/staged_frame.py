@@ -21,6 +21,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed_frame import refuse_renamed
 from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.runtime.secrets import bare_url
 from kafka_eos_source.sinks.registry import SinkSpec
 
 #: Column of a staged frame.
@@ -114,7 +115,7 @@ def described(options: WriteOptions) -> dict[str, str]:
 
 def _of_field(value: object) -> str:
     """Returns the value of an option of the package; locations without user info and query."""
-    return repr(_bare(value) if isinstance(value, str) and _URL.match(value) else value)
+    return repr(bare_url(value) if isinstance(value, str) and _URL.match(value) else value)
 
 
 def _described(sink: SinkSpec) -> str:
@@ -145,23 +146,7 @@ def _of_sink(sink: SinkSpec, name: str, value: object) -> str:
 
 def _shown(value: str) -> str:
     """Returns a value, and only a digest of one that contains a URL."""
-    return f"(URL {_digest(_bare(value))})" if "://" in value else value
-
-
-def _bare(url: str) -> str:
-    """Returns a URL without user info, query and fragment.
-
-    SQLAlchemy also accepts passwords that contain a slash or a question mark. Without an ``@`` next to the
-    host, a colon may begin such a password. Then only what is no secret in either reading remains.
-    """
-    scheme, _, rest = url.partition("://")
-    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in host:
-        rest = rest[host.rindex("@") + 1 :]
-    elif ":" in host and "@" in rest:
-        before, _, after = rest.rpartition("@")
-        rest = "" if re.search(r"[?#]", before) else after
-    return f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0]}"
+    return f"(URL {_digest(bare_url(value))})" if "://" in value else value
 
 
 def _digest(text: str) -> str:

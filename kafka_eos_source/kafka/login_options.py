@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -11,6 +12,10 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import aws
 from kafka_eos_source.kafka.login import MECHANISMS, mechanism
 from kafka_eos_source.kafka.tokens import PROVIDER, Tokens
+from kafka_eos_source.runtime.private_folders import warn_once
+from kafka_eos_source.runtime.secrets import is_loopback
+
+_log = logging.getLogger(__name__)
 
 _AWS = "AWS_MSK_IAM"
 _CLIENT_HANDLER, _LOGIN_HANDLER = "sasl.client.callback.handler.class", "sasl.login.callback.handler.class"
@@ -115,6 +120,7 @@ def check_login(kafka: Mapping[str, str]) -> None:
     wanted = mechanism(kafka)
     if not wanted:
         return
+    _warn_of_plain_text(kafka, wanted)
     if wanted == "OAUTHBEARER":
         Tokens.of(kafka)
     elif wanted == "GSSAPI":
@@ -126,6 +132,23 @@ def check_login(kafka: Mapping[str, str]) -> None:
                     f"option 'kafka.{name}' is missing; kafka.sasl.mechanism={wanted} requires it.",
                     fix=f"set .option('kafka.{name}', …).",
                 )
+
+
+def _warn_of_plain_text(kafka: Mapping[str, str], wanted: str) -> None:
+    """Logs once that a login sends its password or token without encryption to another host.
+
+    It is no error, because Kafka's clients all accept it. SCRAM and Kerberos do not send the password.
+    """
+    servers = kafka.get("bootstrap.servers", "").split(",")
+    hosts = [each.strip().rpartition("://")[2].rpartition(":")[0] for each in servers if each.strip()]
+    is_plain = kafka.get("security.protocol", "").lower() == "sasl_plaintext"
+    if is_plain and wanted in ("PLAIN", "OAUTHBEARER") and not all(map(is_loopback, hosts)):
+        warn_once(
+            _log,
+            f"kafka.security.protocol=SASL_PLAINTEXT with kafka.sasl.mechanism={wanted} sends the "
+            f"{'password' if wanted == 'PLAIN' else 'token'} to the brokers without encryption. Use "
+            "SASL_SSL, unless nobody else can read what crosses the network.",
+        )
 
 
 def _check_kerberos(kafka: Mapping[str, str]) -> None:

@@ -393,6 +393,11 @@ _OTHER_LOGIN = (
         "a Python function that gives tokens: `module:function`; see [security](security.md)",
     ),
     _supported(
+        "sasl.oauthbearer.allow.http",
+        SWITCH,
+        "whether the login may be sent to the service over plain http; to this host it always may (false)",
+    ),
+    _supported(
         "sasl.jaas.config", TEXT, "becomes the properties of PLAIN, SCRAM, OAUTHBEARER, GSSAPI or AWS's login"
     ),
     _supported(
@@ -762,7 +767,7 @@ def unknown(name: str) -> InvalidOptionError:
 
 def refused(name: str, value: str, why: str, instead: str) -> InvalidOptionError:
     """Returns the error for an option that cannot be used."""
-    stated = "a secret value" if is_secret(name) else f"value {value!r}"
+    stated = "a secret value" if is_secret(name) else f"value {shown(name, value)!r}"
     return InvalidOptionError(f"option 'kafka.{name}' ({stated}) cannot be used: {why}.", fix=f"{instead}.")
 
 

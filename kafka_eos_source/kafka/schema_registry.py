@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+from kafka_eos_source import option_values
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
@@ -24,6 +25,13 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.secrets import (
+    ALLOW_HTTP,
+    FROM_ENVIRONMENT,
+    refuse_plain_http,
+    shown_url,
+    urls_in,
+)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,12 +40,10 @@ T = TypeVar("T")
 RETRY_TIMEOUT = "retry.timeout.ms"
 _RETRY_TIMEOUT_MS = 60_000
 _ANSWER_SECONDS = 10
-#: Suffix of options whose value is the name of an environment variable.
-_FROM_ENVIRONMENT = ".env"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-#: Properties that contain a secret although their names do not say so.
-_SECRET = "basic.auth.user.info"
+_LOGIN = "basic.auth.user.info"
+_ISSUER = "bearer.auth.issuer.endpoint.url"
 _LOGICAL_CLUSTER = "bearer.auth.logical.cluster"
 _IDENTITY_POOL = "bearer.auth.identity.pool.id"
 #: Older versions of Confluent's client demand an identity pool, which only Confluent Cloud has.
@@ -79,8 +85,8 @@ class SchemaRegistry:
 
     Args:
         options: the properties of Confluent's client (``url``, ``basic.auth.user.info``, ``ssl.ca.location``,
-            …), and `RETRY_TIMEOUT`. A name with the suffix ``.env`` gives the name of an environment variable
-            that contains the value.
+            …), `RETRY_TIMEOUT` and `ALLOW_HTTP`. A name with the suffix ``.env`` gives the name of an
+            environment variable that contains the value.
 
     Raises:
         InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
@@ -92,6 +98,7 @@ class SchemaRegistry:
         self._retry_seconds = _milliseconds(settings.pop(RETRY_TIMEOUT, _RETRY_TIMEOUT_MS)) / 1000
         self.url = shown_urls(str(settings.get("url", "")))
         _check_urls(str(settings.get("url", "")))
+        _refuse_plain_http(settings)
         self._client, self._unreachable = _client(settings)
 
     def by_id(self, schema_id: int) -> StoredSchema:
@@ -228,15 +235,8 @@ class SchemaRegistry:
 
 
 def shown_urls(urls: str) -> str:
-    """Returns URLs without user names and passwords, for errors and logs."""
-    return ", ".join(_without_user(each.strip()) for each in urls.split(","))
-
-
-def _without_user(url: str) -> str:
-    """Returns a URL without all that stands before its last @: passwords may contain / ? and #."""
-    before, at, rest = url.rpartition("@")
-    scheme, slashes, _ = before.partition("://")
-    return f"{scheme}{slashes}{rest}" if at and slashes else rest
+    """Returns URLs without user names, passwords and values of queries, for errors and logs."""
+    return ", ".join(map(shown_url, urls_in(urls)))
 
 
 def _check_urls(urls: str) -> None:
@@ -249,11 +249,23 @@ def _check_urls(urls: str) -> None:
     )
 
 
+def _refuse_plain_http(settings: dict[str, Any]) -> None:
+    """Takes `ALLOW_HTTP` out of the settings, and refuses to send a login over plain http without it."""
+    allowed = option_values.boolean(ALLOW_HTTP, str(settings.pop(ALLOW_HTTP, "false")))
+    urls, issuer = str(settings.get("url", "")), str(settings.get(_ISSUER, ""))
+    is_login = any(name.startswith(("basic.auth.", "bearer.auth.")) for name in settings)
+    for url in urls_in(urls):
+        if is_login or "@" in url:
+            refuse_plain_http("url", url, "the login at the registry", ALLOW_HTTP, allowed=allowed)
+    if issuer:
+        refuse_plain_http(_ISSUER, issuer, "the client's secret", ALLOW_HTTP, allowed=allowed)
+
+
 def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options with each ``name.env`` replaced by ``name`` and the variable's value."""
     settings: dict[str, Any] = {}
     for name, value in options.items():
-        if not name.endswith(_FROM_ENVIRONMENT):
+        if not name.endswith(FROM_ENVIRONMENT):
             settings[name] = value
             continue
         if _VARIABLE.fullmatch(str(value)) is None:
@@ -269,12 +281,12 @@ def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
                 "not set in this process.",
                 fix="set the variable on the driver and on every executor before Spark starts.",
             )
-        settings[name.removesuffix(_FROM_ENVIRONMENT)] = found
+        settings[name.removesuffix(FROM_ENVIRONMENT)] = found
     return settings
 
 
 def _secrets(settings: Mapping[str, Any]) -> Secrets:
-    user = str(settings.get(_SECRET, ""))
+    user = str(settings.get(_LOGIN, ""))
     return Secrets.of(settings) | Secrets(frozenset({user, user.partition(":")[2]}))
 
 

@@ -1,4 +1,4 @@
-"""Keeps passwords out of messages and logs: recognises secret properties and hides their values."""
+"""Hides the values of secret properties in the texts of libraries and servers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.parse import quote, quote_plus
 
-MASK = "********"
+from kafka_eos_source.runtime.secrets import MASK, is_secret, secrets_of_urls, shown
 
-#: Names of properties whose values are never shown: those that librdkafka and Java's clients treat as
-#: sensitive, and any other name that suggests a secret.
-_SECRET = re.compile(
-    r"passw|passphrase|secret|credential|jaas|\.pem$|ssl[._]key$|private\.?key|(^|[._])token$"
-    r"|oauthbearer\.config$|keystore\.key$",
-    re.IGNORECASE,
-)
-
-
-def is_secret(name: str) -> bool:
-    """Returns whether the value of a property must be hidden."""
-    return _SECRET.search(name) is not None
-
-
-def shown(name: str, value: str) -> str:
-    """Returns the value of a property, or `MASK` if it is secret."""
-    return MASK if is_secret(name) else value
+__all__ = ["MASK", "NO_SECRETS", "Secrets", "is_secret", "shown"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +31,10 @@ class Secrets:
 
     @classmethod
     def of(cls, properties: Mapping[str, Any]) -> Secrets:
-        """Returns the values of secret properties, and the passwords in all URLs among the values."""
+        """Returns the values of secret properties, and what is secret in all URLs among the values."""
         texts = {name: str(value) for name, value in properties.items()}
         found = [value for name, value in texts.items() if is_secret(name)]
-        for each in (part for value in texts.values() for part in value.split(",")):
-            found += passwords(each) if "://" in each else ()
+        found += secrets_of_urls(texts.values())
         # librdkafka's error quotes the rest of this line, starting with the word that it cannot parse
         line = texts.get("sasl.oauthbearer.config", "")
         found += [line[at.start() :] for at in re.finditer(r"\S+", line)]
@@ -104,12 +87,3 @@ def _forms(value: str) -> set[str]:
         encoded.replace("+", "-").replace("/", "_"),
         encoded.replace("+", "-").replace("/", "_").rstrip("="),
     }
-
-
-def passwords(url: str) -> list[str]:
-    """Returns the password in a URL, percent-encoded and decoded; the whole text if it is not a URL."""
-    try:
-        password = urlsplit(url.strip()).password
-    except ValueError:
-        return [url]
-    return list({password, unquote(password)}) if password else []

@@ -28,6 +28,7 @@ from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, Retriable
 from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.secrets import ALLOW_HTTP, refuse_plain_http, shown_url
 
 #: Properties that describe the tokens.
 PREFIXES = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.", "https.")
@@ -42,8 +43,11 @@ _UNSECURED_LIFETIME_SECONDS = 3600.0
 _NO_EXPIRY_SECONDS = 100_000_000_000
 _LARGEST_ANSWER_BYTES = 1 << 20
 _CLIENT_CREDENTIALS, _JWT_BEARER = "client_credentials", "urn:ietf:params:oauth:grant-type:jwt-bearer"
-#: Where Azure's virtual machines get tokens of their managed identity.
-_AZURE_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
+#: Where Azure's virtual machines get tokens of their managed identity. Only the machine itself answers there.
+_AZURE_HOST = "http://169.254.169.254/"
+_AZURE_URL = f"{_AZURE_HOST}metadata/identity/oauth2/token"
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
+_ALLOWS = f"sasl.oauthbearer.{ALLOW_HTTP}"
 
 
 class Issued(NamedTuple):
@@ -174,6 +178,7 @@ class OAuthService:
         kafka: Mapping[str, str],
     ) -> None:
         self._url, self._headers, self._form = url, {**headers, "Accept": "application/json"}, form
+        self._shown = shown_url(url)
         self._secrets = Secrets.of(kafka)
         handlers: list[Any] = [_NoRedirects]
         if url.lower().startswith("https:"):
@@ -185,25 +190,27 @@ class OAuthService:
         request = urllib.request.Request(self._url, body, self._headers)
         seconds = deadline.remaining_seconds()
         if not seconds:
-            raise TimeoutError(f"no time is left to ask {self._url}")
+            raise TimeoutError(f"no time is left to ask {self._shown}")
         try:
             with self._opener.open(request, timeout=seconds) as answer:
                 found: Any = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             said = self._secrets.hide(f"{error.reason}{_explanation(error)}")
-            text = f"{self._url} answered {error.code} {said}"
+            text = f"{self._shown} answered {error.code} {said}"
             if error.code >= 500 or error.code == 429:
                 raise ConnectionError(text) from None
             raise LoginRefusedError(text) from None  # the service's own words may quote the secret
         except (http.client.InvalidURL, UnicodeError) as error:
-            said = self._secrets.hide(f"{self._url!r} is not a URL: {error}")
+            said = self._secrets.hide(f"{self._shown!r} is not a URL: {error}")
             raise LoginRefusedError(said) from None  # the error may quote a password in the URL
         except ValueError as error:
-            raise ConnectionError(f"{self._url} did not answer with JSON") from error
+            raise ConnectionError(f"{self._shown} did not answer with JSON") from error
         except http.client.HTTPException as error:
-            raise ConnectionError(f"{self._url} did not answer with HTTP ({type(error).__name__})") from error
+            raise ConnectionError(
+                f"{self._shown} did not answer with HTTP ({type(error).__name__})"
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("access_token"), str):
-            raise LoginRefusedError(f"{self._url} answered without an access_token")
+            raise LoginRefusedError(f"{self._shown} answered without an access_token")
         token, lifetime = found["access_token"], found.get("expires_in")
         if isinstance(lifetime, (int, float)) or (isinstance(lifetime, str) and lifetime.isdigit()):
             return Issued(token, time.time() + float(lifetime))
@@ -471,17 +478,23 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
             "expected none or azure_imds.",
             fix=f"write a function that gets the token, and set kafka.{PROVIDER}=module:function.",
         )
-    if metadata == "azure_imds":
-        return
     url = _url(kafka)
-    scheme = urllib.parse.urlsplit(url).scheme
+    if metadata == "azure_imds":
+        if url and not url.startswith(_AZURE_HOST):
+            refuse_plain_http(
+                f"kafka.{_ENDPOINT}", url, "the token", f"kafka.{_ALLOWS}", allowed=_allows(kafka)
+            )
+        return
+    scheme = url.partition(":")[0].lower()
     if scheme not in ("http", "https", "file"):
         raise InvalidOptionError(
-            f"option 'kafka.sasl.oauthbearer.token.endpoint.url' has the value {url!r}."
+            f"option 'kafka.sasl.oauthbearer.token.endpoint.url' has the value {shown_url(url)!r}."
             if url
             else "option 'kafka.sasl.oauthbearer.token.endpoint.url' is missing.",
             fix="set it to the https URL of the token endpoint, or to file:///path/of/a/token.",
         )
+    if scheme != "file":
+        refuse_plain_http(f"kafka.{_ENDPOINT}", url, "the login", f"kafka.{_ALLOWS}", allowed=_allows(kafka))
     needs_client = scheme != "file" and _grant(kafka) == _CLIENT_CREDENTIALS
     for name in ("client.id", "client.secret") if needs_client else ():
         if not kafka.get(f"sasl.oauthbearer.{name}"):
@@ -489,6 +502,10 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
                 f"option 'kafka.sasl.oauthbearer.{name}' is missing; the token endpoint asks for it.",
                 fix=f"set .option('kafka.sasl.oauthbearer.{name}', …).",
             )
+
+
+def _allows(kafka: Mapping[str, str]) -> bool:
+    return kafka.get(_ALLOWS, "false").lower() in ("true", "1", "t")
 
 
 def _method(kafka: Mapping[str, str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from kafka_eos_source.runtime.secrets import is_secret, url_secrets, urls_in
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.cluster import MetadataReader
@@ -30,8 +32,8 @@ CONNECTION = (
         "pairs",
         multiple=True,
         metavar="KEY=VALUE",
-        help="The query's option kafka.KEY; may be repeated. Do not put passwords here: other users of this "
-        "machine can read command lines.",
+        help="The query's option kafka.KEY; may be repeated. Put passwords into --kafka-properties, because "
+        "other users of this machine can read command lines.",
     ),
     click.option(
         "--kafka-properties",
@@ -54,12 +56,51 @@ REGISTRY = (
         "registry_pairs",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Property of its client, such as basic.auth.user.info.env=VARIABLE; may be repeated.",
+        help="Property of its client, such as basic.auth.user.info.env=VARIABLE; may be repeated. With .env "
+        "after its name, the value is the name of an environment variable.",
     ),
 )
 YES = click.option(
     "--yes", is_flag=True, help="Make the change. Without it, the command only shows what it would do."
 )
+
+
+#: How to give a secret to an option in another way.
+_SAFER = {
+    "--kafka": "write it into a file with mode 0600, and name the file with --kafka-properties",
+    "--registry": "leave it out of the URL, and add --registry-option basic.auth.user.info.env=VARIABLE",
+    "--registry-option": "add .env to the property's name, and give the name of an environment variable",
+}
+_SAFER_ELSEWHERE = "put it where the library for this URL looks for it, such as environment variables"
+
+
+def warn_of_secrets(args: Sequence[str]) -> None:
+    """Prints a warning if a command line contains secrets, because other users of the machine can read it.
+
+    Args:
+        args: all arguments of the command line.
+    """
+    found = []
+    for option, following in zip(args, (*args[1:], ""), strict=True):
+        name, equals, value = option.partition("=")
+        if name.startswith("--") and name not in found and _is_secret(value if equals else following):
+            found.append(name)
+    for name in found:
+        click.echo(
+            f"Warning: other users of this machine can read the secret in {name}. Instead, "
+            f"{_SAFER.get(name, _SAFER_ELSEWHERE)}.",
+            err=True,
+        )
+
+
+def _is_secret(value: str) -> bool:
+    """Returns whether an argument is NAME=VALUE with a secret, or contains a URL with one."""
+    name, equals, rest = value.partition("=")
+    if equals and "://" not in name:
+        if is_secret(name) and rest:
+            return True
+        value = rest
+    return "://" in value and any(url_secrets(each, only_named=True) for each in urls_in(value))
 
 
 def parse_pairs(texts: Iterable[str], option: str, expected: str = "KEY=VALUE") -> dict[str, str]:
@@ -77,7 +118,8 @@ def parse_pairs(texts: Iterable[str], option: str, expected: str = "KEY=VALUE") 
     for each in texts:
         name, separator, value = each.partition("=")
         if not separator:
-            raise click.BadParameter(f"{each!r} has no '='; expected {expected}", param_hint=option)
+            # the text is not shown, because it may be a secret
+            raise click.BadParameter(f"a value has no '='; expected {expected}", param_hint=option)
         found[name.strip()] = value.strip()
     return found
 
@@ -114,14 +156,9 @@ def target_of(options: dict[str, Any]) -> Target:
     Raises:
         InvalidOptionError: if the query would refuse one of them.
     """
-    from kafka_eos_source.kafka.secrets import is_secret
     from kafka_eos_source.operate.target import kafka_options, target_from_options
 
     pairs = options["pairs"]
-    if any(is_secret(each.partition("=")[0]) for each in pairs):
-        click.echo(
-            "Warning: other users can read a secret on the command line. Use --kafka-properties.", err=True
-        )
     file = options["properties"]
     kafka = kafka_options(
         options["bootstrap_servers"], pairs, file.read_text(encoding="utf-8") if file is not None else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime.own_folders import OWNERS_FILE, OWNERS_FOLDER
+from kafka_eos_source.runtime.secrets import bare_url
 
 #: Hadoop's name for an object store → PyArrow's name.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
@@ -23,10 +24,7 @@ def arrow_scheme(scheme: str) -> str:
 
 def without_secrets(uri: str) -> str:
     """Returns a URI without user, password and query, which may hold secrets, for messages."""
-    parts = urlsplit(uri)
-    if not parts.scheme or not (parts.query or "@" in parts.netloc):
-        return uri
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return bare_url(uri) if "://" in uri else uri
 
 
 @lru_cache(maxsize=32)

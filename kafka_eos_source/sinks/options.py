@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source import option_values as values
+from kafka_eos_source.runtime.secrets import ALLOW_HTTP
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ def columns(name: str, value: str) -> tuple[str, ...]:
         raise values.invalid(name, value, "a comma-separated list of column names without duplicates")
     return found
 
+
+#: An option of the sinks that send credentials to a URL. Delta's library has `storage.allow_http`.
+ALLOW_HTTP_OPTION = SinkOption(
+    ALLOW_HTTP,
+    values.boolean,
+    False,
+    "boolean",
+    "Whether credentials may be sent over plain http to another host. They may always be to this host.",
+)
 
 #: Options that every type of sink has in addition to its own.
 COMMON: tuple[SinkOption, ...] = (

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import Secrets, is_secret, passwords
+from kafka_eos_source.kafka.secrets import Secrets, is_secret
+from kafka_eos_source.runtime.secrets import secrets_of_urls
 from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
@@ -352,11 +353,10 @@ def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple
         option, text = _declared(name, declared), text.strip()
         if option is None or not text:
             continue
-        # options with a prefix go to a library, which defines their names: any URL may contain a password
-        if _is_secret(name, option):
-            hidden += passwords(text) if "://" in text else [text]
-        elif option.prefix and "://" in text:
-            hidden += passwords(text)
+        if "://" in text:
+            hidden += secrets_of_urls([text])
+        elif _is_secret(name, option):
+            hidden.append(text)
     return tuple(hidden)
 
 

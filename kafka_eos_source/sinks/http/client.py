@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.secrets import shown_url
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 from kafka_eos_source.sinks.http.answers import (
     DECISIONS,
@@ -50,6 +51,9 @@ class Call:
     status_target: str | None = None
     conflict_is_done: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.what} {shown_url(self.target)}"
+
 
 class ServiceClient:
     """Client of one service.
@@ -89,7 +93,7 @@ class ServiceClient:
                 return outcome
             asked = answer.retry_after_seconds or 0.0
             if pauses.expired or max(pauses.next_seconds, asked) >= deadline.remaining_seconds():
-                return Retryable(f"{call.what} {call.target}: {answer}; the outcome is unknown")
+                return Retryable(f"{call}: {answer}; the outcome is unknown")
             pauses.wait(at_least_seconds=asked)
 
     def state(self, target: str, deadline: Deadline) -> State | None:
@@ -117,11 +121,11 @@ class ServiceClient:
         decision = DECISIONS.get((call.what, state), Decision.RETRY)
         if decision is Decision.FATAL:
             return Fatal(
-                f"{call.what} {call.target}: {answer}; the service reports the state {state.value!r}",
+                f"{call}: {answer}; the service reports the state {state.value!r}",
                 _REFUSED,
             )
         return OK if decision is Decision.OK else None
 
 
 def _refused(call: Call, answer: Answer) -> Fatal:
-    return Fatal(f"{call.what} {call.target}: {answer}", _TOO_LARGE if answer.status == 413 else _REFUSED)
+    return Fatal(f"{call}: {answer}", _TOO_LARGE if answer.status == 413 else _REFUSED)

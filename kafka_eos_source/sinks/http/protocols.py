@@ -23,6 +23,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.secrets import shown_url
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids
@@ -135,12 +136,12 @@ class OneRequest(Protocol):
         conflict_is_done: whether status 409 means "already done".
     """
 
-    url: str
+    url: str = field(repr=False)
     kind: str
     client: ServiceClient
     context: SinkContext
     key_header: str
-    status: str | None
+    status: str | None = field(repr=False)
     conflict_is_done: bool
     _prepared_here: set[SinkTxn] = field(default_factory=set, init=False)
     _last_committed: SinkTxn | None = field(default=None, init=False)
@@ -220,7 +221,9 @@ class OneRequest(Protocol):
             if (state := self.client.state(status_target, deadline)) is State.COMMITTED:
                 return OK
             if state is None:
-                return Retryable(f"GET {status_target}: the service does not report the state of {txn}")
+                return Retryable(
+                    f"GET {shown_url(status_target)}: the service does not report the state of {txn}"
+                )
         content = bodies.encode(self.kind, batches[0].schema, batches)
         headers = bodies.headers(self.kind, sum(each.num_rows for each in batches))
         call = Call(

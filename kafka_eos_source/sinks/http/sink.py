@@ -5,20 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.secrets import (
+    ALLOW_HTTP,
+    is_secret,
+    refuse_plain_http,
+    secrets_of_urls,
+    shown_url,
+)
 from kafka_eos_source.sinks.contract import Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.targets import address, query_digest
 
 TWO_PHASE, ONE_REQUEST = "two-phase", "idempotency-key"
@@ -35,14 +43,13 @@ def _url(name: str, value: str) -> str:
     except ValueError:
         well_formed = False
     if not well_formed or "@" in found.netloc or found.fragment or not value.strip().isascii():
-        shown = value.strip() if "@" not in value else "(not shown: it may contain a password)"
-        raise values.invalid(name, shown, expected)
+        raise values.invalid(name, shown_url(value), expected)
     return value.strip()
 
 
 def _status_url(name: str, value: str) -> str:
     if "{id}" not in value:
-        raise values.invalid(name, value, "a URL that contains {id}")
+        raise values.invalid(name, shown_url(value), "a URL that contains {id}")
     return _url(name, value)
 
 
@@ -66,6 +73,7 @@ class HttpSink(TwoPhaseSink):
         timeout: time limit in ms for connecting, and for each wait for an answer.
         retries: number of retries of one call, before the driver retries the whole commit.
         ca_file: PEM file with the certificates to trust; None for the system's.
+        allow_http: whether credentials may be sent over plain http.
         key_header, status_url, on_conflict: options that only ``idempotency-key`` uses.
 
     Raises:
@@ -140,6 +148,7 @@ class HttpSink(TwoPhaseSink):
         SinkOption(
             "ca.file", values.text, None, "path", "PEM file of certificates to trust.", "the system's"
         ),
+        ALLOW_HTTP_OPTION,
         SinkOption(
             "key.header",
             _header,
@@ -179,6 +188,7 @@ class HttpSink(TwoPhaseSink):
         timeout: int = 30_000,
         retries: int = 3,
         ca_file: str | None = None,
+        allow_http: bool = False,
         key_header: str | None = None,
         status_url: str | None = None,
         on_conflict: str | None = None,
@@ -201,10 +211,16 @@ class HttpSink(TwoPhaseSink):
         elif status_url is not None and urlsplit(status_url)[:2] != urlsplit(url)[:2]:
             raise InvalidOptionError(
                 "options 'url' and 'status.url' have different schemes or hosts: "
-                f"{urlsplit(url).netloc!r} and {urlsplit(status_url).netloc!r}; the sink sends its "
+                f"{shown_url(url)!r} and {shown_url(status_url)!r}; the sink sends its "
                 "credentials to one host only.",
                 fix="use a status URL with the scheme and host of the option 'url'.",
             )
+        has_key = any(is_secret(name) for name, _ in parse_qsl(urlsplit(url).query))
+        if auth is not None or auth_env is not None or has_key:
+            sent = (
+                "a key in the query" if auth is None and auth_env is None else f"the header {auth_header!r}"
+            )
+            refuse_plain_http("url", url, sent, ALLOW_HTTP, allowed=allow_http)
         self.url = url
         self.mode = mode
         self.format = format
@@ -218,7 +234,14 @@ class HttpSink(TwoPhaseSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._transport = Transport(self.url, self.credentials, self.timeout_ms / 1000, self.ca_file)
+        urls = [each for each in (self.url, self.status_url) if each is not None]
+        self._transport = Transport(
+            self.url,
+            self.credentials,
+            self.timeout_ms / 1000,
+            self.ca_file,
+            Secrets(frozenset(secrets_of_urls(urls))),
+        )
         client = ServiceClient(self._transport, self.retries)
         self._protocol: Protocol = (
             TwoPhase(self.url.rstrip("/"), self.format, client, context)

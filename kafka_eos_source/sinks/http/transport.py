@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from urllib.parse import SplitResult, urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.http.answers import Answer, retry_after_seconds
 
@@ -80,12 +80,14 @@ class Transport:
         credentials: sent with each request.
         timeout_seconds: time limit for connecting, and for each wait for bytes.
         ca_file: PEM file of certificates to trust; None for the system's.
+        secrets: what the text of a refusal or of an error must not show, besides the credentials.
     """
 
-    url: str
+    url: str = field(repr=False)
     credentials: Credentials
     timeout_seconds: float
     ca_file: str | None = None
+    secrets: Secrets = NO_SECRETS
     _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
 
     def request(
@@ -125,11 +127,14 @@ class Transport:
                 self.close()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            return Answer(None, f"{type(error).__name__}: {error}".encode())
+            return Answer(None, self._hidden(f"{type(error).__name__}: {error}").encode())
         after = retry_after_seconds(response.getheader("Retry-After"), datetime.now(timezone.utc))
         if response.status >= 400:  # a text for people
-            content = self.credentials.secrets.hide(content.decode(errors="replace")).encode()
+            content = self._hidden(content.decode(errors="replace")).encode()
         return Answer(response.status, content, after)
+
+    def _hidden(self, text: str) -> str:
+        return (self.credentials.secrets | self.secrets).hide(text)
 
     def close(self) -> None:
         """Closes the connection, if there is one."""

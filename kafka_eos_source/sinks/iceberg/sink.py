@@ -20,6 +20,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.secrets import ALLOW_HTTP, is_secret, refuse_plain_http
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -33,8 +34,8 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.iceberg import tables
 from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, from_json, unknown_partitions
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
-from kafka_eos_source.sinks.options import SinkOption
-from kafka_eos_source.sinks.registry import require
+from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.registry import SECRET_NAME, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
@@ -107,6 +108,7 @@ class IcebergSink(TableFormatSink["Table"]):
             "change the table.",
         ),
         BUFFER,
+        ALLOW_HTTP_OPTION,
     )
 
     def __init__(
@@ -119,8 +121,14 @@ class IcebergSink(TableFormatSink["Table"]):
         properties: Mapping[str, str] | None = None,
         schema_evolution: str = FAIL,
         buffer_bytes: int = BUFFER_BYTES,
+        allow_http: bool = False,
     ) -> None:
         require("pyiceberg.catalog", "iceberg")
+        if any(is_secret(name) or SECRET_NAME.search(name) for name in catalog or {}):
+            for name, value in (catalog or {}).items():
+                if "://" in value:
+                    sent = "the credentials of the catalog"
+                    refuse_plain_http(f"catalog.{name}", value, sent, ALLOW_HTTP, allowed=allow_http)
         namespace, _, own = table.rpartition(".")
         if not namespace or not own:
             raise values.invalid("table", table, "namespace.table")

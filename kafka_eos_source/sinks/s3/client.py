@@ -115,6 +115,11 @@ def translated(what: str) -> Iterator[None]:
         errors.IncompleteReadError,
     ) as error:
         raise SinkRetryableError(f"S3, {what}: {type(error).__name__}: {error}") from error
+    except RecursionError:  # boto3 asks where the bucket is, and that answer is a redirect too
+        raise SinkFailedError(
+            f"S3, {what}: the store answers every request with a redirect, which is not followed",
+            fix="correct the options 'endpoint' and 'region'.",
+        ) from None
     except errors.BotoCoreError as error:
         raise SinkFailedError(
             f"S3, {what}: {type(error).__name__}: {error}",

@@ -12,6 +12,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.secrets import ALLOW_HTTP, refuse_plain_http, shown_url
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -26,7 +27,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem import formats
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.registry import require
 from kafka_eos_source.sinks.s3 import layout
 from kafka_eos_source.sinks.s3.client import EXTRA, Bucket, Service, translated
@@ -52,8 +53,9 @@ def _path(name: str, value: str) -> str:
 def _endpoint(name: str, value: str) -> str:
     text = value.strip()
     if not text.startswith(("http://", "https://")) or "@" in text:
-        shown = text if "@" not in text else "(not shown: it may contain a password)"
-        raise values.invalid(name, shown, "http://host:port or https://…, without user and password")
+        raise values.invalid(
+            name, shown_url(text), "http://host:port or https://…, without user and password"
+        )
     return text
 
 
@@ -93,6 +95,7 @@ class S3Sink(TwoPhaseSink):
         part_bytes: size of each part of an upload except the last.
         upload_threads: number of parts that one task uploads at the same time.
         timeout: time limit in ms for connecting, and for each wait for an answer.
+        allow_http: whether signed requests may be sent to the store over plain http.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -102,6 +105,7 @@ class S3Sink(TwoPhaseSink):
         SinkOption(
             "endpoint", _endpoint, None, "URL", "URL of a store other than AWS.", "boto3's configuration"
         ),
+        ALLOW_HTTP_OPTION,
         SinkOption("region", values.text, None, "text", "Region of the bucket.", "boto3's configuration"),
         SinkOption(
             "path.style",
@@ -146,7 +150,11 @@ class S3Sink(TwoPhaseSink):
         part_bytes: int = 8 << 20,
         upload_threads: int = 4,
         timeout: int = 30_000,
+        allow_http: bool = False,
     ) -> None:
+        if endpoint is not None:
+            sent = "signed requests, session tokens and rows"
+            refuse_plain_http("endpoint", endpoint, sent, ALLOW_HTTP, allowed=allow_http)
         self.path = path
         self.format = format
         self.compression = compression

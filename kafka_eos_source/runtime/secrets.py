@@ -1,0 +1,153 @@
+"""Decides what is secret, by the name of an option and in a URL, and where it may be sent."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from kafka_eos_source.errors import InvalidOptionError
+
+MASK = "********"
+
+#: Names of properties whose values are never shown: those that librdkafka, Java's clients and the clients of
+#: schema registries treat as sensitive, and any other name that suggests a secret.
+_SECRET = re.compile(
+    r"passw|passphrase|secret|credential|jaas|\.pem$|ssl[._]key$|private\.?key|(^|[._-])token$"
+    r"|oauthbearer\.config$|keystore\.key$|auth\.user\.info$|(api|access|app|application|account)[._-]?key"
+    r"|^auth$|(^|[._-])(authorization|sas|sig|signature|pwd)$|connection[._-]string",
+    re.IGNORECASE,
+)
+#: Name of the options that allow secrets to be sent over plain http, after the prefix of their kind.
+ALLOW_HTTP = "allow.http"
+#: Suffix of options whose value is the name of an environment variable.
+FROM_ENVIRONMENT = ".env"
+#: Parameters of a URL with an unsuspicious name are secret from this length on.
+_LONG = 8
+_PARAMETER = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether the value of a property must be hidden."""
+    return _SECRET.search(name) is not None and not name.endswith(FROM_ENVIRONMENT)
+
+
+def shown(name: str, value: str) -> str:
+    """Returns the value of a property as messages may show it: `MASK` if it is secret."""
+    return MASK if is_secret(name) else shown_text(value)
+
+
+def shown_text(text: str) -> str:
+    """Returns a text, in which each URL is as `shown_url` returns it."""
+    return text if "://" not in text else ", ".join(map(shown_url, urls_in(text)))
+
+
+def urls_in(text: str) -> list[str]:
+    """Returns the URLs of a list. A comma belongs to a URL unless the next one follows it."""
+    return [each.strip() for each in re.split(r",(?=\s*[A-Za-z][\w+.-]*://)", text)]
+
+
+def bare_url(url: str) -> str:
+    """Returns a URL without user, password, query and fragment."""
+    return _without_user(url).partition("?")[0]
+
+
+def shown_url(url: str) -> str:
+    """Returns a URL as messages may show it: without user, password and fragment, its query with `MASK`.
+
+    All values of the query are masked, because no list of the names that services give to their keys is
+    complete. The path is shown.
+    """
+    bare, _, query = _without_user(url).partition("?")
+    parts = [each.partition("=") for each in re.split("[&;]", query) if each]
+    shown = [f"{name}={MASK}" if equals and _PARAMETER.fullmatch(name) else MASK for name, equals, _ in parts]
+    return f"{bare}?{'&'.join(shown)}" if shown else bare
+
+
+def _without_user(url: str) -> str:
+    """Returns a URL without user, password and fragment.
+
+    Some libraries accept passwords that contain a slash or a question mark. Without an ``@`` next to the
+    host, a colon may begin such a password. Then only what is no secret in either reading remains.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator:
+        scheme, rest = "", scheme
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in host:
+        path, mark, query = rest[host.rindex("@") + 1 :].partition("?")
+        rest = f"{path.rpartition('@')[2]}{mark}{query}"
+    elif ":" in host and "@" in rest:
+        before, _, after = rest.rpartition("@")
+        rest = "" if re.search(r"[?#]", before) else after
+    return f"{scheme}{separator}{rest.partition('#')[0]}"
+
+
+def url_secrets(url: str, *, only_named: bool = False) -> list[str]:
+    """Returns what is secret in a URL, as it is written and decoded; the whole text if it is not a URL.
+
+    That is the password, a user without password, which services use for keys, and of the query every value
+    that has the name of a secret or at least eight characters.
+
+    Args:
+        url: the URL.
+        only_named: of the query, return only the values that have the name of a secret.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        found = [parts.password or ""]
+        if parts.scheme in ("http", "https") and parts.username and not parts.password:
+            found.append(parts.username)
+    except ValueError:
+        return [url]
+    decoded = [unquote(each) for each in found]
+    for each in re.split("[&;]", parts.query):
+        name, _, value = each.partition("=")
+        if is_secret(unquote_plus(name)) or (len(value) >= _LONG and not only_named):
+            found.append(value)
+            decoded.append(unquote_plus(value))
+    return sorted({each for each in (*found, *decoded) if each})
+
+
+def secrets_of_urls(texts: Iterable[str]) -> list[str]:
+    """Returns what is secret in all URLs among these texts."""
+    return [each for text in texts if "://" in text for url in urls_in(text) for each in url_secrets(url)]
+
+
+def refuse_plain_http(option: str, url: str, sent: str, permission: str, *, allowed: bool) -> None:
+    """Checks that a URL to which secrets are sent is encrypted, or leads to this host.
+
+    Args:
+        option: name of the option with the URL, for the error.
+        url: the URL.
+        sent: which secrets are sent, for the error, as in "the password of 'auth'".
+        permission: name of the option that allows plain http.
+        allowed: its value.
+
+    Raises:
+        InvalidOptionError: if the secrets would cross the network in plain text, or the URL is none.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        host = parts.hostname or ""
+    except ValueError:
+        raise InvalidOptionError(
+            f"option {option!r} has the value {shown_url(url)!r}, which is not a URL.", fix="correct it."
+        ) from None
+    if allowed or parts.scheme.lower() != "http" or is_loopback(host):
+        return
+    raise InvalidOptionError(
+        f"option {option!r} has the value {shown_url(url)!r}: {sent} would cross the network to the host "
+        f"{host!r} without encryption.",
+        fix=f"use https; or set {permission!r} to true if nobody else can read what crosses that network.",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host name or address always means this host. Does not ask DNS."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        name = host.rstrip(".").lower()
+        return name == "localhost" or name.endswith(".localhost")
