@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import uuid
@@ -16,6 +18,13 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from integration.support import processes
 from integration.support.broker import JAVA_OPTIONS
@@ -32,6 +41,7 @@ from integration.support.tools import (
 from integration.test_sink_stream import LOOP, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka, cluster, jars
 from kafka_eos_source.embedded.cluster import free_ports
+from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 START_SECONDS = 120.0
@@ -276,6 +286,43 @@ def test_a_user_without_rights_is_refused(secured_cluster: SecuredCluster) -> No
     stranger = Admin(bootstrap, **secured_cluster.login("alice", password="wrong"))
     with pytest.raises(KafkaException):
         stranger.client.list_topics(timeout=5)
+
+
+@pytest.mark.fault("T396", "an ACL is created through the controller's port, without a login", "broker")
+def test_nobody_grants_rights_through_the_port_of_the_controller(secured_cluster: SecuredCluster) -> None:
+    """The controller closes the connection of whoever has not logged in, and no ACL is created."""
+    properties = (secured_cluster.kafka.directory / "node-1" / "server.properties").read_text()
+    found = re.search(r"CONTROLLER://127\.0\.0\.1:(\d+)", properties)
+    assert found is not None
+    everything = _short("User:mallory") + _short("*") + bytes([_ALL, _ALLOW])
+    creation = bytes([_CLUSTER]) + _short("kafka-cluster") + bytes([_LITERAL]) + everything
+    request = struct.pack(">hhi", _CREATE_ACLS, 1, 7) + _short("test") + struct.pack(">i", 1) + creation
+    with socket.create_connection((HOST, int(found[1])), timeout=30) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        try:
+            answer = connection.recv(1000)
+        except ConnectionResetError:
+            answer = b""
+    assert answer == b"", "the controller has answered"
+    every = AclBindingFilter(
+        ResourceType.ANY,
+        None,
+        ResourcePatternType.ANY,
+        "User:mallory",
+        None,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    assert secured_cluster.admin.client.describe_acls(every).result(30) == []
+
+
+#: Kafka's numbers of an API, of two kinds of resource patterns, of the right to everything, and of a grant.
+_CREATE_ACLS, _CLUSTER, _LITERAL, _ALL, _ALLOW = 30, 4, 3, 2, 3
+
+
+def _short(text: str) -> bytes:
+    """Returns a text as Kafka's protocol writes it: two bytes of length, and UTF-8."""
+    return struct.pack(">h", len(text)) + text.encode()
 
 
 @pytest.mark.timeout(400)

@@ -87,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberized]:
             f"CONTROLLER://{HOST}:{controller}",
             "controller.quorum.voters": f"1@{HOST}:{controller}",
             "listener.security.protocol.map": (
-                "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,KERBEROS:SASL_PLAINTEXT"
+                "CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,KERBEROS:SASL_PLAINTEXT"
             ),
             "listener.name.kerberos.sasl.enabled.mechanisms": "GSSAPI",
             "listener.name.kerberos.sasl.kerberos.service.name": "kafka",

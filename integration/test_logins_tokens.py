@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenCluster]:
         "listeners": f"SASL_PLAINTEXT://{HOST}:{plain},MSK://{HOST}:{of_msk},UNSECURED://{HOST}:{unsecured},"
         f"CONTROLLER://{HOST}:{controller}",
         "controller.quorum.voters": f"1@{HOST}:{controller}",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,"
+        "listener.security.protocol.map": "CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,"
         "MSK:SASL_PLAINTEXT,UNSECURED:SASL_PLAINTEXT",
         "listener.name.msk.sasl.enabled.mechanisms": "OAUTHBEARER",
         "listener.name.msk.oauthbearer.sasl.jaas.config": (

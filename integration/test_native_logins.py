@@ -93,7 +93,7 @@ def cluster() -> Iterator[tuple[Mapping[str, str], Admin]]:
         "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items()),
         "controller.quorum.voters": f"1@{HOST}:{controller}",
         "listener.security.protocol.map": (
-            "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,TOKENS:SASL_PLAINTEXT,ENDED:SASL_PLAINTEXT"
+            "CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,TOKENS:SASL_PLAINTEXT,ENDED:SASL_PLAINTEXT"
         ),
         "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
         "listener.name.tokens.oauthbearer.sasl.jaas.config": (

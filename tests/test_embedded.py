@@ -254,9 +254,11 @@ def test_brokers_listen_only_on_the_local_host() -> None:
 def test_with_users_the_first_is_super_user_and_every_login_needs_a_password() -> None:
     properties = server_properties(1, {1: Ports(1, 2)}, Path("/data"), {"admin": 's"1', "alice": "s2"})
     assert properties["listeners"] == "SASL_PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
-    assert properties["super.users"] == "User:admin;User:ANONYMOUS"
-    login = properties["listener.name.sasl_plaintext.plain.sasl.jaas.config"]
-    assert 'user_admin="s\\"1" user_alice="s2";' in login
+    assert properties["super.users"] == "User:admin"
+    assert "PLAINTEXT" not in properties["listener.security.protocol.map"].replace("SASL_PLAINTEXT", "")
+    for listener in ("sasl_plaintext", "controller"):
+        login = properties[f"listener.name.{listener}.plain.sasl.jaas.config"]
+        assert 'user_admin="s\\"1" user_alice="s2";' in login
 
 
 def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

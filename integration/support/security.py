@@ -105,6 +105,7 @@ class SecuredCluster(Acls):
     """A running cluster whose users, those of `PASSWORDS`, authenticate with SASL/PLAIN."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
+        self.kafka = kafka
         self.bootstrap_servers = kafka.bootstrap_servers
         super().__init__(Admin(self.bootstrap_servers, **self.login("admin")))
 
@@ -201,8 +202,9 @@ def tls_cluster(
         ),
         "controller.quorum.voters": f"1@{HOST}:{controller}",
         "listener.security.protocol.map": (
-            "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SECURE:SASL_SSL,OPEN:PLAINTEXT"
+            "CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SECURE:SASL_SSL,OPEN:PLAINTEXT"
         ),
+        "super.users": "User:admin;User:ANONYMOUS",  # ANONYMOUS is whoever uses the listener OPEN
         "listener.name.secure.sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "listener.name.secure.scram-sha-512.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"

@@ -44,7 +44,7 @@ def server_properties(
         "listeners": f"{listener}://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
         "inter.broker.listener.name": listener,
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{listener}:{listener}",
+        "listener.security.protocol.map": f"CONTROLLER:{listener},{listener}:{listener}",
         "log.dirs": str(data),
         # Internal topics have few partitions, and as many replicas as the number of brokers allows.
         "offsets.topic.num.partitions": "5",
@@ -66,19 +66,22 @@ def server_properties(
 def _security(users: Mapping[str, str]) -> dict[str, str]:
     """Returns properties for SASL/PLAIN and ACLs.
 
-    Controllers connect in plain text and are therefore the user ANONYMOUS; clients must log in.
+    The controllers' ports need a login too: whoever may send requests there as a super user may grant
+    themselves any right. Brokers and controllers log in to each other as the first user.
     """
     first = next(iter(users))
     logins = " ".join(f"user_{name}={_quoted(password)}" for name, password in users.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    jaas = f"{module} username={_quoted(first)} password={_quoted(users[first])} {logins};"
     return {
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
-            f"{module} username={_quoted(first)} password={_quoted(users[first])} {logins};"
-        ),
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": jaas,
+        "listener.name.controller.plain.sasl.jaas.config": jaas,
+        "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": f"User:{first};User:ANONYMOUS",
+        "super.users": f"User:{first}",
     }
 
 
