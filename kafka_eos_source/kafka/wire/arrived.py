@@ -21,11 +21,13 @@ class Arrived:
     Args:
         kernel: the C kernel.
         committed: whether the reader must not see records of aborted transactions.
+        most_bytes: the most memory that the records of one compressed batch may need.
     """
 
-    def __init__(self, kernel: Kernel, *, committed: bool) -> None:
+    def __init__(self, kernel: Kernel, *, committed: bool, most_bytes: int) -> None:
         self._kernel = kernel
         self._committed = committed
+        self._most_bytes = most_bytes
         #: The node, the number of its answer, and the batches.
         self._fetched: deque[tuple[int, int, FetchedBatches]] = deque()
         self._of_partition: Counter[TopicPartition] = Counter()
@@ -91,13 +93,16 @@ class Arrived:
             end: returns the offset of a partition from which on nothing is wanted.
 
         Raises:
-            DamagedBatchError: if records cannot be decoded. Call `keep_before` before the next call.
+            DamagedBatchError: if records cannot be decoded, or are too large. Call `keep_before` before the
+                next call.
         """
         if self._parts is None:
             group = self._group()
             self._in_parts = len(group)
             pairs = [(each, end(each.tp)) for each in group]
-            self._parts = decode(self._kernel, wanted, pairs, committed=self._committed)
+            self._parts = decode(
+                self._kernel, wanted, pairs, committed=self._committed, most_bytes=self._most_bytes
+            )
         part = next(self._parts)
         while self._in_parts and part.reached.get(self._fetched[0][-1].tp, -1) >= self._past_first():
             *_, batches = self._fetched.popleft()
