@@ -27,7 +27,7 @@ _PROGRAM = """#include <stdint.h>
 #include <string.h>
 void *probe(void) { return malloc(8); }
 """
-_ZIG = "ziglang>=0.13"
+_ZIG = "ziglang>=0.13,<0.18"
 _USUAL = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 
 

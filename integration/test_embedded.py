@@ -247,7 +247,7 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     monkeypatch.setattr(jars, "_ivy", copy)
     with EmbeddedKafka(java_options=JAVA_OPTIONS) as kafka:
         Admin(kafka.bootstrap_servers).create("works")
-    assert jars.is_complete(folder)
+    assert jars.is_complete(folder, jars.BROKER)
 
 
 # -- helpers of the tests

@@ -117,13 +117,14 @@ def batch_number(name: str, value: str) -> int:
     return integer(0)(name, value)
 
 
-def integer(at_least: int) -> Parse[int]:
-    """Returns a parser for an integer from ``at_least`` to 2⁶³-1."""
+def integer(at_least: int, at_most: int = _LONG_MAX) -> Parse[int]:
+    """Returns a parser for an integer from ``at_least`` to ``at_most``, by default 2⁶³-1."""
+    expected = f"{at_least} or more" if at_most == _LONG_MAX else f"from {at_least} to {at_most}"
 
     def parse(name: str, value: str) -> int:
         # int() raises a ValueError for thousands of digits, so the pattern limits their number
-        if not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()) or not at_least <= int(value) <= _LONG_MAX:
-            raise invalid(name, value, f"an integer, {at_least} or more")
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()) or not at_least <= int(value) <= at_most:
+            raise invalid(name, value, f"an integer, {expected}")
         return int(value)
 
     return parse

@@ -373,6 +373,6 @@ def decoded(batches: Mapping[TopicPartition, Batch]) -> KernelMessages:
         (FetchedBatches.of(kernel(), tp, each.first, memoryview(each.encoded())), each.last + 1)
         for tp, each in batches.items()
     ]
-    (part,) = decode(kernel(), sum(set(WANTS.values())), group, committed=True)
+    (part,) = decode(kernel(), sum(set(WANTS.values())), group, committed=True, most_bytes=1 << 30)
     assert isinstance(part.messages, KernelMessages)
     return part.messages

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import signal
 import socket
 import stat
 import threading
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +39,23 @@ FOLDER = f"kafka-{KAFKA_VERSION}"
 
 def jar(path: Path, content: bytes) -> None:
     with zipfile.ZipFile(path, "w") as out:
-        out.writestr("content", content)
+        out.writestr(zipfile.ZipInfo("content"), content)
+
+
+def sums_of(folder: Path) -> str:
+    """Returns what ``sha256sum`` prints for the jars of a folder."""
+    found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.glob("*.jar")}
+    return "".join(f"{digest}  {name}\n" for name, digest in found.items())
+
+
+@pytest.fixture(name="jar_set")
+def _jar_set(tmp_path_factory: pytest.TempPathFactory) -> JarSet:
+    """The broker's set, with the sums of what `Repository` sends."""
+    folder = tmp_path_factory.mktemp("sums")
+    Repository()(BROKER, folder, folder)
+    sums = folder / "sums"
+    sums.write_text(sums_of(folder))
+    return replace(BROKER, sums=sums)
 
 
 class Repository:
@@ -60,10 +79,10 @@ class Repository:
             os.truncate(into / "b.jar", 300)
 
 
-def test_jars_are_downloaded_once(tmp_path: Path) -> None:
+def test_jars_are_downloaded_once(tmp_path: Path, jar_set: JarSet) -> None:
     repository = Repository()
-    folder = jars(BROKER, tmp_path, repository)
-    assert jars(BROKER, tmp_path, repository) == folder
+    folder = jars(jar_set, tmp_path, repository)
+    assert jars(jar_set, tmp_path, repository) == folder
     assert repository.fetched == 1
     assert sorted(path.name for path in folder.glob("*.jar")) == ["a.jar", "b.jar"]
 
@@ -71,9 +90,9 @@ def test_jars_are_downloaded_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "harm", ["truncate", "change", "delete", "no manifest", "bad manifest", "empty manifest"]
 )
-def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str, jar_set: JarSet) -> None:
     repository = Repository()
-    folder = jars(BROKER, tmp_path, repository)
+    folder = jars(jar_set, tmp_path, repository)
     if harm == "truncate":
         os.truncate(folder / "a.jar", 1)
     elif harm == "change":
@@ -85,77 +104,130 @@ def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str) -> None:
         (folder / "manifest.json").unlink()
     else:
         (folder / "manifest.json").write_text("{" if harm == "bad manifest" else "{}")
-    assert not is_complete(folder)
-    assert is_complete(jars(BROKER, tmp_path, repository))
+    assert not is_complete(folder, jar_set)
+    assert is_complete(jars(jar_set, tmp_path, repository), jar_set)
     assert repository.fetched == 2
 
 
-def test_an_interrupted_download_leaves_no_complete_looking_cache(tmp_path: Path) -> None:
+def test_an_interrupted_download_leaves_no_complete_looking_cache(tmp_path: Path, jar_set: JarSet) -> None:
     repository = Repository(fails=1)
     with pytest.raises(UnavailableError, match="network"):
-        jars(BROKER, tmp_path, repository)
+        jars(jar_set, tmp_path, repository)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", "lock"]
-    assert is_complete(jars(BROKER, tmp_path, repository))
+    assert is_complete(jars(jar_set, tmp_path, repository), jar_set)
 
 
-def test_files_of_a_killed_download_are_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_download_are_removed(tmp_path: Path, jar_set: JarSet) -> None:
     (tmp_path / "half-made-x" / "jars").mkdir(parents=True)
-    jars(BROKER, tmp_path, Repository())
+    jars(jar_set, tmp_path, Repository())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", FOLDER, "lock"]
 
 
-def test_a_damaged_download_is_repeated_without_the_ivy_cache(tmp_path: Path) -> None:
+def test_a_damaged_download_is_repeated_without_the_ivy_cache(tmp_path: Path, jar_set: JarSet) -> None:
     (tmp_path / "ivy").mkdir()
     (tmp_path / "ivy" / "damaged").touch()
     repository = Repository(damages=1)
-    assert is_complete(jars(BROKER, tmp_path, repository))
+    assert is_complete(jars(jar_set, tmp_path, repository), jar_set)
     assert repository.fetched == 2
     assert not (tmp_path / "ivy" / "damaged").exists()
 
 
-def test_a_download_that_stays_damaged_is_an_error(tmp_path: Path) -> None:
+def test_a_download_that_stays_damaged_is_an_error(tmp_path: Path, jar_set: JarSet) -> None:
     with pytest.raises(UnavailableError, match=r"damaged: b\.jar"):
-        jars(BROKER, tmp_path, Repository(damages=2))
+        jars(jar_set, tmp_path, Repository(damages=2))
     assert not (tmp_path / FOLDER).exists()
 
 
-def test_one_process_at_a_time_downloads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_process_at_a_time_downloads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], jar_set: JarSet
+) -> None:
     """A second process waits for the first download and then uses its jars."""
     repository = Repository()
     looked = threading.Event()
     with ThreadPoolExecutor() as pool:
         others: list[Future[Path]] = []
 
-        def slow(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
-            others.append(pool.submit(jars, BROKER, tmp_path, repository))
+        def slow(_jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
+            others.append(pool.submit(jars, jar_set, tmp_path, repository))
             while "waiting for another process" not in capfd.readouterr().err:
                 looked.wait(0.01)
             repository(jar_set, into, ivy_cache)
 
-        folder = jars(BROKER, tmp_path, slow)
+        folder = jars(jar_set, tmp_path, slow)
         assert [other.result(60) for other in others] == [folder]
     assert repository.fetched == 1
 
 
-def test_a_complete_cache_is_used_without_taking_its_lock(tmp_path: Path) -> None:
+def test_a_complete_cache_is_used_without_taking_its_lock(tmp_path: Path, jar_set: JarSet) -> None:
     """A complete cache is used even if it is read-only, as in a container image."""
-    folder = jars(BROKER, tmp_path, Repository())
+    folder = jars(jar_set, tmp_path, Repository())
     (tmp_path / "lock").unlink()
-    assert jars(BROKER, tmp_path, Repository()) == folder
+    assert jars(jar_set, tmp_path, Repository()) == folder
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_cache_path_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_a_cache_path_that_is_a_file_is_named(tmp_path: Path, jar_set: JarSet) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="KAFKA_EOS_CACHE"):
-        jars(BROKER, tmp_path / "file", Repository())
+        jars(jar_set, tmp_path / "file", Repository())
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere")
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, jar_set: JarSet) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(UnavailableError, match="KAFKA_EOS_CACHE"):
-        jars(BROKER, tmp_path / "cache", Repository())
+        jars(jar_set, tmp_path / "cache", Repository())
+
+
+def test_a_jar_with_another_hash_is_refused_and_deleted(tmp_path: Path, jar_set: JarSet) -> None:
+    """The manifest of a download proves nothing: who replaces a jar writes it as well."""
+
+    def forged(each: JarSet, into: Path, ivy_cache: Path) -> None:
+        repository(each, into, ivy_cache)
+        jar(into / "b.jar", b"malice")
+
+    repository = Repository()
+    with pytest.raises(
+        UnavailableError, match=r"the download of b\.jar has the SHA-256 \w{64}; expected \w{64}"
+    ):
+        jars(jar_set, tmp_path, forged)
+    assert repository.fetched == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    forged(jar_set, tmp_path, tmp_path)
+    other = tmp_path / "sums"
+    other.write_text(sums_of(tmp_path))
+    jars(replace(jar_set, sums=other), tmp_path / "cache", forged)
+    assert is_complete(jars(jar_set, tmp_path / "cache", repository), jar_set)  # also if it is in the cache
+    assert repository.fetched == 5
+
+
+def test_jars_without_a_known_hash_need_an_option(
+    tmp_path: Path, jar_set: JarSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = jar_set.sums.read_text().splitlines()
+    jar_set.sums.write_text(next(line for line in lines if "a.jar" in line) + "\n")
+    with pytest.raises(
+        UnavailableError, match=r"SHA-256 of 1 jar\(s\) of kafka .*: b\.jar\. They were deleted"
+    ) as refused:
+        jars(jar_set, tmp_path, Repository())
+    assert "KAFKA_EOS_UNLISTED_JARS=accept" in refused.value.fix
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    monkeypatch.setenv("KAFKA_EOS_UNLISTED_JARS", "accept")
+    folder = jars(jar_set, tmp_path, Repository())
+    assert is_complete(folder, jar_set)
+    monkeypatch.delenv("KAFKA_EOS_UNLISTED_JARS")
+    assert not is_complete(folder, jar_set)
+
+
+@pytest.mark.parametrize("version", ["3.9.2", KAFKA_VERSION, "4.4.0"])
+def test_the_versions_of_the_tests_are_listed(version: str) -> None:
+    listed = broker_jars(version).listed
+    assert {
+        f"kafka_2.13-{version}.jar",
+        f"kafka-clients-{version}.jar",
+        "slf4j-simple-1.7.36.jar",
+    } <= listed.keys()
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in listed.values())
 
 
 def test_the_environment_sets_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,14 @@ def test_malformed_offsets_of_damaged_records_are_refused(value: str) -> None:
         read(skipDamagedRecords=value)
 
 
+def test_a_limit_of_decompressed_bytes_keeps_the_offsets_of_columns_in_range() -> None:
+    assert read().most_decompressed_bytes == 256 << 20
+    assert read(**{"max.decompressed.batch.bytes": str(1 << 30)}).most_decompressed_bytes == 1 << 30
+    for value in ("0", str((1 << 30) + 1), "1g"):
+        with pytest.raises(InvalidOptionError, match="an integer, from 1048576 to 1073741824"):
+            read(**{"max.decompressed.batch.bytes": value})
+
+
 def test_subscribe_and_assign_are_parsed_into_topics_and_partitions() -> None:
     assert read(subscribe=" a , b,,a ").subscription.topics == ("a", "b")
     options = parse_read({**SERVERS, "assign": '{"a":[1,0],"b":[4]}'}, streaming=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from fetched_log import ABORT, COMMIT, GZIP, Batch, Log, Record, sealed
+from fetched_log import ABORT, COMMIT, GZIP, LZ4, SNAPPY, ZSTD, Batch, Log, Record, sealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -277,6 +277,35 @@ def test_only_the_damaged_batch_is_passed_over_and_only_if_it_is_named(how: str,
         others = tuple(offset for offset in range(-1, 30) if offset // 3 != index)
         with pytest.raises(RecordsDamagedError):
             read(cluster, skip={tp: others})
+
+
+_CODECS = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+def test_a_batch_that_is_too_large_is_refused_at_once_and_passed_over_if_it_is_named(codec: int) -> None:
+    """A batch of some KB may hold a GiB. No broker is asked for it again: all copies are alike."""
+    log = plain_log(3)
+    log.append([Record(0, None, bytes(3 << 20))] * 2, codec=codec)
+    log.append([Record(0, b"k", b"last")], codec=codec)
+    tp, most = TopicPartition("t", 0), {"max.decompressed.batch.bytes": str(4 << 20)}
+    with brokers_with({("t", 0): log, ("t", 1): plain_log(2)}) as cluster:
+        with pytest.raises(RecordsDamagedError) as refused:
+            read(cluster, poll_timeout_ms=3_600_000, **most)
+        assert cluster.received["Fetch"] <= 3
+        everything = expected(cluster)
+        assert read(cluster) == everything
+        everything["t", 0] = [row for row in everything["t", 0] if row[0] not in (9, 10)]
+        assert read(cluster, skip={tp: (10,)}, **most) == everything
+        with pytest.raises(RecordsDamagedError):
+            read(cluster, skip={tp: (8, 11)}, **most)
+    packed = len(log.batches[3].encoded()) - 61
+    assert refused.value.message == (
+        f"offsets 9 to 10 of t-0 cannot be read, because the record batch is too large: its 2 record(s) are "
+        f"{packed} bytes as {_CODECS[codec]}, and need more than {4 << 20} bytes of memory."
+    )
+    assert "set the option 'max.decompressed.batch.bytes' on the source to more" in refused.value.fix
+    assert """.option('skipDamagedRecords', '{"t":{"0":[9]}}')""" in refused.value.fix
 
 
 def test_a_command_is_not_told_to_set_an_option_that_it_does_not_have() -> None:
@@ -720,7 +749,7 @@ def test_two_answers_of_a_partition_are_decoded_one_by_one() -> None:
     library = kernel.kernel()
     log, tp = log_of(6, abort_every=100), TopicPartition("t", 0)
     data, _ = log.fetched(0, 1 << 20, committed=True)
-    arrived = Arrived(library, committed=True)
+    arrived = Arrived(library, committed=True, most_bytes=1 << 30)
     for number in range(2):
         arrived.add(1, number, FetchedBatches.of(library, tp, 0, memoryview(data)))
     offsets = []

@@ -33,9 +33,9 @@ from simulated.kafka import SimulatedKafka, name_of
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.wire import connection, decompress
+from kafka_eos_source.kafka.wire import connection
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
-from kafka_eos_source.kafka.wire.decompress import decompressed
+from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
 from kafka_eos_source.kafka.wire.messages import decoded
 from kafka_eos_source.kafka.wire.probe import broker_ids
@@ -46,6 +46,8 @@ from kafka_eos_source.runtime.deadline import Deadline
 TP = TopicPartition("t", 0)
 KERNEL: Any = kernel()
 ALL = sum(set(WANTS.values()))
+#: More than any batch of these tests has.
+MOST = 1 << 30
 CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 #: Far more than any of these inputs may cost.
 SECONDS = 5.0
@@ -272,7 +274,7 @@ def ours(batch: bytes, *, checks: bool = True) -> list[Row]:
     """Decodes one batch with the product; raises `DamagedBatchError`."""
     found = FetchedBatches.of(KERNEL, TP, 0, memoryview(batch), checks=checks)
     rows: list[Row] = []
-    for messages, _ in decode(KERNEL, ALL, [(found, 1 << 62)], committed=False):
+    for messages, _ in decode(KERNEL, ALL, [(found, 1 << 62)], committed=False, most_bytes=MOST):
         if not len(messages):
             continue
         block = messages.block
@@ -377,7 +379,7 @@ def test_mutated_compressed_bytes_are_refused_or_decompressed_as_other_libraries
     packed = draws.draw(mutated(model.compressed(data * times, codec)))
     begun = time.monotonic()
     try:
-        found = bytes(decompressed(number, memoryview(packed)))
+        found = bytes(decompressed(number, memoryview(packed), MOST))
     except (OSError, ValueError, zlib.error):
         return
     finally:
@@ -392,16 +394,15 @@ _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 @pytest.mark.parametrize("head", [b"", _XERIAL + struct.pack(">i", 8)], ids=["plain", "xerial"])
 def test_a_size_that_no_snappy_block_can_have_takes_no_memory(head: bytes) -> None:
     with pytest.raises(ValueError, match="a block of 8 bytes cannot have 1073741823"):
-        decompressed(model.SNAPPY, memoryview(head + b"\xff\xff\xff\xff\x03abc"))
+        decompressed(model.SNAPPY, memoryview(head + b"\xff\xff\xff\xff\x03abc"), MOST)
 
 
-def test_the_blocks_of_one_snappy_stream_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompress, "_MOST_DECOMPRESSED_BYTES", 1 << 20)
+def test_the_blocks_of_one_snappy_stream_have_one_limit() -> None:
     block = model.compressed(bytes(400 << 10), model.SNAPPY)
     two, three = (_XERIAL + (struct.pack(">i", len(block)) + block) * count for count in (2, 3))
-    assert len(decompressed(model.SNAPPY, memoryview(two))) == 800 << 10
-    with pytest.raises(ValueError, match="more than 1 GiB"):
-        decompressed(model.SNAPPY, memoryview(three))
+    assert len(decompressed(model.SNAPPY, memoryview(two), 1 << 20)) == 800 << 10
+    with pytest.raises(TooLargeError):
+        decompressed(model.SNAPPY, memoryview(three), 1 << 20)
 
 
 # -- logins, and whole clients

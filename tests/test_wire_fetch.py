@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from kafka.protocol.consumer import FetchResponse
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.wire import decompress, fetched_batches
-from kafka_eos_source.kafka.wire.decompress import decompressed
+from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
 from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
 from kafka_eos_source.model import OffsetRange, TopicPartition
@@ -31,6 +34,8 @@ from kafka_eos_source.read.progress import Progress
 TP = TopicPartition("t", 3)
 KERNEL = kernel()
 ALL = sum(set(WANTS.values()))
+#: More than any batch of these tests has.
+MOST = 1 << 30
 CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 
 _bytes = st.none() | st.binary(max_size=5) | st.sampled_from([b"x" * 130, b"y" * 20_000])
@@ -123,7 +128,7 @@ def read(
 
 
 def parts_of(found: FetchedBatches, end: int, *, committed: bool = True) -> list[Part]:
-    return list(decode(KERNEL, ALL, [(found, end)], committed=committed))
+    return list(decode(KERNEL, ALL, [(found, end)], committed=committed, most_bytes=MOST))
 
 
 def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
@@ -247,7 +252,7 @@ def test_partitions_that_are_decoded_together_give_what_each_gives_alone(data: s
     reached = dict.fromkeys(tps, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetched_batches, "_PART_BYTES", data.draw(st.sampled_from([1, 3000, 1 << 20])))
-        for messages, now in decode(KERNEL, ALL, group, committed=True):
+        for messages, now in decode(KERNEL, ALL, group, committed=True, most_bytes=MOST):
             for index in range(len(messages)):
                 tp = messages.partition_at(index)
                 assert int(messages.offsets[index]) >= reached[tp]
@@ -281,7 +286,9 @@ def test_small_compressed_batches_do_not_keep_large_buffers() -> None:
     """An answer may have thousands of batches of a few hundred bytes."""
     for codec in CODECS[1:]:
         data = decompressed(
-            model.SNAPPY if codec == model.XERIAL else codec, memoryview(model.compressed(b"x" * 900, codec))
+            model.SNAPPY if codec == model.XERIAL else codec,
+            memoryview(model.compressed(b"x" * 900, codec)),
+            MOST,
         )
         assert bytes(data) == b"x" * 900
         assert memoryview(data.obj).nbytes <= 2 * 900
@@ -388,13 +395,93 @@ def test_lengths_that_lie_are_refused(body: bytes) -> None:
             decoded_rows(model.sealed(0, body, count=count, last_delta=5), checks=True)
 
 
-@pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.LZ4, model.ZSTD])
+@pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD])
 def test_decompression_has_a_limit(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompress, "_MOST_DECOMPRESSED_BYTES", 1 << 20)
-    assert len(decompressed(codec, memoryview(model.compressed(bytes(1 << 20), codec)))) == 1 << 20
-    bomb = memoryview(model.compressed(bytes(100 << 20), codec))
-    with pytest.raises(ValueError, match="more than 1 GiB"):
-        decompressed(codec, bomb)
+    monkeypatch.setattr(decompress, "_LARGEST_PART_BYTES", 100_000)
+    monkeypatch.setattr(decompress, "_GZIP_PART_BYTES", 100_000)
+    for size in (0, 1, 65_535, 65_536, 65_537, 165_536, 165_537, 1 << 20):
+        plain = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
+        packed = memoryview(model.compressed(plain, codec))
+        number = model.SNAPPY if codec == model.XERIAL else codec
+        assert bytes(decompressed(number, packed, size)) == plain
+        if size:
+            with pytest.raises(TooLargeError):
+                decompressed(number, packed, size - 1)
+
+
+_MEMORY = r"""
+import sys
+from pathlib import Path
+
+from fetched_log import compressed, sealed, varint
+from kafka_eos_source.kafka.kernel import kernel, wants
+from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
+from kafka_eos_source.model import TopicPartition
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+
+size, most_bytes, count, batches = map(int, sys.argv[2:])
+if count == 1:
+    body = b"\0\0\0\1" + varint(size) + bytes(size) + b"\0"
+    records = varint(len(body)) + body
+else:
+    records = b"".join(varint(6) + b"\0\0" + varint(at) + b"\1\1\0" for at in range(count))
+packed = compressed(records, int(sys.argv[1]))
+data = b"".join(
+    sealed(at * count, packed, count=count, attributes=int(sys.argv[1]), last_delta=count - 1)
+    for at in range(batches)
+)
+del packed
+Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+before = peak()
+found = FetchedBatches.of(kernel(), TopicPartition("t", 0), 0, memoryview(data))
+rows = 0
+try:
+    for part in decode(kernel(), wants(("key", "value", "timestamp")), [(found, 1 << 62)], committed=True,
+                       most_bytes=most_bytes):
+        rows += len(part.messages)
+        del part
+    print(peak() - before, rows)
+except DamagedBatchError as error:
+    assert error.is_too_large
+    print(peak() - before, -1)
+"""
+
+
+def peak_mib(codec: int, size: int, *, most: int, count: int = 1, batches: int = 1) -> tuple[int, int]:
+    """Returns by how many MiB memory grows at most while batches are decoded, and the rows; -1 = refused."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _MEMORY, *map(str, (codec, size, most << 20, count, batches))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    grown, rows = map(int, ran.stdout.split())
+    return grown, rows
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+@pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.LZ4, model.ZSTD])
+def test_a_batch_that_is_too_large_takes_no_more_memory_than_the_limit(codec: int) -> None:
+    grown, rows = peak_mib(codec, 200 << 20, most=40)
+    assert rows == -1
+    assert grown < 60
+    grown, rows = peak_mib(codec, 100 << 20, most=120)
+    assert rows == 1
+    assert grown < 250  # decompressed, and then decoded
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_many_batches_of_a_fetch_and_many_small_records_are_limited_too() -> None:
+    grown, rows = peak_mib(model.ZSTD, 10 << 20, most=40, batches=100)  # 1,000 MiB
+    assert rows == 100
+    assert grown < 150
+    grown, rows = peak_mib(model.ZSTD, 0, most=40, count=1_000_000)  # 7 bytes each, and 48 for their numbers
+    assert rows == -1
+    assert grown < 60
 
 
 _ONE, _TWO = b"one" * 50, b"two" * 70
@@ -408,35 +495,35 @@ def _packed(data: bytes, codec: int) -> bytes:
 def test_all_members_of_a_stream_are_read_as_javas_clients_do(codec: int) -> None:
     number = model.SNAPPY if codec == model.XERIAL else codec
     several = _packed(_ONE, codec) + _packed(b"", codec) * (codec != model.XERIAL) + _packed(_TWO, codec)
-    assert bytes(decompressed(number, memoryview(several))) == _ONE + _TWO
-    assert bytes(decompressed(number, memoryview(_packed(_ONE, codec) * 300))) == _ONE * 300
+    assert bytes(decompressed(number, memoryview(several), MOST)) == _ONE + _TWO
+    assert bytes(decompressed(number, memoryview(_packed(_ONE, codec) * 300), MOST)) == _ONE * 300
 
 
 def test_of_an_lz4_stream_only_the_first_frame_is_read_as_javas_clients_do() -> None:
     one, two = _packed(_ONE, model.LZ4), _packed(_TWO, model.LZ4)
     for rest in (b"", two, b"x", b"garbage", two[:9]):
-        assert bytes(decompressed(model.LZ4, memoryview(one + rest))) == _ONE
+        assert bytes(decompressed(model.LZ4, memoryview(one + rest), MOST)) == _ONE
     for missing in range(1, len(one)):
         with pytest.raises(OSError, match="Truncated"):
-            decompressed(model.LZ4, memoryview(one[:-missing]))
+            decompressed(model.LZ4, memoryview(one[:-missing]), MOST)
 
 
 @pytest.mark.parametrize("rest", [b"x", b"garbage that is longer than a header", b"\x1f\x8b\x08", bytes(40)])
 def test_what_follows_a_gzip_stream_is_ignored_as_javas_clients_do(rest: bytes) -> None:
-    assert bytes(decompressed(model.GZIP, memoryview(_packed(_ONE, model.GZIP) + rest))) == _ONE
+    assert bytes(decompressed(model.GZIP, memoryview(_packed(_ONE, model.GZIP) + rest), MOST)) == _ONE
 
 
 def test_a_second_member_that_is_damaged_is_refused() -> None:
     one, two = _packed(_ONE, model.GZIP), bytearray(_packed(_TWO, model.GZIP))
     for spoiled in (two[:-1], two[:10] + b"\xff" + two[11:], two[:-8] + bytes(8)):
         with pytest.raises((ValueError, zlib.error)):
-            decompressed(model.GZIP, memoryview(one + spoiled))
+            decompressed(model.GZIP, memoryview(one + spoiled), MOST)
 
 
 @pytest.mark.parametrize("rest", [b"x", b"garbage"])
 def test_what_follows_a_zstd_frame_is_refused_as_javas_clients_do(rest: bytes) -> None:
     with pytest.raises(OSError, match="Unknown frame"):
-        decompressed(model.ZSTD, memoryview(_packed(_ONE, model.ZSTD) + rest))
+        decompressed(model.ZSTD, memoryview(_packed(_ONE, model.ZSTD) + rest), MOST)
 
 
 def test_batches_that_overlap_are_refused() -> None:

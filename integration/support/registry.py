@@ -23,12 +23,13 @@ import pyspark
 import pytest
 
 from integration.support.jvm import Jvm
+from integration.support.s3_server import S3PROXY
 from kafka_eos_source.embedded import jars, java
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 
 _ORGANISATION, _MODULE, _VERSION = "io.apicurio", "apicurio-registry-app", "2.6.13.Final"
-APICURIO = jars.JarSet("apicurio", ((_ORGANISATION, _MODULE, _VERSION),), 300, _VERSION, transitive=False)
+APICURIO = jars.JarSet("apicurio", ((_ORGANISATION, _MODULE, _VERSION),), 300, _VERSION, False, S3PROXY.sums)
 
 _START_SECONDS = 180.0
 PATH = "/apis/ccompat/v7"

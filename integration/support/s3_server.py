@@ -71,6 +71,7 @@ S3PROXY = jars.JarSet(
     32,
     version=_VERSION,
     transitive=False,
+    sums=Path(__file__).with_name("jars.sha256"),
 )
 
 _START_SECONDS = 60.0

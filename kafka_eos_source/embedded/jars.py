@@ -1,5 +1,9 @@
 """Downloads Kafka's jars once into a cache, with the Ivy that PySpark includes; verifies them at each use.
 
+``jars.sha256`` beside this module lists the SHA-256 of each jar of the versions that are tested, in the
+format of ``sha256sum``. Neither the repository nor a proxy can replace such a jar. Jars of another version
+are not used unless `ACCEPTS_UNLISTED` is set.
+
 ::
 
     <cache>/<set>-<version>/*.jar
@@ -13,15 +17,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from kafka_eos_source.embedded import java
@@ -30,6 +36,9 @@ from kafka_eos_source.runtime.cache import cache_directory
 from kafka_eos_source.runtime.own_folders import refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
+#: The variable of the environment that accepts jars of which the list does not have the name.
+ACCEPTS_UNLISTED = "KAFKA_EOS_UNLISTED_JARS"
+_SUMS = Path(__file__).with_name("jars.sha256")
 _MANIFEST = "manifest.json"
 _INCOMPLETE = "half-made-"
 
@@ -44,6 +53,7 @@ class JarSet:
         about: approximate number of jars, for the progress display.
         version: second part of the folder's name.
         transitive: whether to download the dependencies too.
+        sums: the file with the SHA-256 of the jars.
     """
 
     name: str
@@ -51,6 +61,25 @@ class JarSet:
     about: int
     version: str = KAFKA_VERSION
     transitive: bool = True
+    sums: Path = _SUMS
+
+    @cached_property
+    def listed(self) -> Mapping[str, str]:
+        """The SHA-256 of each jar that is known, by name."""
+        lines = self.sums.read_text(encoding="utf-8").splitlines()
+        return {name: digest for digest, name in map(str.split, lines)}
+
+    def refused(self, digests: Mapping[str, str]) -> dict[str, str]:
+        """Returns the jars that must not be used, by name: those whose SHA-256 is another one than listed.
+
+        Those that are not listed are refused as well, with an empty text, unless the user accepts them.
+        """
+        accepts = os.environ.get(ACCEPTS_UNLISTED) == "accept"
+        return {
+            name: self.listed.get(name, "")
+            for name, digest in digests.items()
+            if self.listed.get(name, digest if accepts else "") != digest
+        }
 
 
 BROKER = JarSet(
@@ -86,16 +115,17 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
         fetch: downloads the jars; None = Ivy.
 
     Raises:
-        UnavailableError: if the jars cannot be downloaded, or there is no Java to run Ivy.
+        UnavailableError: if the jars cannot be downloaded, are others than those that are listed, or there is
+            no Java to run Ivy.
         InvalidOptionError: if other users could put other jars in the cache.
     """
     cache = cache or cache_directory()
     refuse_replaceable(cache, "KAFKA_EOS_CACHE")  # a JVM runs the code in the jars
     folder = cache / f"{jar_set.name}-{jar_set.version}"
-    if is_complete(folder):  # before taking the lock, because the cache may be read-only
+    if is_complete(folder, jar_set):  # before taking the lock, because the cache may be read-only
         return folder
     with _locked(cache):
-        if not is_complete(folder):
+        if not is_complete(folder, jar_set):
             for leftover in cache.glob(f"{_INCOMPLETE}*"):  # of a killed process, because we hold the lock
                 shutil.rmtree(leftover, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,20 +138,41 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
 
 
 def _fill(new: Path, jar_set: JarSet, fetch: Fetch, ivy_cache: Path) -> None:
-    """Downloads the jars. If one is damaged, deletes Ivy's cache and downloads them once more."""
+    """Downloads the jars. If one is not as it should be, deletes all, and downloads them once more."""
     for last in (False, True):
         new.mkdir()
         fetch(jar_set, new, ivy_cache)
-        broken = [jar.name for jar in sorted(new.glob("*.jar")) if not _is_jar(jar)]
-        if not broken:
+        found = _digests(_manifest(new))
+        broken = [name for name in found if not _is_jar(new / name)]
+        refused = {} if broken else jar_set.refused(found)
+        if not broken and not refused:
             return
-        if last:
+        shutil.rmtree(new)
+        shutil.rmtree(ivy_cache, ignore_errors=True)
+        if refused and not all(refused.values()):
+            raise _unlisted(jar_set, [name for name, digest in refused.items() if not digest])
+        if last and broken:
             raise UnavailableError(
                 f"downloaded jars are damaged: {', '.join(broken)}.",
                 fix="check the disk, the network and the proxy, then try again.",
             )
-        shutil.rmtree(new)
-        shutil.rmtree(ivy_cache, ignore_errors=True)
+        if last:
+            name, digest = next(iter(refused.items()))
+            raise UnavailableError(
+                f"the download of {name} has the SHA-256 {found[name]}; expected {digest}. It was deleted, "
+                "and so were all others.",
+                fix="do not use what this repository or proxy sends: somebody may have replaced it. Find out "
+                "where Ivy downloads from, and try again over another network.",
+            )
+
+
+def _unlisted(jar_set: JarSet, names: Sequence[str]) -> UnavailableError:
+    return UnavailableError(
+        f"kafka-eos does not know the SHA-256 of {len(names)} jar(s) of {jar_set.name} {jar_set.version}: "
+        f"{', '.join(names[:3])}{', …' * (len(names) > 3)}. They were deleted.",
+        fix=f"use a version that is listed, such as {KAFKA_VERSION}; or set {ACCEPTS_UNLISTED}=accept in the "
+        "environment if you trust the repository and the network that they come from.",
+    )
 
 
 def _is_jar(path: Path) -> bool:
@@ -132,13 +183,14 @@ def _is_jar(path: Path) -> bool:
         return False
 
 
-def is_complete(folder: Path) -> bool:
-    """Returns whether every jar of the manifest exists, with its size and SHA-256."""
+def is_complete(folder: Path, jar_set: JarSet) -> bool:
+    """Returns whether every jar of the manifest exists, as it was downloaded and as it is listed."""
     try:
         manifest: Mapping[str, list[object]] = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
         return False
-    return bool(manifest) and _manifest(folder) == manifest
+    found = _manifest(folder)
+    return bool(manifest) and found == manifest and not jar_set.refused(_digests(found))
 
 
 def _manifest(folder: Path) -> dict[str, list[object]]:
@@ -146,6 +198,10 @@ def _manifest(folder: Path) -> dict[str, list[object]]:
         jar.name: [jar.stat().st_size, hashlib.sha256(jar.read_bytes()).hexdigest()]
         for jar in sorted(folder.glob("*.jar"))
     }
+
+
+def _digests(manifest: Mapping[str, list[object]]) -> dict[str, str]:
+    return {name: str(digest) for name, (_, digest) in manifest.items()}
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class ReadOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     skip_damaged: Mapping[TopicPartition, tuple[int, ...]]
+    most_decompressed_bytes: int
     include_headers: bool
     columns: tuple[str, ...] | None
     step_in_read: tuple[str, str] | None

@@ -84,6 +84,7 @@ def parse_read(
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
         skip_damaged=_skip_damaged(found["skipDamagedRecords"], subscription),
+        most_decompressed_bytes=found[config.MOST_DECOMPRESSED],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
         step_in_read=_step_in_read(found),

@@ -8,6 +8,11 @@ is looked up here by its name, and a second module would only add the question w
 from __future__ import annotations
 
 from kafka_eos_source import option_values as values
+from kafka_eos_source.kafka.config import (
+    LARGEST_MOST_DECOMPRESSED_BYTES,
+    MOST_DECOMPRESSED,
+    MOST_DECOMPRESSED_BYTES,
+)
 from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
@@ -268,6 +273,17 @@ OPTIONS: tuple[Option, ...] = (
         "lost; each task that passes over it logs the offsets as a warning. A batch that is intact is read although "
         "it is named, and a damaged one that is not named stops the query.",
         "none",
+    ),
+    Option(
+        MOST_DECOMPRESSED,
+        READ,
+        values.integer(1 << 20, LARGEST_MOST_DECOMPRESSED_BYTES),
+        MOST_DECOMPRESSED_BYTES,
+        "bytes",
+        "The most memory that the records of one compressed record batch may need in a task: their decompressed "
+        "bytes, and 48 bytes for each record. Brokers limit only the compressed bytes, so that a batch of 30 KB may "
+        "hold 1 GiB. A larger one stops the query with [RECORDS_DAMAGED](runbooks.md#records_damaged), unless "
+        "`skipDamagedRecords` names it.",
     ),
     Option(
         "includeHeaders",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
+from kafka_eos_source.kafka.config import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import OffsetRange, TopicPartition
@@ -88,7 +89,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
 
     Raises:
         DataLossError: if offsets of a range no longer exist, with ``fail_on_data_loss``.
-        RecordsDamagedError: if a record batch is damaged that ``skip_damaged`` does not name.
+        RecordsDamagedError: if a record batch is damaged, or too large, that ``skip_damaged`` does not name.
         UnavailableError: if nothing arrived for ``poll_timeout_ms`` although a range is not finished.
         AuthorizationError: if the principal is not authorized to read.
         InvalidRecordError: as `record_batches`, or if a record has a format from before Kafka 0.11.
@@ -355,12 +356,17 @@ def _records_damaged(
         named: the offsets that the option ``skipDamagedRecords`` names already; None = there is no option.
     """
     tp = damage.tp
-    fix = damage.repair
+    fix, otherwise = damage.repair, "they are not" if damage.is_too_large else "there is no copy"
+    if damage.is_too_large and named is not None:
+        fix += (
+            ". If its records are wanted and the task has the memory, set the option "
+            f"'{MOST_DECOMPRESSED}' on the source to more, at most {LARGEST_MOST_DECOMPRESSED_BYTES}"
+        )
     if damage.resume < 0:
         fix += ". No offset behind the damage can be read, so that the query cannot pass over it"
     elif named is None:
         fix += (
-            f". If there is no copy, remove the records before offset {damage.resume} of the partition with "
+            f". If {otherwise}, remove the records before offset {damage.resume} of the partition with "
             "kafka-delete-records.sh, or let retention remove them; then run the command again"
         )
     else:
@@ -369,7 +375,7 @@ def _records_damaged(
             by_topic.setdefault(each.topic, {})[str(each.partition)] = sorted(set(offsets))
         lost = max(0, min(damage.resume, damage.past_offset) - max(damage.offset, position))
         fix += (
-            f". If there is no copy, pass over the batch, whereby {lost} offset(s) are lost: "
+            f". If {otherwise}, pass over the batch, whereby {lost} offset(s) are lost: "
             f".option('skipDamagedRecords', '{json.dumps(by_topic, separators=(',', ':'))}') on the source"
         )
     return RecordsDamagedError(str(damage), fix=f"{fix}. See docs/runbooks.md, RECORDS_DAMAGED.")

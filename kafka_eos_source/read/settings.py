@@ -37,13 +37,18 @@ def task_read(options: ReadOptions) -> TaskRead:
     Raises:
         InvalidOptionError: if the option with a step for the read is malformed.
     """
+    from kafka_eos_source.kafka.config import MOST_DECOMPRESSED
     from kafka_eos_source.read.fetch import ReadSettings
     from kafka_eos_source.read.steps import declared
     from kafka_eos_source.read.task import TaskRead
 
     step_in_read = options.step_in_read
     settings = ReadSettings(
-        conf={**options.kafka, "isolation.level": options.isolation_level},
+        conf={
+            **options.kafka,
+            "isolation.level": options.isolation_level,
+            MOST_DECOMPRESSED: str(options.most_decompressed_bytes),
+        },
         include_headers=options.include_headers,
         columns=options.columns if step_in_read is None else declared(*step_in_read).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,

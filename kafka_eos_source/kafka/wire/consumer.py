@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
+from kafka_eos_source.kafka.config import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
@@ -150,7 +151,7 @@ class WireConsumer:
     """A consumer that reads the partitions assigned to it, and joins no group. Not thread-safe.
 
     Args:
-        conf: properties from `kafka.config.check_consumer`, and ``isolation.level``.
+        conf: properties from `kafka.config.check_consumer`, ``isolation.level``, and `MOST_DECOMPRESSED`.
 
     Raises:
         InvalidOptionError: if a certificate or key cannot be used.
@@ -178,7 +179,8 @@ class WireConsumer:
         self._partitions: dict[TopicPartition, _Partition] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
-        self._arrived = Arrived(self._kernel, committed=self._committed)
+        most_bytes = int(conf.get(MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES))
+        self._arrived = Arrived(self._kernel, committed=self._committed, most_bytes=most_bytes)
         self._answers = 0
         #: Nodes that have not answered the newest Fetch.
         self._asked: set[int] = set()
@@ -188,7 +190,11 @@ class WireConsumer:
         #: Partitions whose log may be cut (`_ask_for_cuts`).
         self._cut_suspects: set[TopicPartition] = set()
         self._examination = Examination(
-            self._kernel, self.cluster, committed=self._committed, checks=self._checks
+            self._kernel,
+            self.cluster,
+            committed=self._committed,
+            checks=self._checks,
+            most_bytes=most_bytes,
         )
         #: Damaged batches that are examined when the caller has what arrived before them.
         self._suspected: dict[TopicPartition, DamagedBatchError] = {}
@@ -632,19 +638,27 @@ class WireConsumer:
         self.last_complaint = str(error)
         partition = self._partitions[error.tp]
         replica = partition.replica
-        if self._return_to_leader(partition):
+        if not error.is_too_large and self._return_to_leader(partition):
             _log.warning("%s. Broker %d, a replica, sent it like this; the leader is asked.", error, replica)
             return
         partition.is_waiting = True
         self._suspected[error.tp] = error
 
     def _examine(self) -> None:
-        """Examines damaged batches of which the caller has what arrived before."""
+        """Examines damaged batches of which the caller has what arrived before.
+
+        Those that are too large need no examination: all copies are, and each one would be decompressed.
+        """
         for tp, error in list(self._suspected.items()):
             if self._arrived.has(tp):
                 continue
             del self._suspected[tp]
             partition = self._partitions[tp]
+            if error.is_too_large:
+                past = error.past_offset
+                large = Damage(tp, error.offset, past, past, error.text, is_too_large=True)
+                self._events.damaged.append(large)  # the partition waits until the caller moves it
+                continue
             try:
                 found = self._examination.run(error, partition.position, self._wanted)
             except TemporaryError as failure:

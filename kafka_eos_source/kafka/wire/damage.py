@@ -75,6 +75,7 @@ class Damage:
         text: what is wrong, and which brokers have it like that.
         leader: the broker that leads the partition.
         intact_on: other brokers that have an intact copy.
+        is_too_large: whether nothing is wrong but that the records are larger than the reader allows.
     """
 
     tp: TopicPartition
@@ -84,17 +85,21 @@ class Damage:
     text: str
     leader: int = -1
     intact_on: tuple[int, ...] = ()
+    is_too_large: bool = False
 
     def __str__(self) -> str:
         offsets = f"offset {self.offset}"
         if self.past_offset != self.offset + 1:
             last = self.past_offset - 1 if self.past_offset >= 0 else "an unknown one"
             offsets = f"offsets {self.offset} to {last}"
-        return f"{offsets} of {self.tp} cannot be read, because the record batch is damaged: {self.text}."
+        what = "too large" if self.is_too_large else "damaged"
+        return f"{offsets} of {self.tp} cannot be read, because the record batch is {what}: {self.text}."
 
     @property
     def repair(self) -> str:
         """How to repair the partition, as the beginning of a sentence."""
+        if self.is_too_large:
+            return "find out who wrote the batch: what compresses so well is rarely meant to be read"
         if self.intact_on:
             return (
                 f"make broker {self.intact_on[0]} the leader of the partition (kafka-reassign-partitions.sh "
@@ -130,13 +135,17 @@ class Examination:
         cluster: the brokers.
         committed: whether the reader must not see records of aborted transactions.
         checks: whether to check checksums.
+        most_bytes: the most memory that the records of one compressed batch may need.
     """
 
-    def __init__(self, kernel: Kernel, cluster: Cluster, *, committed: bool, checks: bool) -> None:
+    def __init__(
+        self, kernel: Kernel, cluster: Cluster, *, committed: bool, checks: bool, most_bytes: int
+    ) -> None:
         self._kernel = kernel
         self._cluster = cluster
         self._committed = committed
         self._checks = checks
+        self._most_bytes = most_bytes
 
     def run(
         self, suspected: DamagedBatchError, position: int, wanted: int
@@ -330,11 +339,16 @@ class Examination:
         try:
             # as uncommitted, because a marker before it may end its transaction
             for _ in decode(
-                self._kernel, wanted, [(replace(found, batches=first), _NO_END)], committed=False
+                self._kernel,
+                wanted,
+                [(replace(found, batches=first), _NO_END)],
+                committed=False,
+                most_bytes=self._most_bytes,
             ):
                 pass
         except DamagedBatchError as error:
-            return error
+            if not error.is_too_large:  # of which the reader finds out itself
+                return error
         return found.damage
 
     def _listed(self, position: int, fetched: Fetched) -> FetchedBatches:

@@ -20,62 +20,96 @@ _GZIP_MEMBER, _LEAST_GZIP_MEMBER = b"\x1f\x8b\x08", 19
 #: Flags in the header of an lz4 frame, and the bits of a block's size.
 _LZ4_DICTIONARY, _LZ4_CONTENT_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_BLOCK_CHECKSUM = 0x01, 0x04, 0x08, 0x10
 _LZ4_BLOCK_SIZE = 0x7FFFFFFF
-#: The most bytes of a decompressed batch. Brokers limit batches only before decompression.
-_MOST_DECOMPRESSED_BYTES = 1 << 30
-_CHUNK_BYTES = 64 << 10
+#: The decompressed parts of a stream double in size up to this one. The C library returns memory of more
+#: than 32 MiB to the system as soon as it is freed.
+_FIRST_PART_BYTES, _LARGEST_PART_BYTES = 64 << 10, 48 << 20
 #: How much of a gzip stream is looked at behind a member, because the rest of that is copied for each member.
 _MEMBER_BYTES = 4 << 10
+#: How much of a gzip stream is decompressed at a time behind the first part; zlib needs twice as much.
+_GZIP_PART_BYTES = 8 << 20
 
 
-def decompressed(codec: int, packed: memoryview) -> memoryview:
-    """Decompresses the records of a batch.
+class TooLargeError(ValueError):
+    """The records of a batch have more bytes than the reader allows."""
+
+
+def decompressed(codec: int, packed: memoryview, most_bytes: int) -> memoryview:
+    """Decompresses the records of a batch, and stops as soon as they are too large.
+
+    It needs little more memory than the result has.
 
     Args:
         codec: the compression in the attributes of the batch: 1 = gzip, 2 = snappy, 3 = lz4, 4 = zstd.
         packed: the compressed records.
+        most_bytes: the most bytes of the result. Brokers limit batches only before decompression.
 
     Raises:
+        TooLargeError: if there are more.
         OSError, ValueError, zlib.error: if the bytes are damaged, or the codec is unknown.
     """
+    if most_bytes < 0:
+        raise TooLargeError
     if codec == 1:
-        return _from_gzip(packed)
+        return _from_gzip(packed, most_bytes)
     if codec == 2:
-        return _from_snappy(packed)
+        return _from_snappy(packed, most_bytes)
     if codec not in (3, 4):
         raise ValueError(f"its compression {codec} is unknown")
     if codec == 3:
         packed = packed[: _past_lz4_frame(packed)]
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), "lz4" if codec == 3 else "zstd")
-    out = bytearray(max(_CHUNK_BYTES, 4 * len(packed)))
-    size = 0
-    while count := stream.readinto(memoryview(out)[size:]):
-        size += count
-        if size > _MOST_DECOMPRESSED_BYTES:
-            raise ValueError("it has more than 1 GiB")
-        if size == len(out):
-            out += bytes(len(out))
-    # not the whole buffer, because an answer may have thousands of small batches
-    return memoryview(bytes(memoryview(out)[:size]) if 2 * size < len(out) else out)[:size]
+    parts: list[memoryview] = []
+    room, size = most_bytes + 1, max(_FIRST_PART_BYTES, 4 * len(packed))
+    while not parts or len(parts[-1]) == size:  # else the stream has ended
+        size = min(room, size if not parts else max(_FIRST_PART_BYTES, min(2 * size, _LARGEST_PART_BYTES)))
+        part, filled = memoryview(bytearray(size)), 0
+        while count := stream.readinto(part[filled:]):
+            filled += count
+        parts.append(part[:filled])
+        room -= filled
+        if not room:
+            raise TooLargeError
+    if len(parts) == 1 and 2 * len(parts[0]) < size:
+        return memoryview(bytes(parts[0]))  # because an answer may have thousands of small batches
+    return _joined(parts)
 
 
-def _from_gzip(packed: memoryview) -> memoryview:
+def _joined(parts: list[memoryview]) -> memoryview:
+    """Returns the parts as one; frees each one as soon as it was copied."""
+    if len(parts) == 1:
+        return parts.pop()
+    whole, at = memoryview(bytearray(sum(map(len, parts)))), 0
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        whole[at : at + len(part)] = part
+        at += len(part)
+    return whole
+
+
+def _from_gzip(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses the members of a stream, up to something that does not look like another one."""
-    parts: list[bytes] = []
-    at, room = 0, _MOST_DECOMPRESSED_BYTES
+    parts: list[memoryview] = []
+    at, room = 0, most_bytes + 1
     while True:
-        unpacker = zlib.decompressobj(wbits=31)
+        unpacker, has_more, tail = zlib.decompressobj(wbits=31), False, b""
         while not unpacker.eof:
-            if at == len(packed):
-                raise ValueError("its end is missing")
-            chunk = packed[at : at + _MEMBER_BYTES] if parts else packed
-            at += len(chunk)
-            parts.append(unpacker.decompress(chunk, room + 1))
-            room -= len(parts[-1])
-            if room < 0:
-                raise ValueError("it has more than 1 GiB")
+            chunk: bytes | memoryview = tail
+            if not tail and not has_more:
+                if at == len(packed):
+                    raise ValueError("its end is missing")
+                chunk = packed[at : at + _MEMBER_BYTES] if parts else packed
+                at += len(chunk)
+            most = min(room, max(_FIRST_PART_BYTES, 4 * len(packed)) if not parts else _GZIP_PART_BYTES)
+            part = unpacker.decompress(chunk, most)
+            parts.append(memoryview(part))
+            room -= len(part)
+            if not room:
+                raise TooLargeError
+            has_more, tail = len(part) == most, unpacker.unconsumed_tail
         at -= len(unpacker.unused_data)
         if len(packed) - at < _LEAST_GZIP_MEMBER or packed[at : at + len(_GZIP_MEMBER)] != _GZIP_MEMBER:
-            return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+            return _joined(parts)
 
 
 def _past_lz4_frame(packed: memoryview) -> int:
@@ -96,12 +130,12 @@ def _past_lz4_frame(packed: memoryview) -> int:
     return len(packed)
 
 
-def _from_snappy(packed: memoryview) -> memoryview:
+def _from_snappy(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses Java's frames of blocks (xerial), or a block without a frame, as librdkafka writes it."""
-    codec = pa.Codec("snappy")
     if packed[: len(_SNAPPY_FRAME)] != _SNAPPY_FRAME:
-        return memoryview(codec.decompress(pa.py_buffer(packed), _snappy_bytes(packed, 0)))
-    out, at = bytearray(), _SNAPPY_FRAME_BYTES
+        return _snappy_block(packed, most_bytes)
+    parts: list[memoryview] = []
+    at, room = _SNAPPY_FRAME_BYTES, most_bytes
     while at + 4 <= len(packed):
         if packed[at : at + len(_SNAPPY_FRAME)] == _SNAPPY_FRAME:
             at += _SNAPPY_FRAME_BYTES
@@ -110,21 +144,18 @@ def _from_snappy(packed: memoryview) -> memoryview:
         at += 4
         if size > len(packed) - at:
             raise ValueError("a block is cut off")
-        block = packed[at : at + size]
-        out += codec.decompress(block, _snappy_bytes(block, len(out)), asbytes=True)
+        parts.append(_snappy_block(packed[at : at + size], room))
+        room -= len(parts[-1])
         at += size
-    return memoryview(out)
+    return _joined(parts)
 
 
-def _snappy_bytes(block: memoryview, before: int) -> int:
-    """Returns the decompressed size with which a block begins.
-
-    Args:
-        block: the block, which may lie.
-        before: how much the blocks before it had.
+def _snappy_block(block: memoryview, most_bytes: int) -> memoryview:
+    """Decompresses a block, which begins with its decompressed size.
 
     Raises:
-        ValueError: if no block of this length can have so much, or it is more than the limit.
+        TooLargeError: if that is more than ``most_bytes``.
+        ValueError: if no block of this length can have so much.
     """
     size = shift = 0
     for byte in block[:5]:
@@ -132,8 +163,8 @@ def _snappy_bytes(block: memoryview, before: int) -> int:
         shift += 7
         if byte < 0x80:
             break
-    if before + size > _MOST_DECOMPRESSED_BYTES:
-        raise ValueError("it has more than 1 GiB")
     if size > _MOST_SNAPPY_RATIO * len(block):  # memory would be allocated for it
         raise ValueError(f"a block of {len(block)} bytes cannot have {size}")
-    return size
+    if size > most_bytes:
+        raise TooLargeError
+    return memoryview(pa.Codec("snappy").decompress(pa.py_buffer(block), size)).cast("B")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import Block, Kernel, KernelMessages
-from kafka_eos_source.kafka.wire.decompress import decompressed
+from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES
 
@@ -74,6 +74,8 @@ _PART_BYTES = 32 << 20
 #: Batches of several partitions are decoded at once while they have at most this many bytes. Decoding each of
 #: 1,000 partitions with a few records alone took 0.3 s.
 _GROUP_BYTES = 1 << 20
+#: What a record needs in memory beside its bytes, for its offsets, numbers and times in a block.
+_RECORD_BYTES = 48
 
 
 class DamagedBatchError(Exception):
@@ -87,6 +89,7 @@ class DamagedBatchError(Exception):
         at: where it begins in the bytes that the broker sent.
         digest: identifies the damaged bytes.
         past_offset: the offset after the batch, if the checksum proves its header; else -1.
+        is_too_large: whether nothing is wrong with it but that its records are larger than the reader allows.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class DamagedBatchError(Exception):
         at: int = 0,
         digest: int = 0,
         past_offset: int = -1,
+        is_too_large: bool = False,
     ) -> None:
         super().__init__(tp, text)
         self.tp = tp
@@ -108,9 +112,11 @@ class DamagedBatchError(Exception):
         self.at = at
         self.digest = digest
         self.past_offset = past_offset
+        self.is_too_large = is_too_large
 
     def __str__(self) -> str:
-        return f"the record batch at offset {self.offset} of {self.tp} is damaged: {self.text}"
+        what = "too large" if self.is_too_large else "damaged"
+        return f"the record batch at offset {self.offset} of {self.tp} is {what}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,13 @@ class FetchedBatches:
         return cls(tp, position, data, batches, aborted, damage, checks)
 
     def damaged(
-        self, batch: Any, text: str, *, offset_is_wrong: bool = False, is_proven: bool = False
+        self,
+        batch: Any,
+        text: str,
+        *,
+        offset_is_wrong: bool = False,
+        is_proven: bool = False,
+        is_too_large: bool = False,
     ) -> DamagedBatchError:
         """Returns the error for a batch that begins behind the list, or is part of it.
 
@@ -198,6 +210,7 @@ class FetchedBatches:
             text: what is wrong with it.
             offset_is_wrong: whether its first offset is known to be wrong.
             is_proven: whether its checksum proves its header.
+            is_too_large: as in `DamagedBatchError`.
         """
         at, offset = int(batch["at"]), int(batch["first_offset"])
         before = self.batches[self.batches["at"] < at]
@@ -213,6 +226,7 @@ class FetchedBatches:
             at=at,
             digest=zlib.crc32(self.data[at : at + size]),
             past_offset=int(batch["past_offset"]) if is_proven else -1,
+            is_too_large=is_too_large,
         )
 
     def before(self, offset: int) -> FetchedBatches:
@@ -313,17 +327,27 @@ class FetchedBatches:
             raise self.damaged(batch, text, is_proven=self.is_proven) from error
         return bool(kind == _ABORT)
 
-    def decompressed(self, batch: Any) -> memoryview:
+    def decompressed(self, batch: Any, most_bytes: int) -> memoryview:
         """Returns the records of a compressed batch.
 
+        Args:
+            batch: its position and header.
+            most_bytes: the most memory that they may need.
+
         Raises:
-            DamagedBatchError: if they cannot be decompressed.
+            DamagedBatchError: if they cannot be decompressed, or need more.
         """
         begin = int(batch["at"]) + HEADER_BYTES
         packed = self.data[begin : int(batch["at"]) + int(batch["bytes"])]
-        codec = int(batch["attributes"]) & _COMPRESSION
+        codec, count = int(batch["attributes"]) & _COMPRESSION, int(batch["count"])
         try:
-            return decompressed(codec, packed)
+            return decompressed(codec, packed, most_bytes - _RECORD_BYTES * count)
+        except TooLargeError as error:
+            text = (
+                f"its {count} record(s) are {len(packed)} bytes as {_CODECS.get(codec, codec)}, and need "
+                f"more than {most_bytes} bytes of memory"
+            )
+            raise self.damaged(batch, text, is_proven=True, is_too_large=True) from error
         except (OSError, ValueError, zlib.error) as error:
             text = f"its records cannot be decompressed as {_CODECS.get(codec, codec)} ({error})"
             raise self.damaged(batch, text, is_proven=self.is_proven) from error
@@ -405,7 +429,12 @@ class Part(NamedTuple):
 
 
 def decode(
-    kernel: Kernel, wanted: int, group: Sequence[tuple[FetchedBatches, int]], *, committed: bool
+    kernel: Kernel,
+    wanted: int,
+    group: Sequence[tuple[FetchedBatches, int]],
+    *,
+    committed: bool,
+    most_bytes: int,
 ) -> Iterator[Part]:
     """Decodes the records that a reader may see, in parts that limit what is decompressed at a time.
 
@@ -415,12 +444,13 @@ def decode(
         group: what was fetched of different partitions, each with the offset from which on records may be
             left out.
         committed: whether the reader must not see records of aborted transactions.
+        most_bytes: the most memory that the records of one compressed batch may need.
 
     Yields:
         At least one part. After the last one, every partition has reached its `past_offset`.
 
     Raises:
-        DamagedBatchError: if records cannot be decoded.
+        DamagedBatchError: if records cannot be decoded, or a compressed batch is too large.
     """
     visible = [fetched.visible(end, committed=committed) for fetched, end in group]
     kept = np.concatenate(visible)
@@ -428,7 +458,7 @@ def decode(
     unpacked: dict[int, memoryview] = {}
     begin = size = 0
     for index in np.flatnonzero(kept["attributes"] & _COMPRESSION).tolist():
-        unpacked[index - begin] = data = group[origin[index]][0].decompressed(kept[index])
+        unpacked[index - begin] = data = group[origin[index]][0].decompressed(kept[index], most_bytes)
         size += len(data)
         past = index + 1
         if size >= _PART_BYTES and past < len(kept):
@@ -500,11 +530,13 @@ class Arrived:
     Args:
         kernel: the C kernel.
         committed: whether the reader must not see records of aborted transactions.
+        most_bytes: the most memory that the records of one compressed batch may need.
     """
 
-    def __init__(self, kernel: Kernel, *, committed: bool) -> None:
+    def __init__(self, kernel: Kernel, *, committed: bool, most_bytes: int) -> None:
         self._kernel = kernel
         self._committed = committed
+        self._most_bytes = most_bytes
         #: The node, the number of its answer, and the batches.
         self._fetched: deque[tuple[int, int, FetchedBatches]] = deque()
         self._of_partition: Counter[TopicPartition] = Counter()
@@ -570,13 +602,16 @@ class Arrived:
             end: returns the offset of a partition from which on nothing is wanted.
 
         Raises:
-            DamagedBatchError: if records cannot be decoded. Call `keep_before` before the next call.
+            DamagedBatchError: if records cannot be decoded, or are too large. Call `keep_before` before the
+                next call.
         """
         if self._parts is None:
             group = self._group()
             self._in_parts = len(group)
             pairs = [(each, end(each.tp)) for each in group]
-            self._parts = decode(self._kernel, wanted, pairs, committed=self._committed)
+            self._parts = decode(
+                self._kernel, wanted, pairs, committed=self._committed, most_bytes=self._most_bytes
+            )
         part = next(self._parts)
         while self._in_parts and part.reached.get(self._fetched[0][-1].tp, -1) >= self._past_first():
             *_, batches = self._fetched.popleft()
