@@ -20,7 +20,7 @@ IN_FILES = {"staging.inline.bytes": "0"}
 #: So few that tasks stage rows, whose bytes are in the file as they are, and no record batches.
 FEW = 20
 TRUE, FORGED = b"000003", b"999993"
-#: Failpoints: tasks have staged their rows; the driver has verified them, and has sent none.
+#: Failpoints: the task has staged its rows; the driver has verified them, and has sent none.
 STAGED, VERIFIED = "stage.after_close", "commit.after_check"
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
@@ -42,8 +42,7 @@ def replace_rows(scenario: Scenario, owner: int) -> None:
 def attacked(scenario: Scenario, step: str, owner: int, *mutations: str) -> str:
     """Replaces rows while the query stands still at a step; returns its log."""
     scenario.feed(FEW)
-    times = scenario.partitions if step == STAGED else 1  # after the last task
-    stopped = scenario.stopped_at(step, times, sink=IN_FILES, mutations=mutations)
+    stopped = scenario.stopped_at(step, sink=IN_FILES, mutations=mutations)
     replace_rows(scenario, owner)
     stopped.resume()
     stopped.wait()

@@ -27,7 +27,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
-from kafka_eos_source.runtime.own_folders import refuse_replaceable
+from kafka_eos_source.runtime.own_folders import make_missing, refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
@@ -152,7 +152,7 @@ def _manifest(folder: Path) -> dict[str, list[object]]:
 def _locked(cache: Path) -> Iterator[None]:
     """Lets one process at a time download; the others wait and then find the jars."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_missing(cache, "KAFKA_EOS_CACHE")
         with open(cache / "lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
