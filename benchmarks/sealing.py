@@ -98,7 +98,7 @@ def main(records: int, repeat: int) -> None:
                 of_commit: list[float] = []
                 for _ in range(1 + repeat):
                     with tempfile.TemporaryDirectory() as location:
-                        folder = StagingFolder(f"{location}/staging")
+                        folder = StagingFolder.at(f"{location}/staging")
                         staging = partial(
                             stage,
                             batches,

@@ -121,18 +121,19 @@ def jar_cache(root: Path) -> None:
         with zipfile.ZipFile(into / "a.jar", "w") as jar:
             jar.writestr("a", "a")
 
-    jars(JarSet("set", (("a", "b", "1"),), 1), root / "cache", fetch)
+    for _ in range(2):  # to download them, and to find them
+        jars(JarSet("set", (("a", "b", "1"),), 1), root / "cache", fetch)
 
 
 def archive(root: Path) -> None:
     """A JVM runs the code of a class archive, so one that others can replace is not used."""
     path = root / "cache" / "spark.jsa"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path.write_text("classes")
     path.with_suffix(".size").write_text("7")
     path.chmod(0o644)
     if (flaw := class_archive._flaw(path)) is not None:
-        raise KafkaEosError(f"{path.parent} {OTHER} mode 0777 {flaw}")
+        raise KafkaEosError(flaw)
 
 
 def stage(folder: StagingFolder) -> Any:
@@ -155,7 +156,7 @@ PLACES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 VISIBLE = {**{name: place for name, (place, _) in PLACES.items()}, "snapshots": snapshots}
 #: Archives and jars contain published code, and the user runs a JVM from them.
-del VISIBLE["class archives"], VISIBLE["jars"]
+PUBLIC = {name: VISIBLE.pop(name) for name in ("class archives", "jars")}
 HOSTILE = ("folder", "sticky folder", "link")
 
 
@@ -173,9 +174,9 @@ def main(root: str, umask: str, names: str) -> None:
     os.setuid(OWNER)
     os.umask(int(umask))
     for key, name in chosen.items():
-        tempfile.tempdir = f"{root}/{key}"
+        tempfile.tempdir = str(place(root, key))
         try:
-            VISIBLE.get(name, PLACES.get(name, (None,))[0])(Path(root, key))
+            {**PUBLIC, **VISIBLE}[name](place(root, key))
         except (KafkaEosError, OSError) as error:
             errors[key] = str(error)
     print(json.dumps(errors))
@@ -184,7 +185,7 @@ def main(root: str, umask: str, names: str) -> None:
 def run(root: Path, umask: int, chosen: dict[str, str]) -> dict[str, str]:
     """Returns the errors of the owner's process."""
     for key in chosen:
-        shared(root / key)
+        shared(place(root, key))
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_several_users as t; "
     code += "t.main(*sys.argv[1:])"
     done = subprocess.run(
@@ -196,6 +197,11 @@ def run(root: Path, umask: int, chosen: dict[str, str]) -> dict[str, str]:
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def place(root: Path | str, key: str) -> Path:
+    """Returns a folder without blanks, because Spark passes the path of an archive in an option of a JVM."""
+    return Path(root, key.replace(" ", "-"))
 
 
 def shared(path: Path) -> None:
@@ -257,7 +263,7 @@ def owners(top: Path) -> dict[int, tuple[Path, dict[str, str]]]:
     for umask in UMASKS:
         root = top / f"umask-{umask:03o}"
         root.mkdir(mode=0o755)
-        found[umask] = root, run(root, umask, {name: name for name in VISIBLE})
+        found[umask] = root, run(root, umask, {name: name for name in (*VISIBLE, *PUBLIC)})
     return found
 
 
@@ -268,8 +274,8 @@ def refusals(top: Path) -> dict[str, str]:
     root.mkdir(mode=0o755)
     chosen = {f"{name} {kind}": name for name in PLACES for kind in HOSTILE}
     for key, name in chosen.items():
-        shared(root / key)
-        as_other(lambda at=root / key, kind=key, name=name: plant(at / PLACES[name][1], kind))  # type: ignore[misc]
+        shared(at := place(root, key))
+        as_other(lambda at=at, kind=key, name=name: plant(at / PLACES[name][1], kind))  # type: ignore[misc]
     return run(root, 0o022, chosen)
 
 
@@ -291,9 +297,9 @@ def test_other_users_see_nothing_whatever_the_umask(
     owners: dict[int, tuple[Path, dict[str, str]]], umask: int, name: str
 ) -> None:
     root, errors = owners[umask]
-    assert name not in errors, errors[name]
-    assert list((root / name).iterdir()), "the owner wrote something"
-    seen = as_other(lambda: readable(str(root / name)))
+    assert errors == {}
+    assert list(place(root, name).iterdir()), "the owner wrote something"
+    seen = as_other(lambda: readable(str(place(root, name))))
     if (
         name == "snapshots"
     ):  # the folders on the way to a shard have the usual mode, because stores share them
@@ -308,6 +314,9 @@ def test_a_folder_that_another_user_created_first_is_refused_by_name(
     refusals: dict[str, str], name: str, kind: str
 ) -> None:
     error = refusals.get(f"{name} {kind}", "the folder was used")
+    if name == "class archives":  # a session starts without one, and ``write`` names the folder
+        assert "is in a folder in which other users may replace it" in error
+        return
     assert PLACES[name][1] in error
     assert str(OTHER) in error
     assert "mode" in error

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from integration.support.damage import forged
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime import own_folders
 from kafka_eos_source.stage import files
-from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.spool import PartStage
@@ -72,30 +72,8 @@ def path_of(tmp_path: Path, part: StagedPart) -> Path:
 
 
 def forge(data: bytes) -> bytes:
-    """Changes a value, and some bytes of another so that size and CRC stay what they were."""
-    begin, wanted = data.index(PADDING), crc32c(data)
-    forged = bytearray(data.replace(TRUE, FORGED))
-    basis: dict[
-        int, tuple[int, int]
-    ] = {}  # highest bit of a change of the CRC → the change, the bits to flip
-    was = crc32c(forged)
-    for bit in range(8 * len(PADDING)):
-        forged[begin + bit // 8] ^= 1 << bit % 8
-        change, flips = crc32c(forged) ^ was, 1 << bit
-        forged[begin + bit // 8] ^= 1 << bit % 8
-        while change and (known := basis.get(change.bit_length())):
-            change, flips = change ^ known[0], flips ^ known[1]
-        if change:
-            basis[change.bit_length()] = change, flips
-    missing, all_flips = was ^ wanted, 0
-    while missing:
-        change, flips = basis[missing.bit_length()]
-        missing, all_flips = missing ^ change, all_flips ^ flips
-    for bit in range(8 * len(PADDING)):
-        if all_flips >> bit & 1:
-            forged[begin + bit // 8] ^= 1 << bit % 8
-    assert (len(forged), crc32c(forged)) == (len(data), wanted)
-    return bytes(forged)
+    """Changes a value, and padding, so that size and CRC stay what they were."""
+    return forged(data, TRUE, FORGED, data.index(PADDING))
 
 
 def test_rows_replaced_in_a_shared_folder_have_another_digest(shared: StagingFolder, tmp_path: Path) -> None:
@@ -103,7 +81,7 @@ def test_rows_replaced_in_a_shared_folder_have_another_digest(shared: StagingFol
     assert part.digest
     assert values(shared, part) == [TRUE, PADDING]
     path_of(tmp_path, part).write_bytes(forge(path_of(tmp_path, part).read_bytes()))
-    with pytest.raises(StagedPartError, match="is not what its task wrote: it has SHA-256"):
+    with pytest.raises(StagedPartError, match=r"is not what its task wrote: .* it has SHA-256"):
         StagedRows(shared, "3", [part])
 
 
@@ -119,7 +97,7 @@ def test_without_the_digest_forged_rows_are_sent(shared: StagingFolder, tmp_path
 def test_of_a_file_that_grew_only_its_beginning_is_copied(mounted: StagingFolder, tmp_path: Path) -> None:
     part = staged(mounted)
     os.truncate(path_of(tmp_path, part), 1 << 40)
-    with pytest.raises(StagedPartError, match="is not what its task wrote"):
+    with pytest.raises(StagedPartError, match="is damaged: it has"):
         StagedRows(mounted, "3", [part])
 
 
@@ -265,6 +243,21 @@ def test_where_files_have_no_owners_no_folder_is_refused(
     monkeypatch.setattr(os, "mkdir", for_everybody)
     own_folders.make_private(above / "state", "state.dir")
     assert not list(above.glob(".kafka-eos-*")), "the probe is removed"
+
+
+@needs_root
+def test_a_volume_that_root_mounted_is_used_without_a_sticky_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes mounts an emptyDir with mode 0777."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(volume))
+    own_folders.make_private(volume / "app" / "store" / "0", "state.dir")
+    os.chown(volume, OTHER, OTHER)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
+        own_folders.make_private(volume / "app" / "store" / "0", "state.dir")
 
 
 @pytest.mark.parametrize(

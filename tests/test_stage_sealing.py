@@ -219,10 +219,10 @@ def restamped(sealed: bytes) -> bytes:
 
 
 def test_damage_of_a_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = StagingFolder(str(tmp_path / "staging"))
+    folder = StagingFolder.at(str(tmp_path / "staging"))
     part = staged(numbered([[[(b"a", 1, 50)] * 30]])[0], SEALS_ALL, folder, inline=0)
     assert sum(map(len, sent([part], folder).logs.values())) == 30
-    (file,) = (tmp_path / "staging" / "3").iterdir()
+    file = tmp_path / "staging" / "3" / part.name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

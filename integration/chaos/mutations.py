@@ -29,7 +29,8 @@ from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
-from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime import failpoints, own_folders
+from kafka_eos_source.stage import files
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.changelog.restore import _Chunk
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
@@ -377,6 +378,26 @@ def _no_group_prefix() -> None:
     identity.GROUP_PREFIX = ""
 
 
+def _shared_storage() -> None:
+    """Treats every folder as one that other hosts mount: no rule, but tests have only their own disk."""
+    files.is_on_this_host = lambda path: False  # type: ignore[assignment]
+
+
+def _no_owner_of_rows() -> None:
+    """Takes staged rows from a file on a disk of the host, whoever wrote it."""
+    own_folders._refuse_foreign = lambda path, found: None
+
+
+def _no_digest_of_rows() -> None:
+    """Takes staged rows from a file on shared storage, whatever their digest is."""
+    find = files.StagingFolder._map
+
+    def find_and_believe(self: Any, relative: str, part: Any, copies: Any) -> Any:
+        return find(self, relative, part, copies)[0], part.digest
+
+    files.StagingFolder._map = find_and_believe  # type: ignore[method-assign]
+
+
 def _short_look() -> None:
     """Looks at the group in each transaction: no rule, but it saves a test the minute between two looks."""
     transaction._LOOK_SECONDS = 0.0
@@ -436,6 +457,9 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "group offsets": _no_look_at_offsets,
     "group prefix": _no_group_prefix,
     "short look": _short_look,
+    "shared storage": _shared_storage,
+    "owner of staged rows": _no_owner_of_rows,
+    "digest of staged rows": _no_digest_of_rows,
 }
 
 

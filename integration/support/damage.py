@@ -1,10 +1,12 @@
-"""Changes bytes of a partition's log on a broker's disk, as a failing disk does."""
+"""Changes bytes of files: of a partition's log as a failing disk does, of staged rows as an attacker does."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+from kafka_eos_source.stage.checksum import crc32c
 
 _HEADER = struct.Struct(">qi")
 _LAST_OFFSET_DELTA = struct.Struct(">i")
@@ -57,3 +59,33 @@ class StoredLog:
             (before,) = file.read(1)
             file.seek(at)
             file.write(bytes([before ^ bits]))
+
+
+def forged(data: bytes, old: bytes, new: bytes, free: int) -> bytes:
+    """Replaces bytes by others, and changes eight bytes elsewhere so that size and CRC-32C stay as before.
+
+    Args:
+        data: the whole file.
+        old, new: what is replaced, and by what; of one size.
+        free: where the eight bytes are that may become any others.
+    """
+    changed = bytearray(data.replace(old, new))
+    before = crc32c(changed)
+    #: Number of bits of a change of the CRC → the change, and the bits that cause it: an echelon form.
+    basis: dict[int, tuple[int, int]] = {}
+    for bit in range(64):
+        changed[free + bit // 8] ^= 1 << bit % 8
+        change, bits = crc32c(changed) ^ before, 1 << bit
+        changed[free + bit // 8] ^= 1 << bit % 8
+        while change and (known := basis.get(change.bit_length())):
+            change, bits = change ^ known[0], bits ^ known[1]
+        if change:
+            basis[change.bit_length()] = change, bits
+    missing, flipped = before ^ crc32c(data), 0
+    while missing:
+        change, bits = basis[missing.bit_length()]
+        missing, flipped = missing ^ change, flipped ^ bits
+    for bit in range(64):
+        changed[free + bit // 8] ^= (flipped >> bit & 1) << bit % 8
+    assert (len(changed), crc32c(changed)) == (len(data), crc32c(data))
+    return bytes(changed)

@@ -211,7 +211,7 @@ class EmbeddedKafka:
             self.directory = Path(tempfile.mkdtemp(prefix="kafka-eos-broker-"))
             return
         try:
-            make_missing(str(self.directory), "directory=")
+            make_missing(self.directory, "directory=")
             self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

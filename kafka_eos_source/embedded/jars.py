@@ -33,7 +33,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
-from kafka_eos_source.runtime.own_folders import refuse_replaceable
+from kafka_eos_source.runtime.own_folders import make_missing, refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
 #: The variable of the environment that accepts jars of which the list does not have the name.
@@ -208,7 +208,7 @@ def _digests(manifest: Mapping[str, list[object]]) -> dict[str, str]:
 def _locked(cache: Path) -> Iterator[None]:
     """Lets one process at a time download; the others wait and then find the jars."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_missing(cache, "KAFKA_EOS_CACHE")
         with open(cache / "lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -62,14 +62,14 @@ def _take_rights_of_others(path: str) -> os.stat_result:
     return found
 
 
-def make_missing(path: str, option: str, *, notices_others: bool = False) -> None:
+def make_missing(path: str | os.PathLike[str], option: str, *, notices_others: bool = False) -> None:
     """Creates a local folder that only its owner may open, unless it exists.
 
     A folder that exists keeps its mode, and may belong to root. Arguments and errors are those of
     `refuse_replaceable`.
     """
     refuse_replaceable(path, option, notices_others=notices_others)
-    _make(path)
+    _make(os.path.abspath(path))
 
 
 def refuse_replaceable(path: str | os.PathLike[str], option: str, *, notices_others: bool = False) -> None:
@@ -269,6 +269,7 @@ def _refusal(path: str, folder: str, found: os.stat_result, flaw: str, option: s
     return InvalidOptionError(
         f"the folder {folder!r} (owner: user id {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}) "
         f"{flaw}, so other users of this host could replace what user id {os.geteuid()} writes to {path!r}.",
-        fix=f"set {option} to a folder that only this user may write to. If the folder is yours, run chown "
-        "and chmod go-w (or chmod +t) on it; if nobody needs it, remove it, and kafka-eos creates it again.",
+        fix=f"run this as the owner of the folder, or set {option} to a folder that only this user may write "
+        "to. If the folder is yours, run chown and chmod go-w (or chmod +t) on it; if nobody needs it, "
+        "remove it, and kafka-eos creates it again.",
     )

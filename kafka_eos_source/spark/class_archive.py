@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
-from kafka_eos_source.runtime.own_folders import is_replaceable
+from kafka_eos_source.runtime.own_folders import is_replaceable, make_missing
 
 #: Size of an archive, as measured with Spark 4.3 and Java 17.
 SIZE_MIB = 170
@@ -102,6 +102,7 @@ def write(path: Path | None = None) -> Path:
     Raises:
         UnavailableError: if there is no Java or no Spark, the program failed or wrote no archive, or no
             session would use an archive at ``path``.
+        InvalidOptionError: if other users could replace the folder.
         OSError: if the file or its folder cannot be written.
     """
     from kafka_eos_source.runtime.file_systems import fsync  # imports PyArrow, which the settings do not need
@@ -112,7 +113,7 @@ def write(path: Path | None = None) -> Path:
             "there is no Java on the PATH or in JAVA_HOME, or PySpark is installed without Spark.",
             fix="install Java 17 or newer, and PySpark (not pyspark-client).",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_missing(path.parent, "KAFKA_EOS_CACHE")
     with tempfile.TemporaryDirectory(prefix=".class-archive-", dir=path.parent) as folder:
         unfinished = Path(folder, "spark.jsa")
         # the variable may name another archive, or make the program run on a cluster

@@ -211,7 +211,7 @@ class StagingFolder:
         """
         what = f"staged part {part.name or '(inline)'} of batch {batch}"
         if part.inline is not None:
-            found = pa.py_buffer(part.inline)
+            found, digest = pa.py_buffer(part.inline), ""
         else:
             try:
                 relative = f"{legal(BATCH, batch)}/{legal(PART, part.name)}"
@@ -222,18 +222,18 @@ class StagingFolder:
                 raise StagedPartError(
                     f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
-            if digest != part.digest:
-                raise StagedPartError(
-                    f"{what} in {self.location!r} is not what its task wrote: it has SHA-256 {digest}, and "
-                    f"its task reported {part.digest or 'none'}.",
-                    fix=_FORGED,
-                )
         checksum = crc32c(found)
         if found.size != part.size_bytes or checksum != part.checksum:
             raise StagedPartError(
                 f"{what} is damaged: it has {found.size:,} bytes and CRC-32C {checksum:08x}; "
                 f"its task wrote {part.size_bytes:,} bytes with CRC-32C {part.checksum:08x}.",
                 fix=RESTART,
+            )
+        if digest != part.digest:
+            raise StagedPartError(
+                f"{what} in {self.location!r} is not what its task wrote: size and CRC-32C fit, but it has "
+                f"SHA-256 {digest}, and its task reported {part.digest or 'none'}.",
+                fix=_FORGED,
             )
         return found
 
@@ -268,16 +268,20 @@ class StagingFolder:
     def _map(self, relative: str, part: StagedPart, copies: LocalCopies) -> tuple[pa.Buffer, str]:
         """Returns the bytes of a part, and their digest; "" if owner and mode show who wrote them."""
         fs, path = file_system(self.location)
-        refuse_links(fs, path, relative)
         whole = f"{path}/{relative}"
         if not isinstance(fs, pafs.LocalFileSystem):
             return copies.map(whole, part.size_bytes, lambda: fs.open_input_stream(whole))
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # opening a pipe would wait for a writer
         if part.digest or not is_on_this_host(path):
+            refuse_links(fs, path, relative)
             return copies.map(whole, part.size_bytes, lambda: open(os.open(whole, flags), "rb"))
         batch, _, name = relative.partition("/")
-        with _opened_batch(path, batch) as folder:
-            descriptor = open_own(name, flags, within=folder, named=whole)
+        try:
+            with _opened_batch(path, batch) as folder:
+                descriptor = open_own(name, flags, within=folder, named=whole)
+        except NotOwnError:
+            refuse_links(fs, path, relative)  # says where a link leads
+            raise
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):

@@ -196,7 +196,7 @@ def _download(storage: _WatchedStorage, manifest: Manifest, identity: StoreIdent
 @contextmanager
 def _scratch(store: Path) -> Iterator[Path]:
     """Creates a folder next to a store, and removes it at the end; removes those of dead processes."""
-    make_missing(str(store.parent), "state.dir")
+    make_missing(store.parent, "state.dir")
     for left in store.parent.glob(f"{store.name}.download-*"):
         _remove_unless_locked(left)
     scratch = store.parent / f"{store.name}.download-{uuid.uuid4().hex}"
