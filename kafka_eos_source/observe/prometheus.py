@@ -33,8 +33,8 @@ from kafka_eos_source.observe.metrics import APPLICATION, METRICS
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import is_loopback
 from kafka_eos_source.runtime.sockets import limit
+from kafka_eos_source.secrets import is_loopback
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.runtime.secrets import bare_url
+from kafka_eos_source.secrets import bare_url
 
 #: Modes of local folders and files that only their owner may access.
 OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600

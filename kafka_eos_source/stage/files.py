@@ -27,6 +27,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
+from kafka_eos_source.secrets import shown_text
 from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
@@ -182,7 +183,10 @@ class StagingFolder:
                 fs.delete_dir(f"{path}/{batch}")
         except (OSError, StagedPartError) as error:
             _log.warning(
-                "the staged rows of batch %s in %s were not deleted: %s", batch, self.location, error
+                "the staged rows of batch %s in %s were not deleted: %s",
+                batch,
+                shown_text(self.location),
+                error,
             )
 
     def batches(self) -> list[int]:
