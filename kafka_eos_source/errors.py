@@ -56,6 +56,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kafka_eos_source.secrets import without_url_secrets
+
 
 class KafkaEosError(Exception):
     """Base class of all errors of this package.
@@ -68,6 +70,8 @@ class KafkaEosError(Exception):
     condition: ClassVar[str] = "KAFKA_EOS"
 
     def __init__(self, message: str, fix: str = "") -> None:
+        # locations of checkpoints and of staged rows are URLs too, and many messages name them
+        message, fix = without_url_secrets(message), without_url_secrets(fix)
         super().__init__(message, fix)
         self.message = message
         self.fix = fix

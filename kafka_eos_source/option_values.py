@@ -10,10 +10,11 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import READ_COLUMNS, TopicPartition
-from kafka_eos_source.runtime.secrets import shown_text
+from kafka_eos_source.secrets import is_loopback, shown_text, shown_url
 
 T = TypeVar("T")
 #: A parser: takes the name and the text of an option, returns the value.
@@ -47,6 +48,35 @@ def invalid(name: str, value: str, expected: str, fix: str = "") -> InvalidOptio
     return InvalidOptionError(
         f"option {name!r} has the value {shown!r}; expected {expected}.",
         fix=fix or f"set {name!r} to such a value, or remove it.",
+    )
+
+
+def refuse_plain_http(option: str, url: str, sent: str, permission: str, *, allowed: bool) -> None:
+    """Checks that a URL to which secrets are sent is encrypted, or leads to this host.
+
+    Args:
+        option: name of the option with the URL, for the error.
+        url: the URL.
+        sent: which secrets are sent, for the error, as in "the password of 'auth'".
+        permission: name of the option that allows plain http.
+        allowed: its value.
+
+    Raises:
+        InvalidOptionError: if the secrets would cross the network in plain text, or the URL is none.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        host = parts.hostname or ""
+    except ValueError:
+        raise InvalidOptionError(
+            f"option {option!r} has the value {shown_url(url)!r}, which is not a URL.", fix="correct it."
+        ) from None
+    if allowed or parts.scheme.lower() != "http" or is_loopback(host):
+        return
+    raise InvalidOptionError(
+        f"option {option!r} has the value {shown_url(url)!r}: {sent} would cross the network to the host "
+        f"{host!r} without encryption.",
+        fix=f"use https; or set {permission!r} to true if nobody else can read what crosses that network.",
     )
 
 

@@ -39,7 +39,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
-from kafka_eos_source.runtime.secrets import bare_url
+from kafka_eos_source.secrets import bare_url
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask

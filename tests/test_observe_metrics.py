@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from click.testing import CliRunner
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal as journals
+from kafka_eos_source.observe import prometheus
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.metric_values import Query, action_of, query_of
@@ -306,6 +310,85 @@ def test_figures_that_cannot_be_read_are_an_error_of_the_scrape_only(
     try:
         with pytest.raises(urllib.error.HTTPError, match="500"):
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30)
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def endpoint(folder: Path) -> Iterator[MetricsServer]:
+    server = MetricsServer("127.0.0.1", 0, queries_of_source)
+    yield server
+    server.close()
+
+
+def _answer(port: int, request: bytes) -> bytes:
+    """Sends a request, and returns all that the server answers until it ends the connection."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        found = b""
+        try:
+            connection.sendall(request)
+            while more := connection.recv(65536):
+                found += more
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # the server did not read all of a request that is too long
+        return found
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost:9307\r\n\r\n", b"200"),
+        (b"GET /metrics?x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.0\nHost: [::1]:1\n\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: host.docker.internal:9307\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: attacker.example\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost.attacker.example:9307\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: attacker.example\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: a@localhost\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: [\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: [1.2]\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"501"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 9000 + b"\r\n\r\n", b""),
+        (b"x" * 100_000, b""),
+    ],
+)
+def test_the_endpoint_answers_only_short_requests_for_a_name_of_this_host(
+    endpoint: MetricsServer, request_: bytes, code: bytes
+) -> None:
+    answer = _answer(endpoint.port, request_)
+    assert answer[9:12] == code
+    assert b"Python" not in answer
+
+
+def test_idle_connections_occupy_few_threads_and_nobody_else_waits_for_them(endpoint: MetricsServer) -> None:
+    before, idle = threading.active_count(), list[socket.socket]()
+    try:
+        for _ in range(400):
+            idle.append(socket.create_connection(("127.0.0.1", endpoint.port), 30))
+        answer = _answer(endpoint.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer[9:12] == b"200"
+        assert threading.active_count() - before <= 16
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_a_slow_request_is_ended(endpoint: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_HEAD_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", endpoint.port), 30) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert connection.recv(100) == b"", "the server waited for longer than this socket"
+
+
+def test_an_endpoint_for_other_hosts_answers_every_name(folder: Path) -> None:
+    server = MetricsServer("0.0.0.0", 0, queries_of_source)
+    try:
+        answer = _answer(server.port, b"GET /metrics HTTP/1.1\r\nHost: driver.example:9307\r\n\r\n")
+        assert answer[9:12] == b"200"
     finally:
         server.close()
 

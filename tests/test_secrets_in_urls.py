@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import pickle
+import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source import option_values
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, OperatorError, SinkFailedError
 from kafka_eos_source.in_read.staged_frame import described
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.tokens import Tokens
+from kafka_eos_source.observe.figures import BatchFigures, Outcome
+from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.prometheus import exposition, queries_of_host
+from kafka_eos_source.operate.doctor.finding import Finding, Severity
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import is_secret, shown_url, url_secrets
+from kafka_eos_source.secrets import is_secret, shown_url, url_secrets
 from kafka_eos_source.sinks import registry as sinks
-from kafka_eos_source.sinks.contract import SinkContext
+from kafka_eos_source.sinks.contract import Fatal, SinkContext
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 SECRET = "hunter2-is-secret"
 words = st.text("abcdefghijklmnopqrstuvwxyz0123456789-._~%/?#@:,;=&+ ", min_size=1, max_size=20)
@@ -60,8 +74,6 @@ def test_no_part_of_a_secret_is_shown_however_the_url_is_written(user: str, word
 
 @given(st.text("abcdefXYZ0123456789-_/+=&@", min_size=8))
 def test_what_a_url_hides_is_found_in_the_words_of_a_library(value: str) -> None:
-    from urllib.parse import quote, quote_plus
-
     for url in (f"https://h/x?anything={quote_plus(value)}", f"https://u:{quote(value, safe='')}@h/x"):
         hidden = Secrets.of({"url": url}).hide(f"cannot open '{value}': denied")
         assert hidden == f"cannot open '{MASK}': denied"
@@ -180,3 +192,75 @@ def test_a_plan_of_spark_shows_no_secret_of_a_url() -> None:
     options = parse_write(stated, streaming=True)
     assert SECRET not in str(described(options)) + repr(options)
     assert SECRET in options.secrets.values
+
+
+class QuotingService(BaseHTTPRequestHandler):
+    """A service that refuses each request with a text that quotes its URL and its credentials."""
+
+    def do_POST(self) -> None:
+        said = f"{self.path} with {self.headers['Authorization']} is refused".encode()
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.mark.parametrize("mode", ["two-phase", "idempotency-key"])
+def test_what_a_service_quotes_reaches_neither_outcome_nor_journal_nor_metrics(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), QuotingService) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{service.server_port}/rows"
+        stated = {"type": "http", "mode": mode, "retries": "0", "auth": f"Bearer {SECRET}", "url": url}
+        if mode == "idempotency-key":
+            stated["url"] += f"?dd-api-key={SECRET}-2"
+            stated["status.url"] = f"{url}/{{id}}?dd-api-key={SECRET}-2"
+        (spec,) = sinks.parse(["h"], {f"sink.h.{name}": value for name, value in stated.items()})
+        sink: Any = spec.build()
+        store = NotesFolder(str(tmp_path / "notes"))
+        sink.open(SinkContext("h", "app", "cluster", store))
+        txn = sink.context.txn(3, "attempt")
+        if mode == "idempotency-key":
+            store.put_rows(str(txn), pa.schema([("a", pa.int64())]), [pa.record_batch({"a": [1]})])
+            sink._protocol._prepared_here.add(txn)
+        outcome = sink.commit(txn, Deadline.after_seconds(5))
+        sink.close()
+        service.shutdown()
+    assert isinstance(outcome, Fatal)
+    assert MASK in str(outcome)
+    error = str(SinkFailedError(str(outcome)))
+    figures = BatchFigures(
+        application_id="app", query_id="q", run_id="r", batch_id=3, outcome=Outcome.FAILED,
+        began_at=time.time(), ended_at=time.time(), error=error, writer=this_writer(), seconds={}, counts={},
+    )  # fmt: skip
+    Journal("app").finished(figures)
+    files = [each for each in tmp_path.rglob("*") if each.is_file() and each.suffix != ".arrow"]
+    written = "".join(each.read_text() for each in files)
+    for text in (repr(outcome), error, written, exposition(queries_of_host())):
+        assert text
+        assert SECRET not in text
+
+
+@pytest.mark.parametrize("kind", ["query", "user", "key as user"])
+def test_no_error_of_this_package_shows_the_secret_of_a_location(kind: str) -> None:
+    """Checkpoints, staging folders, snapshots and sinks are URLs too; each of many messages may name one."""
+    for error in (
+        OperatorError(
+            f"{URLS[kind]!r} cannot be written.", fix=f"make the folder {URLS[kind]}, then restart."
+        ),
+        pickle.loads(pickle.dumps(OperatorError(f"checkpointLocation={URLS[kind]!r}"))),
+    ):
+        assert SECRET not in f"{error} {error!r} {error.args}"
+        assert "127.0.0.1:1/v1" in str(error)
+    assert str(OperatorError("see https://kafka.apache.org/documentation/#acks.")).endswith("#acks.")
+    assert "fs://container@account.net/x" in str(OperatorError("abfs://container@account.net/x is full"))
+    finding = Finding("staging", Severity.BAD, f"cannot use {URLS[kind]}: no", fix=f"correct {URLS[kind]}")
+    assert SECRET not in str(finding.to_json()) + repr(finding)

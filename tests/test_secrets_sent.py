@@ -16,7 +16,7 @@ from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.tokens import Tokens, check_tokens
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import is_loopback
+from kafka_eos_source.secrets import is_loopback
 from kafka_eos_source.sinks import registry as sinks
 from kafka_eos_source.sinks.contract import SinkContext
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from kafka_eos_source import option_values
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
@@ -23,12 +22,12 @@ from kafka_eos_source.errors import (
     SchemaNotFoundError,
 )
 from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
-from kafka_eos_source.runtime.secrets import (
+from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     FROM_ENVIRONMENT,
-    refuse_plain_http,
     shown_url,
     urls_in,
 )
@@ -251,7 +250,7 @@ def _check_urls(urls: str) -> None:
 
 def _refuse_plain_http(settings: dict[str, Any]) -> None:
     """Takes `ALLOW_HTTP` out of the settings, and refuses to send a login over plain http without it."""
-    allowed = option_values.boolean(ALLOW_HTTP, str(settings.pop(ALLOW_HTTP, "false")))
+    allowed = boolean(ALLOW_HTTP, str(settings.pop(ALLOW_HTTP, "false")))
     urls, issuer = str(settings.get("url", "")), str(settings.get(_ISSUER, ""))
     is_login = any(name.startswith(("basic.auth.", "bearer.auth.")) for name in settings)
     for url in urls_in(urls):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from kafka_eos_source.runtime.secrets import MASK, is_secret, secrets_of_urls, shown
+from kafka_eos_source.secrets import MASK, is_secret, secrets_of_urls, shown
 
 __all__ = ["MASK", "NO_SECRETS", "Secrets", "is_secret", "shown"]
 

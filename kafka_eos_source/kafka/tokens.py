@@ -24,11 +24,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kafka_eos_source import option_values
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RetriableError
 from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import ALLOW_HTTP, refuse_plain_http, shown_url
+from kafka_eos_source.secrets import ALLOW_HTTP, shown_url
 
 #: Properties that describe the tokens.
 PREFIXES = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.", "https.")
@@ -481,9 +482,7 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
     url = _url(kafka)
     if metadata == "azure_imds":
         if url and not url.startswith(_AZURE_HOST):
-            refuse_plain_http(
-                f"kafka.{_ENDPOINT}", url, "the token", f"kafka.{_ALLOWS}", allowed=_allows(kafka)
-            )
+            _refuse_plain_http(kafka, url, "the token")
         return
     scheme = url.partition(":")[0].lower()
     if scheme not in ("http", "https", "file"):
@@ -494,7 +493,7 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
             fix="set it to the https URL of the token endpoint, or to file:///path/of/a/token.",
         )
     if scheme != "file":
-        refuse_plain_http(f"kafka.{_ENDPOINT}", url, "the login", f"kafka.{_ALLOWS}", allowed=_allows(kafka))
+        _refuse_plain_http(kafka, url, "the login")
     needs_client = scheme != "file" and _grant(kafka) == _CLIENT_CREDENTIALS
     for name in ("client.id", "client.secret") if needs_client else ():
         if not kafka.get(f"sasl.oauthbearer.{name}"):
@@ -504,8 +503,9 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
             )
 
 
-def _allows(kafka: Mapping[str, str]) -> bool:
-    return kafka.get(_ALLOWS, "false").lower() in ("true", "1", "t")
+def _refuse_plain_http(kafka: Mapping[str, str], url: str, sent: str) -> None:
+    allowed = kafka.get(_ALLOWS, "false").lower() in ("true", "1", "t")
+    option_values.refuse_plain_http(f"kafka.{_ENDPOINT}", url, sent, f"kafka.{_ALLOWS}", allowed=allowed)
 
 
 def _method(kafka: Mapping[str, str]) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import re
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from itertools import islice
+from typing import Any
 
 from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
@@ -25,13 +32,24 @@ from kafka_eos_source.observe.metric_values import Query, query_of
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.sockets import limit
+from kafka_eos_source.secrets import is_loopback
 
 _log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Queries that have neither committed nor planned for this long are not exported.
 _RECENT_SECONDS = 26 * 3600.0
-_REQUEST_SECONDS = 10.0
+#: How long an answer may take, and how long a client may take to send its request.
+_REQUEST_SECONDS, _HEAD_SECONDS = 10.0, 5.0
+_MOST_CONNECTIONS = 16
+_MOST_HEAD_BYTES = 8192
+#: Under this name, Docker Desktop forwards connections to ports that listen on this host only. Nobody can
+#: register a name in .internal.
+_DOCKERS_HOST = "host.docker.internal"
+_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 #: How much of a journal a scrape reads in the process that plans: the newest line, and usually dozens more.
 _SCRAPED_BYTES = 128 << 10
 
@@ -140,8 +158,55 @@ class MetricsServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(socketserver.ThreadingTCPServer):
+    """Accepts connections, at most `_MOST_CONNECTIONS` at a time, each for one request.
+
+    If there are more, the connection that has waited longest without sending a request is ended. So nobody
+    can keep others from the metrics by opening connections.
+    """
+
     daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._slots = threading.Semaphore(_MOST_CONNECTIONS)
+        self._waiting: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+        self.is_local = is_loopback(str(self.server_address[0]))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection in a thread."""
+        if not self._slots.acquire(blocking=False):
+            with self._lock:
+                for oldest in islice(self._waiting, 1):
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the request
+            if not self._slots.acquire(timeout=_REQUEST_SECONDS):
+                self.shutdown_request(request)
+                return
+        try:
+            with self._lock:
+                self._waiting[request] = None
+            super().process_request(request, client_address)
+        except BaseException:
+            self.has_sent(request)
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection, and makes room for another one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.has_sent(request)
+            self._slots.release()
+
+    def has_sent(self, request: Any) -> None:
+        """Takes note that a connection does not wait for its client any more."""
+        with self._lock:
+            self._waiting.pop(request, None)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """Logs what a request failed with, instead of printing a traceback."""
@@ -175,8 +240,21 @@ def serve_source(host: str, port: int) -> MetricsServer | None:
 def _handler(queries: Callable[[], Sequence[Query]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_SECONDS
+        server: _Server
+        server_version, sys_version = "kafka-eos", ""
+
+        def handle(self) -> None:
+            head = _head(self.connection)
+            self.server.has_sent(self.connection)
+            if head is not None:
+                self.rfile: Any = io.BytesIO(head)
+                self.handle_one_request()
 
         def do_GET(self) -> None:
+            refusal = self._refusal()
+            if refusal:
+                self._answer(400, f"{refusal}\n")
+                return
             if self.path.partition("?")[0] != "/metrics":
                 self._answer(404, "the metrics are at /metrics\n")
                 return
@@ -186,11 +264,29 @@ def _handler(queries: Callable[[], Sequence[Query]]) -> type[BaseHTTPRequestHand
             else:
                 self._answer(200, text)
 
+        def _refusal(self) -> str:
+            """Returns why a request is not answered; "" if it is.
+
+            A page of the web can make a browser on this host send requests here, under the name of the page's
+            own server, whose address it has changed to this host's (DNS rebinding). So an endpoint that only
+            this host can reach answers only requests for a name of this host.
+            """
+            hosts = self.headers.get_all("Host", [])
+            found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+            if found is None:
+                return "expected one header Host"
+            if self.server.is_local and found[1] != _DOCKERS_HOST and not is_loopback(found[1]):
+                return "this endpoint has the name localhost"
+            if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+                return "expected a request without a body"
+            return ""
+
         def _answer(self, code: int, text: str) -> None:
             body = text.encode()
             self.send_response(code)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             self.wfile.write(body)
 
@@ -198,6 +294,19 @@ def _handler(queries: Callable[[], Sequence[Query]]) -> type[BaseHTTPRequestHand
             _log.debug(format, *args)
 
     return Handler
+
+
+def _head(connection: socket.socket) -> bytes | None:
+    """Reads a request up to the empty line; returns None if it is too long, or too slow."""
+    head, deadline = b"", Deadline.after_seconds(_HEAD_SECONDS)
+    while not _END_OF_HEAD.search(head):
+        limit(connection, deadline)
+        more = connection.recv(_MOST_HEAD_BYTES + 1 - len(head))
+        head += more
+        if not more or len(head) > _MOST_HEAD_BYTES:
+            return None
+    connection.settimeout(_REQUEST_SECONDS)
+    return head
 
 
 def _label_name(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kafka_eos_source.runtime.secrets import is_secret, url_secrets, urls_in
+from kafka_eos_source.secrets import is_secret, url_secrets, urls_in
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.cluster import MetadataReader

@@ -19,6 +19,7 @@ from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.sweep import Sweep
 from kafka_eos_source.operate.verdict import Finding
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.secrets import shown_text
 
 #: Characters per line when the output is a file or a pipe, which has no width of its own.
 _WIDTH = 160
@@ -79,7 +80,7 @@ def show_adoption(out: Console, adoption: Adoption) -> None:
 
 def show_sweep(out: Console, sweep: Sweep) -> None:
     """Prints what `sweep` deletes and keeps, with the reasons."""
-    table = table_of(sweep.location)
+    table = table_of(shown_text(sweep.location))
     for column in ("", "entry", "files", "bytes", "why"):
         table.add_column(column, justify="right" if column in ("files", "bytes") else "left")
     for each in sweep.decisions:
@@ -153,7 +154,7 @@ def sweep_json(sweep: Sweep, failures: Mapping[str, str], *, performed: bool) ->
         performed: whether the entries were deleted; False = the command only showed them.
     """
     return {
-        "location": sweep.location,
+        "location": shown_text(sweep.location),
         "token_batch": sweep.token_batch,
         "why_unknown": sweep.why_unknown or None,
         "entries": [
@@ -178,7 +179,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
     first = checkpoint.identity
     return {
-        "location": checkpoint.location,
+        "location": shown_text(checkpoint.location),
         "query_id": checkpoint.query_id,
         "planned": checkpoint.planned,
         "planned_at_seconds": checkpoint.planned_at_seconds,
@@ -190,7 +191,7 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
             "application_id": first.application_id,
             "query_id": first.query_id,
             "first_batch": first.first_batch,
-            "location": first.location,
+            "location": shown_text(first.location),
             "unproven_since": first.unproven_since,
         },
     }
@@ -228,7 +229,7 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
     yield "consumer group", found.group_id
     checkpoint, kafka = found.checkpoint, found.kafka
     if checkpoint is not None:
-        yield "checkpoint", checkpoint.location
+        yield "checkpoint", shown_text(checkpoint.location)
         yield "query", checkpoint.query_id
         yield "Spark's offset log", _batch(checkpoint.planned, checkpoint.planned_at_seconds)
         yield "Spark's commit log", _batch(checkpoint.committed)

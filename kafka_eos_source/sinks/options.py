@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.runtime.secrets import ALLOW_HTTP
+from kafka_eos_source.secrets import ALLOW_HTTP
 
 
 @dataclass(frozen=True)

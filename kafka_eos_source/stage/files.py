@@ -45,6 +45,7 @@ from kafka_eos_source.runtime.own_folders import (
     make_private,
     open_own,
 )
+from kafka_eos_source.secrets import shown_text
 from kafka_eos_source.stage.checksum import crc32c
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
@@ -257,7 +258,10 @@ class StagingFolder:
                 fs.delete_dir(f"{path}/{batch}")
         except (OSError, StagedPartError) as error:
             _log.warning(
-                "the staged rows of batch %s in %s were not deleted: %s", batch, self.location, error
+                "the staged rows of batch %s in %s were not deleted: %s",
+                batch,
+                shown_text(self.location),
+                error,
             )
 
     def batches(self) -> list[int]:

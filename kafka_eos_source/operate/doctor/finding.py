@@ -9,6 +9,7 @@ from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.secrets import without_url_secrets
 
 
 class Severity(Enum):
@@ -57,6 +58,10 @@ class Finding:
     why: str = ""
     fix: str = ""
     repair: Repair | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("what", "why", "fix"):  # they name locations, which are URLs
+            object.__setattr__(self, name, without_url_secrets(getattr(self, name)))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import shown_url
+from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids

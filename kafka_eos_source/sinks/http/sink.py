@@ -13,10 +13,9 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import (
+from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     is_secret,
-    refuse_plain_http,
     secrets_of_urls,
     shown_url,
 )
@@ -220,7 +219,7 @@ class HttpSink(TwoPhaseSink):
             sent = (
                 "a key in the query" if auth is None and auth_env is None else f"the header {auth_header!r}"
             )
-            refuse_plain_http("url", url, sent, ALLOW_HTTP, allowed=allow_http)
+            values.refuse_plain_http("url", url, sent, ALLOW_HTTP, allowed=allow_http)
         self.url = url
         self.mode = mode
         self.format = format

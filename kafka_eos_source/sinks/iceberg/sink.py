@@ -20,7 +20,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import ALLOW_HTTP, is_secret, refuse_plain_http
+from kafka_eos_source.secrets import ALLOW_HTTP, is_secret
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -128,7 +128,7 @@ class IcebergSink(TableFormatSink["Table"]):
             for name, value in (catalog or {}).items():
                 if "://" in value:
                     sent = "the credentials of the catalog"
-                    refuse_plain_http(f"catalog.{name}", value, sent, ALLOW_HTTP, allowed=allow_http)
+                    values.refuse_plain_http(f"catalog.{name}", value, sent, ALLOW_HTTP, allowed=allow_http)
         namespace, _, own = table.rpartition(".")
         if not namespace or not own:
             raise values.invalid("table", table, "namespace.table")

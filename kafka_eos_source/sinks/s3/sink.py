@@ -12,7 +12,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.secrets import ALLOW_HTTP, refuse_plain_http, shown_url
+from kafka_eos_source.secrets import ALLOW_HTTP, shown_url
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -154,7 +154,7 @@ class S3Sink(TwoPhaseSink):
     ) -> None:
         if endpoint is not None:
             sent = "signed requests, session tokens and rows"
-            refuse_plain_http("endpoint", endpoint, sent, ALLOW_HTTP, allowed=allow_http)
+            values.refuse_plain_http("endpoint", endpoint, sent, ALLOW_HTTP, allowed=allow_http)
         self.path = path
         self.format = format
         self.compression = compression

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from kafka_eos_source.errors import InvalidOptionError
-
 MASK = "********"
 
 #: Names of properties whose values are never shown: those that librdkafka, Java's clients and the clients of
@@ -21,6 +19,10 @@ _SECRET = re.compile(
 )
 #: Name of the options that allow secrets to be sent over plain http, after the prefix of their kind.
 ALLOW_HTTP = "allow.http"
+#: A URL in a sentence.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+#: Schemes in which the name before the @ is a container, and not a user.
+_AZURE = ("abfs", "abfss", "wasb", "wasbs")
 #: Suffix of options whose value is the name of an environment variable.
 FROM_ENVIRONMENT = ".env"
 #: Parameters of a URL with an unsuspicious name are secret from this length on.
@@ -41,6 +43,13 @@ def shown(name: str, value: str) -> str:
 def shown_text(text: str) -> str:
     """Returns a text, in which each URL is as `shown_url` returns it."""
     return text if "://" not in text else ", ".join(map(shown_url, urls_in(text)))
+
+
+def without_url_secrets(text: str) -> str:
+    """Returns a sentence with each URL in it as `shown_url` returns it, if the URL has a user or a query."""
+    if "://" not in text:
+        return text
+    return _URL.sub(lambda found: shown_text(found[0]) if set("@?") & set(found[0]) else found[0], text)
 
 
 def urls_in(text: str) -> list[str]:
@@ -75,7 +84,9 @@ def _without_user(url: str) -> str:
     if not separator:
         scheme, rest = "", scheme
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in host:
+    if "@" in host and scheme in _AZURE and ":" not in rest.rpartition("@")[0]:
+        pass
+    elif "@" in host:
         path, mark, query = rest[host.rindex("@") + 1 :].partition("?")
         rest = f"{path.rpartition('@')[2]}{mark}{query}"
     elif ":" in host and "@" in rest:
@@ -113,35 +124,6 @@ def url_secrets(url: str, *, only_named: bool = False) -> list[str]:
 def secrets_of_urls(texts: Iterable[str]) -> list[str]:
     """Returns what is secret in all URLs among these texts."""
     return [each for text in texts if "://" in text for url in urls_in(text) for each in url_secrets(url)]
-
-
-def refuse_plain_http(option: str, url: str, sent: str, permission: str, *, allowed: bool) -> None:
-    """Checks that a URL to which secrets are sent is encrypted, or leads to this host.
-
-    Args:
-        option: name of the option with the URL, for the error.
-        url: the URL.
-        sent: which secrets are sent, for the error, as in "the password of 'auth'".
-        permission: name of the option that allows plain http.
-        allowed: its value.
-
-    Raises:
-        InvalidOptionError: if the secrets would cross the network in plain text, or the URL is none.
-    """
-    try:
-        parts = urlsplit(url.strip())
-        host = parts.hostname or ""
-    except ValueError:
-        raise InvalidOptionError(
-            f"option {option!r} has the value {shown_url(url)!r}, which is not a URL.", fix="correct it."
-        ) from None
-    if allowed or parts.scheme.lower() != "http" or is_loopback(host):
-        return
-    raise InvalidOptionError(
-        f"option {option!r} has the value {shown_url(url)!r}: {sent} would cross the network to the host "
-        f"{host!r} without encryption.",
-        fix=f"use https; or set {permission!r} to true if nobody else can read what crosses that network.",
-    )
 
 
 def is_loopback(host: str) -> bool:
