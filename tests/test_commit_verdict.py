@@ -431,3 +431,50 @@ def test_a_version_is_skipped_only_if_it_was_written_to_the_same_topics(before: 
         assert verdict_on(replace(series, topics=topics, end=digest(topics)), held) is Verdict.SKIP
     with pytest.raises(InvalidOptionError, match="not to the same topics: this write has rows for 'b'"):
         verdict_on(replace(series, topics=("b",), end=digest(("b",))), held)
+
+
+# -- what offsets prove that somebody with the right Read on the group has committed (docs/security.md)
+
+
+def forged(offset: int, **fields: Any) -> Held:
+    """Returns the group with a made-up token, and with its marks on these offsets."""
+    return group_after(replace(TOKEN, **fields), {TP: offset, OTHER: offset})
+
+
+AHEAD = {"sequence": 7, "batch_id": 6, "end_digest": "made up"}
+EARLIER = {"sequence": 5, "batch_id": 4, "start_digest": "d4", "end_digest": "d5"}
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"),
+    [
+        (group_after(committed={TP: 1000, OTHER: 1000}, mark="made up"), OffsetsMovedError),
+        (forged(1000, **AHEAD, query_id="made up"), ForeignQueryError),
+        (forged(1000, **AHEAD, application_id="made up"), ForeignQueryError),
+        (forged(1000, **AHEAD, target="made up"), CheckpointRolledBackError),
+        (forged(65, **AHEAD), CheckpointRolledBackError),
+        (forged(50, **EARLIER), CheckpointAheadError),
+        (group_after(replace(TOKEN, **EARLIER), mark=Mark.of(TOKEN).encode()), TokenMissingError),
+    ],
+)
+def test_forged_offsets_that_contradict_the_checkpoint_are_refused(
+    found: Held, refused: type[Exception]
+) -> None:
+    with pytest.raises(refused):
+        verdict_on(batch(6), found)
+
+
+def test_marks_ahead_of_the_true_token_or_an_earlier_token_alone_change_nothing() -> None:
+    """The batch that Kafka does not hold is written, and is the next one."""
+    assert verdict_on(batch(6), group_after(committed={TP: 1000, OTHER: 1000})) is Verdict.WRITE
+    assert verdict_on(batch(6), group_after(replace(TOKEN, **EARLIER))) is Verdict.WRITE
+
+
+def test_whoever_may_commit_offsets_in_the_group_may_skip_a_batch_or_repeat_one() -> None:
+    """Nothing but the offsets shows which batches Kafka holds, and these look like those of the query.
+
+    So Read on the group equals Write on the output. The offsets are ahead with a token of the query; or they
+    are those from before a batch that Kafka holds and Spark has not logged.
+    """
+    assert verdict_on(batch(6), forged(1000, **AHEAD)) is Verdict.SKIP
+    assert verdict_on(batch(5), forged(50, **EARLIER)) is Verdict.WRITE

@@ -85,10 +85,10 @@ def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **g
     Shows only committed letters. Reads the whole topic.
     """
     from kafka_eos_source.operate import dead_letters as operating
-    from kafka_eos_source.operate.topics import describe
+    from kafka_eos_source.operate.topics import log_ends
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
-    logs = describe(kafka, topic, deadline).logs
+    _, logs = log_ends(kafka, topic, deadline)
     letters = operating.read(kafka, operating.whole(logs), logs, deadline.budget_seconds)
     selected = (each for each in letters if selection.selects(each))
     if as_json:

@@ -13,7 +13,7 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.dead_letters import Filter, Letter
-from kafka_eos_source.operate.topics import describe
+from kafka_eos_source.operate.topics import log_ends
 from kafka_eos_source.protocol.dead_letters import INPUT, OUTPUT
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -119,11 +119,11 @@ def plan(
         OperatorError: as `ranges`.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
-    found = describe(kafka, topic, deadline)
+    topic_id, logs = log_ends(kafka, topic, deadline)
     request = Replay(
         topic,
-        found.topic_id,
-        found.logs,
+        topic_id,
+        logs,
         group_id or group_of(topic, selection),
         selection,
         output_to,

@@ -190,10 +190,10 @@ def tail(
     consumer sees them. With --registry, records with the id of a schema are decoded and shown as JSON.
     """
     from kafka_eos_source.operate import records as operating
-    from kafka_eos_source.operate.topics import describe as describe_topic
+    from kafka_eos_source.operate.topics import log_ends
 
     kafka = kafka_of(given)
-    logs = describe_topic(kafka, topic, deadline_of(timeout)).logs
+    _, logs = log_ends(kafka, topic, deadline_of(timeout))
     schemas = registry_of(registry, registry_pairs)
     _print(operating.newest(kafka, logs, count=records, uncommitted=uncommitted), as_json, schemas)
     if not follow:

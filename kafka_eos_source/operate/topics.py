@@ -96,20 +96,28 @@ def describe(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDe
         InvalidOptionError: there is no such topic.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
+    topic_id, ends = log_ends(kafka, name, deadline)
+    with TopicAdmin(kafka, starts=True) as admin:
+        replication_factor, config = admin.creation_settings(name, deadline)
+    return TopicDescription(name, topic_id, replication_factor, ends, config)
+
+
+def log_ends(
+    kafka: Mapping[str, Any], name: str, deadline: Deadline
+) -> tuple[str, Mapping[TopicPartition, LogEnds]]:
+    """Returns the id of a topic, and the bounds of each partition's log. Needs no more than Describe.
+
+    Raises:
+        InvalidOptionError: there is no such topic.
+        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
+    """
     with TopicAdmin(kafka, starts=True) as admin:
         shape = admin.shape(name, deadline)
-        if shape is None:
-            raise no_topic(kafka, name, deadline)
-        replication_factor, config = admin.creation_settings(name, deadline)
-    return TopicDescription(
-        name, shape.topic_id, replication_factor, logs(kafka, name, shape.partitions), config
-    )
-
-
-def logs(kafka: Mapping[str, Any], name: str, partitions: int) -> Mapping[TopicPartition, LogEnds]:
-    """Returns the bounds of each partition's log."""
+    if shape is None:
+        raise no_topic(kafka, name, deadline)
     with ClusterReader(admin_config(kafka)) as cluster:
-        return cluster.logs([TopicPartition(name, number) for number in range(partitions)])
+        ends = cluster.logs([TopicPartition(name, number) for number in range(shape.partitions)])
+    return shape.topic_id, ends
 
 
 def no_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> InvalidOptionError:
