@@ -11,7 +11,8 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, clients, reachability, request
+from kafka_eos_source.kafka import admin, clients, request
+from kafka_eos_source.kafka.wire import probe
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
@@ -55,7 +56,7 @@ class Client:
 
 
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
-    monkeypatch.setattr(reachability, "check_reachable", lambda *_, **__: "")
+    monkeypatch.setattr(probe, "check_reachable", lambda *_, **__: "")
     monkeypatch.setattr(
         clients, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
     )

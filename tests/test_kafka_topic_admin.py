@@ -10,8 +10,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import clients, reachability
+from kafka_eos_source.kafka import clients
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
+from kafka_eos_source.kafka.wire import probe
 from kafka_eos_source.runtime.deadline import Deadline
 
 Answer = Any
@@ -92,7 +93,7 @@ def test_a_transient_error_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_error_without_a_broker_contains_the_clients_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "check_reachable", lambda *_, **__: "")
+    monkeypatch.setattr(probe, "check_reachable", lambda *_, **__: "")
     said = KafkaError(KafkaError._RESOLVE, "no such host b")
     found, _ = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(said,))
     with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):

@@ -12,14 +12,14 @@ from confluent_kafka import KafkaError, KafkaException
 from simulated.kafka import Fault, SimulatedKafka
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import login, reachability
+from kafka_eos_source.kafka import login
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import connection
+from kafka_eos_source.kafka.wire import connection, probe
 from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -29,8 +29,8 @@ SECONDS = 0.2
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_ADVERTISED_SECONDS", 0.1)
-    monkeypatch.setattr(reachability, "_PASS_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "_ADVERTISED_SECONDS", 0.1)
+    monkeypatch.setattr(probe, "_PASS_SECONDS", 0.5)
     monkeypatch.setattr(login, "_worked", set())
 
 

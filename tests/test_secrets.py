@@ -31,9 +31,9 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.reachability import check_reachable
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import MASK, Secrets
+from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write

@@ -81,7 +81,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
-    at a time. One batch and what the consumer fetches ahead (`kafka.wire.fetch_messages`) bound its memory.
+    at a time. One batch and what the consumer fetches ahead (`kafka.wire.partitions`) bound its memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order

@@ -29,13 +29,12 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     LOWEST,
     FetchAnswer,
     Fetched,
-    FetchSizes,
     Wanted,
     decoded_fetch,
     fetch_request,
 )
 from kafka_eos_source.kafka.wire.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
-from kafka_eos_source.kafka.wire.leader_lookup import LeaderLookup
+from kafka_eos_source.kafka.wire.partitions import FetchSizes, LeaderLookup, Partition
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -73,48 +72,6 @@ _UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
 #: Besides temporary errors. Brokers answer UNKNOWN when remote storage fails for a moment; Java's consumer
 #: asks again, too.
 _LOOKS_AGAIN = frozenset({_UNKNOWN, KafkaError.UNKNOWN})
-
-
-@dataclass(slots=True)
-class _Partition:
-    """A partition that is being read.
-
-    Attributes:
-        position: the next offset to fetch.
-        end: no offset from this one on is wanted.
-        epoch: leader epoch that belongs to ``end``; -1 = unknown. Records before ``end`` with a later epoch
-            are others than those that were there when somebody named the end.
-        last_epoch: the epoch that Fetch requests name: ``epoch``, or the newest one below it in the leader's
-            log. An epoch in which nothing was written is missing in the logs of other brokers.
-        resumes_at: when to fetch again after an error, on the monotonic clock.
-        is_waiting: whether a request for it is on its way, or an event about it was returned and the caller
-            has not moved or dropped it.
-        unknown_since: since when brokers have not known it, on the monotonic clock; None = they know it.
-        stalled_since: since when its leader has sent nothing although its log does not end here and the
-            answer had room, on the monotonic clock; None = it does not do that.
-        is_slow: whether its leader ever did that.
-        replica: the broker to read from instead of the leader (KIP-392); -1 = the leader, which may not refer
-            the consumer to another broker.
-        replica_until: until when ``replica`` counts, on the monotonic clock. Then the leader is asked, and
-            may refer the consumer to another broker.
-        replica_epoch: the leader's epoch when it did that; a new leader is asked again.
-        reported_end: the end of the log that was last reported to the caller. Each end is reported once,
-            because callers take silence as a sign that something is wrong.
-    """
-
-    position: int
-    end: int
-    epoch: int = -1
-    last_epoch: int = -1
-    resumes_at: float = 0.0
-    is_waiting: bool = False
-    unknown_since: float | None = None
-    stalled_since: float | None = None
-    is_slow: bool = False
-    replica: int = -1
-    replica_until: float = 0.0
-    replica_epoch: int = -1
-    reported_end: int = -1
 
 
 @dataclass(slots=True)
@@ -176,7 +133,7 @@ class WireConsumer:
         self._replica_seconds = max(1.0, int(conf.get("metadata.max.age.ms", _REPLICA_MS)) / 1000)
         self.last_complaint = ""
         self._wanted = 0
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
         #: Partitions that brokers have known.
         self._seen: set[TopicPartition] = set()
         most_bytes = int(conf.get(MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES))
@@ -229,7 +186,7 @@ class WireConsumer:
         self._partitions = {}
         for tp, position in positions.items():
             epoch = -1 if epochs is None else epochs[tp]
-            self._partitions[tp] = _Partition(position, _NO_END if ends is None else ends[tp], epoch, epoch)
+            self._partitions[tp] = Partition(position, _NO_END if ends is None else ends[tp], epoch, epoch)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         """Continues an assigned partition at another offset."""
@@ -238,7 +195,7 @@ class WireConsumer:
         # A new object, so that an answer to the request before is ignored. The leader may have refused the
         # epoch of that request, and not its offset; the epochs of the record batches are compared anyway.
         resumes_at = time.monotonic() + _PAUSE_SECONDS
-        moved = _Partition(position, before.end, before.epoch, is_slow=before.is_slow, resumes_at=resumes_at)
+        moved = Partition(position, before.end, before.epoch, is_slow=before.is_slow, resumes_at=resumes_at)
         self._partitions[tp] = moved
         if rest is not None:
             foreign = rest.above(moved.epoch, moved.end)
@@ -382,7 +339,7 @@ class WireConsumer:
         for node in sorted(by_broker, key=self._unreachable.__contains__):
             self._send(node, by_broker[node])
 
-    def _broker_of(self, tp: TopicPartition, partition: _Partition, now: float) -> int | None:
+    def _broker_of(self, tp: TopicPartition, partition: Partition, now: float) -> int | None:
         """Returns the broker to read a partition from; None if it has no leader."""
         if partition.replica >= 0 and (
             now >= partition.replica_until or self.cluster.leaders.epoch(tp) != partition.replica_epoch
@@ -390,7 +347,7 @@ class WireConsumer:
             partition.replica, partition.replica_until = -1, now
         return partition.replica if partition.replica >= 0 else self.cluster.leaders.of(tp)
 
-    def _next(self, tp: TopicPartition, partition: _Partition) -> Wanted:
+    def _next(self, tp: TopicPartition, partition: Partition) -> Wanted:
         most_bytes = self._sizes.of_partition(tp.topic, partition.end - partition.position)
         epoch = self.cluster.leaders.epoch(tp)
         # a replica that is a moment behind may not have heard of the last epoch; the leader was asked for it
@@ -437,7 +394,7 @@ class WireConsumer:
         self,
         node: int,
         connection: Connection,
-        asked: Mapping[TopicPartition, _Partition],
+        asked: Mapping[TopicPartition, Partition],
         answer: FetchAnswer | None,
         error: Exception | None,
     ) -> None:
@@ -463,7 +420,7 @@ class WireConsumer:
                     self._on_partition(node, fetched, valid[fetched.tp], is_first=not has_records)
                 has_records |= len(fetched.records) > 0
 
-    def _on_partition(self, node: int, fetched: Fetched, partition: _Partition, *, is_first: bool) -> None:
+    def _on_partition(self, node: int, fetched: Fetched, partition: Partition, *, is_first: bool) -> None:
         """Takes what a broker answered about a partition.
 
         Args:
@@ -536,7 +493,7 @@ class WireConsumer:
                 partition.reported_end = partition.position
                 self._events.log_ends[tp] = partition.position
 
-    def _on_referral(self, tp: TopicPartition, replica: int, partition: _Partition) -> None:
+    def _on_referral(self, tp: TopicPartition, replica: int, partition: Partition) -> None:
         """Reads a partition from the replica to which its leader refers (KIP-392), as Java's consumer does.
 
         The leader sends no records then, and does not compare the epoch that belongs to the position. A
@@ -554,14 +511,14 @@ class WireConsumer:
         if partition.epoch >= 0:
             self._suspect_cut(tp, partition)
 
-    def _return_to_leader(self, partition: _Partition) -> bool:
+    def _return_to_leader(self, partition: Partition) -> bool:
         """Reads a partition from its leader alone for a while, if it was read from a replica; else False."""
         if partition.replica < 0:
             return False
         partition.replica, partition.replica_until = -1, time.monotonic() + _LEADER_SECONDS
         return True
 
-    def _on_diverging(self, tp: TopicPartition, diverging: tuple[int, int], partition: _Partition) -> None:
+    def _on_diverging(self, tp: TopicPartition, diverging: tuple[int, int], partition: Partition) -> None:
         """Takes the answer of a leader whose log does not have the last epoch up to the position."""
         epoch, end = diverging
         if end < partition.end:
@@ -569,7 +526,7 @@ class WireConsumer:
         else:  # the epoch is missing, because nothing was written in it, but no record is
             partition.last_epoch = epoch
 
-    def _suspect_cut(self, tp: TopicPartition, partition: _Partition) -> None:
+    def _suspect_cut(self, tp: TopicPartition, partition: Partition) -> None:
         """Notes that a log may be cut, once the caller has what arrived from before the cut."""
         if self._arrived.has(tp):
             self._pause(tp, f"the log of {tp} was cut")
@@ -607,7 +564,7 @@ class WireConsumer:
             _log.warning("%s has a record batch of a later leader epoch than its leader says", tp)
             each.epoch = each.last_epoch = -1
 
-    def _on_refusal(self, tp: TopicPartition, code: int, partition: _Partition) -> None:
+    def _on_refusal(self, tp: TopicPartition, code: int, partition: Partition) -> None:
         error = KafkaError(code)
         if self._return_to_leader(partition):
             self._look_again([tp], f"{tp}: a replica of its leader answers: {error.str()}")
@@ -625,7 +582,7 @@ class WireConsumer:
         else:
             self._failure = classify(error, f"reading {tp}")
 
-    def _on_stall(self, tp: TopicPartition, partition: _Partition, why: str) -> None:
+    def _on_stall(self, tp: TopicPartition, partition: Partition, why: str) -> None:
         """Suspects damage if the leader of a partition has sent nothing of it for a while."""
         partition.is_slow = True
         partition.stalled_since = partition.stalled_since or time.monotonic()
@@ -702,7 +659,7 @@ class WireConsumer:
         for tp, partition in self._partitions.items():
             self._on_metadata(tp, partition, found.codes[tp.topic], is_known=tp in found.partitions)
 
-    def _on_metadata(self, tp: TopicPartition, partition: _Partition, code: int, *, is_known: bool) -> None:
+    def _on_metadata(self, tp: TopicPartition, partition: Partition, code: int, *, is_known: bool) -> None:
         if code not in (0, _UNKNOWN) and not is_transient(KafkaError(code)):
             self._failure = classify(KafkaError(code), f"reading {tp}")
             return
@@ -739,5 +696,5 @@ class WireConsumer:
             raise failure
 
 
-def _not_found(tp: TopicPartition, partition: _Partition, why: str) -> DamagedBatchError:
+def _not_found(tp: TopicPartition, partition: Partition, why: str) -> DamagedBatchError:
     return DamagedBatchError(tp, why, position=partition.position, offset=partition.position)
