@@ -60,7 +60,6 @@ class Block(Structure):
         ("values", Column),
         ("header_names", Column),
         ("header_values", Column),
-        ("broken_names", Part),
         ("no_memory", c_int64),
         ("damaged", c_int64),
     )
