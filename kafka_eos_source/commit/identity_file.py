@@ -31,6 +31,7 @@ from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.writer_version import BY, package_version, writer_of
 from kafka_eos_source.runtime.file_systems import file_system, fsync
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks.targets import location
 
 _FILE = "kafka-eos/identity.json"
@@ -243,7 +244,7 @@ def read_identity(checkpoint: str) -> Identity | None:
     except FileNotFoundError:
         return None
     try:
-        found = {**json.loads(text)}  # raises TypeError if it is no object
+        found = {**parse_json(text)}  # raises TypeError if it is no object
         known = {each.name for each in fields(Identity)}
         unknown = sorted(found.keys() - known - {BY})
         if not unknown:

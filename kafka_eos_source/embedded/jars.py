@@ -27,6 +27,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.json_input import parse_json
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
@@ -132,7 +133,7 @@ def _is_jar(path: Path) -> bool:
 def is_complete(folder: Path) -> bool:
     """Returns whether every jar of the manifest exists, with its size and SHA-256."""
     try:
-        manifest: Mapping[str, list[object]] = json.loads((folder / _MANIFEST).read_text())
+        manifest: Mapping[str, list[object]] = parse_json((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
         return False
     return bool(manifest) and _manifest(folder) == manifest

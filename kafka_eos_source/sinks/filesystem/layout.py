@@ -28,6 +28,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 MANIFEST = "_manifest.json"
@@ -136,7 +137,7 @@ class Layout:
         """Reads a manifest; returns None if the file does not exist."""
         try:
             with self.fs.open_input_stream(path) as source:
-                return dict(json.loads(source.read()))
+                return dict(parse_json(source.read()))
         except FileNotFoundError:
             return None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError, SinkFailedError, SinkRetryableError
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks.registry import require
 
 EXTRA = "s3"
@@ -161,7 +162,7 @@ class Bucket:
         """
         try:
             with translated(f"get {key}"):
-                return dict(json.loads(self.client.get_object(Bucket=self.name, Key=key)["Body"].read()))
+                return dict(parse_json(self.client.get_object(Bucket=self.name, Key=key)["Body"].read()))
         except MissingError:
             return None
 
