@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as f
 
-from integration.support.kafka import Admin
+from integration.support.kafka import Admin, read_back
 from integration.support.reading import FORMAT, Reader, Topics, texts, values
+from kafka_eos_source import map_in_read
 from kafka_eos_source.spark.read_schema import read_schema
 
 SINCE_4_1 = pytest.mark.skipif(pyspark.__version__ < "4.1", reason="filter push-down came with PySpark 4.1")
@@ -307,12 +311,34 @@ def test_a_user_defined_schema_is_refused(reader: Reader, spark: SparkSession, b
         frame.option("subscribe", "t").load().collect()
 
 
-def test_the_error_of_a_timestamp_beyond_sparks_range_names_the_record(
-    reader: Reader, topics: Topics
+@pytest.mark.fault(
+    "T374", "records have a timestamp that Spark cannot hold", "batch, stream, step in the read"
+)
+def test_t374_a_timestamp_beyond_sparks_range_is_null_and_stops_no_query(
+    reader: Reader, topics: Topics, broker: str, tmp_path: Path
 ) -> None:
-    topic = topics.new(message_timestamp_after_max_ms="9223372036854775807")
-    topics.send(topic, ["v"], timestamp_ms=1712345678123456789)
-    with pytest.raises(
-        Exception, match=rf"INVALID_RECORD.*offset 0 of {topic}-0 has the timestamp 1712345678123456789"
-    ):
-        reader.batch(subscribe=topic).collect()
+    topic, sink = topics.new(message_timestamp_after_max_ms="9223372036854775807"), topics.new()
+    times = [1_700_000_000_123, 1712345678123456789, 4611686018427387904, 1_700_000_000_124]
+    topics.send(topic, "abcd", timestamps_ms=times)
+    wanted = [("a", False), ("b", True), ("c", True), ("d", False)]
+
+    def found(rows: list[Row]) -> list[tuple[str, bool]]:
+        return [(bytes(row["value"]).decode(), row["timestamp"] is None) for row in rows]
+
+    assert found(reader.batch(subscribe=topic).orderBy("offset").collect()) == wanted
+    assert reader.batch(subscribe=topic).where("timestamp < now()").count() == 2
+    (rows,) = reader.run(subscribe=topic, startingOffsets="earliest")
+    assert found(rows) == wanted
+
+    def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            nulls = pc.cast(pc.is_null(each["timestamp"]), pa.string())
+            yield pa.record_batch({"key": each["value"], "value": nulls})
+
+    read = reader.stream(subscribe=topic, startingOffsets="earliest")
+    writer = map_in_read(read, letters, "key BINARY, value STRING").writeStream.format("kafka-eos")
+    writer = writer.options(**{"kafka.bootstrap.servers": broker, "topic": sink})
+    query = writer.option("checkpointLocation", str(tmp_path / "mapped")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120), "the query did not end"
+    sent = [(each.key or b"", each.value) for each in read_back(broker, sink)]
+    assert [(key.decode(), value == b"true") for key, value in sent] == wanted

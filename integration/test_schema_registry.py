@@ -36,7 +36,7 @@ from integration.support.registered import (
 from integration.support.registry import PATH, Registry
 from integration.support.tls_registry import PASSWORD, USER, TlsRegistry, tls_registry
 from integration.test_sink_stream import spec
-from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry
+from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry, undecodable_record
 from kafka_eos_source.errors import AuthorizationError, RegistryUnavailableError
 from kafka_eos_source.protocol import dead_letters
 
@@ -377,3 +377,36 @@ def test_the_columns_work_over_spark_connect(
     (record,) = read_back(broker, sink)
     assert avro_record(DELAY, record.value or b"") == (delay, {"carrier": "AA", "minutes": 5})
     assert [each.value for each in read_back(broker, dead)] == [b"bad"]
+
+
+@needs_arrow_udfs
+@pytest.mark.fault("T373", "a JSON document is nested too deeply to be written again", "decoding")
+def test_t373_a_document_that_cannot_be_written_again_is_a_dead_letter(world: World) -> None:
+    """300 levels in 607 bytes, where the schema has two fields; between records that are read."""
+    number = world.registry.register(f"{world.query.source}-json", DELAY_JSON, "JSON")
+    read = registry_schema(world.spec["registry"], subject=f"{world.query.source}-json")
+    head = b"\0" + number.to_bytes(4, "big")
+    good = head + b'{"carrier":"AA","minutes":5}'
+    bad = [
+        head + b'{"carrier":' + b"[" * 300 + b"]" * 300 + b',"minutes":1}',
+        head + b"[" * 300 + b"]" * 300,
+        head + b'{"carrier":"BB","minutes":1e400}',
+    ]
+    world.send(good, *bad, good)
+    flight = from_registry("value", read, mode="permissive")
+    decoded = world.query.frame().withColumn("flight", flight)
+    encoded = to_registry("flight.value", world.spec["registry"], topic=world.query.sink)
+    value = f.when(f.col("flight.error").isNull(), encoded).otherwise(f.col("value"))
+    frame = decoded.select("key", value.alias("value"), undecodable_record("flight"))
+    assert world.start(frame, availableNow=True).awaitTermination(SECONDS)
+    assert world.delays() == [(world.delay, {"carrier": "AA", "minutes": 5})] * 2
+    letters = read_back(world.broker, world.dead)
+    assert [each.value for each in letters] == bad
+    headers = [dict(each.headers or []) for each in letters]
+    assert [each[dead_letters.ORIGIN_OFFSET] for each in headers] == [b"1", b"2", b"3"]
+    assert b"nested more than 254 levels" in (headers[0][dead_letters.MESSAGE] or b"")
+
+    failing = world.query.frame().select(from_registry("value", read)["carrier"].alias("value"))
+    query = failing.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(PySparkException, match=r"INVALID_RECORD\].* of offset 1 cannot be decoded"):
+        query.awaitTermination(SECONDS)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import READ_COLUMNS, TopicPartition
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.secrets import is_loopback, shown_text, shown_url
 
 T = TypeVar("T")
@@ -331,8 +332,8 @@ def _json_object(name: str, value: str, example: str, *, others: bool = False) -
         others: whether the key `OTHERS` is allowed.
     """
     try:
-        found = json.loads(value, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(value, object_pairs_hook=_without_duplicates)
+    except JsonError as error:
         raise invalid(name, value, f"JSON such as {example}; it is malformed ({error})") from error
     if not isinstance(found, dict) or not found:
         raise invalid(name, value, f"a JSON object with at least one topic, such as {example}")

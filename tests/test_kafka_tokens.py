@@ -508,7 +508,7 @@ def parts(token: str) -> list[bytes]:
     [
         (b"no answer of a web server", "did not answer with HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000, "did not answer with HTTP"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"access_token": "a", "expires_in": NaN}', "was given that expired"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"access_token": "a", "expires_in": NaN}', "did not answer with JSON"),
     ],
     ids=["no-http", "long-line", "nan"],
 )

@@ -10,8 +10,8 @@ from fetched_log import Batch, Headers, Record, decoded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.read import columns
 from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, Run, record_batch
 from kafka_eos_source.spark.schema import read_arrow_schema
 
@@ -72,12 +72,25 @@ def test_the_largest_timestamp_that_spark_can_hold_is_accepted() -> None:
     assert batch.column("timestamp").cast("int64").to_pylist() == [MAX_TIMESTAMP_MS * 1000]
 
 
-def test_a_timestamp_beyond_sparks_range_names_the_record() -> None:
-    absurd = message(ms=1712345678123456789)
-    with pytest.raises(
-        InvalidRecordError, match=r"offset 41 of t-2 has the timestamp 1712345678123456789 ms"
-    ):
-        record_batch([run(message()), run(message(), absurd, partition=2, first=40)], False)
+@pytest.mark.parametrize(
+    "ms", [MAX_TIMESTAMP_MS + 1, -MAX_TIMESTAMP_MS - 1, 1712345678123456789, -4611686018427387904, -(1 << 63)]
+)
+def test_a_timestamp_beyond_sparks_range_is_null_and_logged_once(
+    ms: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "_warned", set())
+    runs = [run(message(ms=5)), run(message(ms=-1), message(ms=ms), partition=2, first=40)]
+    for _ in range(2):
+        batch = record_batch(runs, False)
+        batch.validate(full=True)
+        assert batch.column("timestamp").to_pylist() == [
+            EPOCH + timedelta(milliseconds=5),
+            EPOCH - timedelta(milliseconds=1),
+            None,
+        ]
+        assert batch.column("timestampType").to_pylist() == [0, 0, 0]
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert f"The record at offset 41 of t-2 has the timestamp {ms} ms" in caplog.text
 
 
 def test_columns_come_in_the_requested_order() -> None:
@@ -107,9 +120,16 @@ def test_headers_keep_order_duplicates_and_nulls_and_no_headers_are_null() -> No
     ]
 
 
-def test_a_header_name_that_is_not_utf8_names_the_record() -> None:
-    with pytest.raises(InvalidRecordError, match="offset 1 of t-0 has a header name that is not UTF-8"):
-        record_batch([run(message(), message(headers=[(b"\xff", b"")]))], True)
+@pytest.mark.parametrize(
+    "name", [b"\xff", b"a\xc3", b"\xed\xa0\x80b", b"\xe2\x82\xe2\x82\xac", b"\xf0\x9f\x98"]
+)
+def test_a_header_name_that_is_not_utf8_has_replacement_characters(name: bytes) -> None:
+    batch = record_batch([run(message(), message(headers=[(name, b"1"), (b"b", None)]))], True)
+    batch.validate(full=True)
+    assert batch.column("headers").to_pylist() == [
+        None,
+        [{"key": name.decode(errors="replace"), "value": b"1"}, {"key": "b", "value": None}],
+    ]
 
 
 bytes_or_none = st.none() | st.binary(max_size=8)

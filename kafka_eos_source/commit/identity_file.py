@@ -24,6 +24,7 @@ from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.writer_version import BY, package_version, writer_of
 from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.own_folders import make_private
 from kafka_eos_source.sinks.targets import location
 
@@ -228,7 +229,7 @@ def read_identity(checkpoint: str) -> Identity | None:
     except FileNotFoundError:
         return None
     try:
-        found = {**json.loads(text)}  # raises TypeError if it is no object
+        found = {**parse_json(text)}  # raises TypeError if it is no object
         known = {each.name for each in fields(Identity)}
         unknown = sorted(found.keys() - known - {BY})
         if not unknown:

@@ -5,13 +5,13 @@ There are 336,776 flights. `expected` computes the query's result without Spark 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ def status(dep_delay: int | None) -> str:
 
 def found(topic: str, value: bytes) -> Outcome:
     """Returns an output record in the form that is compared."""
-    row = json.loads(value)
+    row = parse_json(value)
     return (
         topic.rsplit(".", 1)[-1],
         row["id"],

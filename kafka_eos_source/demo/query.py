@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.demo.flights import Names, enriched
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.retry import Pauses
 
@@ -53,7 +54,7 @@ class Spec:
     @classmethod
     def read(cls, path: Path) -> Spec:
         """Reads what `write` wrote."""
-        fields = json.loads(path.read_text())
+        fields = parse_json(path.read_text())
         return cls(**{**fields, "names": Names(**fields["names"])})
 
 

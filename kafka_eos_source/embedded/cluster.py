@@ -24,6 +24,7 @@ from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.own_folders import make_missing, make_private
 from kafka_eos_source.runtime.retry import Pauses
 
@@ -241,7 +242,7 @@ class EmbeddedKafka:
         """Returns the cluster id, which is stored with the data."""
         path = self.directory / "cluster.json"
         if path.exists():
-            stored = json.loads(path.read_text())
+            stored = parse_json(path.read_text())
             if stored["brokers"] != self._brokers:
                 raise InvalidOptionError(
                     f"brokers={self._brokers}, but the directory {str(self.directory)!r} holds a cluster of "

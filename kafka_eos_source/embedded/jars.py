@@ -33,6 +33,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.own_folders import make_missing, refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
@@ -186,7 +187,7 @@ def _is_jar(path: Path) -> bool:
 def is_complete(folder: Path, jar_set: JarSet) -> bool:
     """Returns whether every jar of the manifest exists, as it was downloaded and as it is listed."""
     try:
-        manifest: Mapping[str, list[object]] = json.loads((folder / _MANIFEST).read_text())
+        manifest: Mapping[str, list[object]] = parse_json((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
         return False
     found = _manifest(folder)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.packed_frame import fitted, pack, packed_frame_schema
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.pickled import from_option
 
 #: A user's function, like that of Spark's ``mapInArrow``.
@@ -56,7 +57,7 @@ class MapInRead:
         Raises:
             ValueError, TypeError, KeyError: if `to_json` did not write this.
         """
-        fields: dict[str, Any] = json.loads(written)
+        fields: dict[str, Any] = parse_json(written)
         step = cls(
             ReadColumns.from_json(fields["columns"]),
             StructType.fromJson(fields["rows"]),

@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.schema import arrow_schema, fit
 
 #: Column of a packed frame.
@@ -61,7 +62,7 @@ def schema_of_packed_rows(schema: StructType) -> StructType | None:
             f"column {PACKED!r} has no metadata with the schema of its rows; a step of the query removed it.",
             fix=_FIX,
         )
-    return StructType.fromJson(json.loads(written))
+    return StructType.fromJson(parse_json(written))
 
 
 def refuse_renamed(schema: StructType, key: str, name: str, content: str) -> None:

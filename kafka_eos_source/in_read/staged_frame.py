@@ -21,6 +21,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed_frame import refuse_renamed
 from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.secrets import bare_url
 from kafka_eos_source.sinks.registry import SinkSpec
 
@@ -184,4 +185,4 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
             f"column {STAGED!r} has no metadata with the schema of its rows; a step of the query removed it.",
             fix=_FIX,
         )
-    return StagedFrame(StructType.fromJson(json.loads(metadata[_ROWS])), json.loads(metadata[_SINK]))
+    return StagedFrame(StructType.fromJson(parse_json(metadata[_ROWS])), parse_json(metadata[_SINK]))

@@ -64,7 +64,6 @@ class _Block(Structure):
         ("values", Column),
         ("header_names", Column),
         ("header_values", Column),
-        ("broken_names", Part),
         ("no_memory", c_int64),
         ("damaged", c_int64),
     )
@@ -186,31 +185,25 @@ class Block:
 
     @cached_property
     def header_counts(self) -> npt.NDArray[np.int32]:
-        """Headers of each message; -1 = the name of one is not UTF-8, and all of them are left out."""
+        """Headers of each message."""
         return self._numbers(self._found.header_counts, np.int32)
 
     @cached_property
     def header_starts(self) -> npt.NDArray[np.int64]:
         """Index of each message's first header; one more entry for the total number."""
         starts = np.zeros(self.rows + 1, np.int64)
-        np.cumsum(np.maximum(self.header_counts, 0), out=starts[1:])
+        np.cumsum(self.header_counts, out=starts[1:])
         return starts
 
     @cached_property
     def header_names(self) -> pa.Array:
-        """Names of all headers."""
+        """Names of all headers, with U+FFFD for what is not UTF-8."""
         return self._array(pa.string(), int(self._found.entries), self._found.header_names)
 
     @cached_property
     def header_values(self) -> pa.Array:
         """Values of all headers."""
         return self._array(pa.binary(), int(self._found.entries), self._found.header_values)
-
-    def broken_name(self, row: int) -> bytes:
-        """Returns the header name that is not UTF-8, of a message whose `header_counts` is -1."""
-        index = int((self.header_counts[:row] < 0).sum())
-        names: list[bytes] = self._buffer(self._found.broken_names).to_pybytes().split(b"\0")
-        return names[index]
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ The package's own client asks for one before each login. All clients of a proces
 from __future__ import annotations
 
 import base64
-import binascii
 import concurrent.futures
 import datetime
 import http.client
@@ -29,6 +28,7 @@ from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, Retriable
 from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.secrets import ALLOW_HTTP, shown_url
 
 #: Properties that describe the tokens.
@@ -194,7 +194,7 @@ class OAuthService:
             raise TimeoutError(f"no time is left to ask {self._shown}")
         try:
             with self._opener.open(request, timeout=seconds) as answer:
-                found: Any = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
+                found: Any = parse_json(answer.read(_LARGEST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             said = self._secrets.hide(f"{error.reason}{_explanation(error)}")
             text = f"{self._shown} answered {error.code} {said}"
@@ -212,10 +212,11 @@ class OAuthService:
             ) from error
         if not isinstance(found, dict) or not isinstance(found.get("access_token"), str):
             raise LoginRefusedError(f"{self._shown} answered without an access_token")
-        token, lifetime = found["access_token"], found.get("expires_in")
-        if isinstance(lifetime, (int, float)) or (isinstance(lifetime, str) and lifetime.isdigit()):
-            return Issued(token, time.time() + float(lifetime))
-        return Issued(token, _expiry(token))
+        token = found["access_token"]
+        try:
+            return Issued(token, time.time() + float(found["expires_in"]))
+        except SHAPE_ERRORS:  # it does not say for how long
+            return Issued(token, _expiry(token))
 
 
 class TokenFile:
@@ -344,7 +345,7 @@ def assertion(kafka: Mapping[str, str]) -> Callable[[], str]:
     template: dict[str, Any] = {}
     if kafka.get(prefix + "jwt.template.file"):
         try:
-            given = json.loads(Path(kafka[prefix + "jwt.template.file"]).read_text())
+            given = parse_json(Path(kafka[prefix + "jwt.template.file"]).read_text())
             header, template = {**header, **given.get("header", {})}, dict(given.get("payload", {}))
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InvalidOptionError(
@@ -544,9 +545,9 @@ def _https(kafka: Mapping[str, str]) -> ssl.SSLContext:
 def _explanation(error: urllib.error.HTTPError) -> str:
     """Returns what a service says about a refusal (RFC 6749, section 5.2); "" if nothing."""
     try:
-        found = json.loads(error.read(_LARGEST_ANSWER_BYTES))
+        found = parse_json(error.read(_LARGEST_ANSWER_BYTES))
         said = [str(found[name])[:300] for name in ("error", "error_description") if found.get(name)]
-    except (OSError, ValueError, AttributeError):
+    except (OSError, http.client.HTTPException, *SHAPE_ERRORS):
         return ""
     return f" ({': '.join(said)})" if said else ""
 
@@ -582,7 +583,7 @@ def _expiry(token: str) -> float:
     """Returns when a JWT expires, if it says so."""
     try:
         part = token.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        claims = parse_json(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         return float(claims["exp"])
-    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+    except SHAPE_ERRORS:
         return time.time() + _UNKNOWN_LIFETIME_SECONDS

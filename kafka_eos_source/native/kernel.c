@@ -39,15 +39,13 @@ typedef struct {
 enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
- * The records that one kafka_eos_decode returned. kafka.kernel._Block has the same layout up to `damaged`. If
- * a record has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names` contains that name
- * with a NUL.
+ * The records that one kafka_eos_decode returned. kafka.kernel._Block has the same layout up to `damaged`. Header
+ * names are UTF-8.
  */
 typedef struct {
         int64_t rows, entries;
         part_t offsets, partitions, topics, timestamps_ms, timestamp_types, header_counts;
         column_t keys, values, header_names, header_values;
-        part_t broken_names;
         int64_t no_memory, damaged;
         int32_t wanted;
 } block_t;
@@ -76,7 +74,7 @@ static int append_entry(column_t *column, int64_t index, const void *from, int64
  * costs more than copying messages into it: the system maps and clears each of its pages, and unmaps them when it
  * is freed. The pool keeps POOLED_BYTES at most. `is_locked` is held for a few instructions.
  */
-enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 19 };
+enum { POOLED_BLOCKS = 4, POOLED_BYTES = 64 << 20, PARTS = 18 };
 
 static struct {
         atomic_flag is_locked;
@@ -95,8 +93,8 @@ static void unlock_pool(void) { atomic_flag_clear_explicit(&pool.is_locked, memo
 /* Lists the buffers of a block. */
 static void list_parts(block_t *block, part_t *parts[PARTS]) {
         column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
-        part_t *plain[]     = {&block->offsets,         &block->partitions,    &block->topics,      &block->timestamps_ms,
-                               &block->timestamp_types, &block->header_counts, &block->broken_names};
+        part_t *plain[]     = {&block->offsets,       &block->partitions,      &block->topics,
+                               &block->timestamps_ms, &block->timestamp_types, &block->header_counts};
         size_t i;
 
         for (i = 0; i < 4; i++) {
@@ -729,12 +727,53 @@ static inline const uint8_t *get_bytes(const uint8_t *at, const uint8_t *past, c
 }
 
 /*
+ * Returns how many bytes at `at`, where no character of UTF-8 begins, one replacement character stands for: the
+ * beginning of a character that is cut off (Unicode's "maximal subpart"), otherwise one byte.
+ */
+static int64_t ill_formed_bytes(const uint8_t *at, int64_t left) {
+        int64_t known, total;
+
+        for (known = left < 3 ? left : 3; known > 1; known--)
+                for (total = known + 1; total <= 4; total++) {
+                        uint8_t completed[4] = {0, 0x80, 0x80, 0x80};
+                        memcpy(completed, at, (size_t)known);
+                        if (is_utf8(completed, total))
+                                return known;
+                }
+        return 1;
+}
+
+/* Appends a name to a column as UTF-8, with U+FFFD for what is none, as Kafka's Java client decodes it. */
+static int append_repaired(column_t *column, int64_t index, const uint8_t *from, int64_t bytes) {
+        static const uint8_t replacement[] = {0xEF, 0xBF, 0xBD};
+        part_t text                        = {NULL, 0, 0};
+        int64_t length;
+        int done = 1;
+
+        while (bytes && done) {
+                for (length = 1; length < 4 && length < bytes && !is_utf8(from, length); length++)
+                        ;
+                if (is_utf8(from, length)) {
+                        done = append(&text, from, length);
+                } else {
+                        length = ill_formed_bytes(from, bytes);
+                        done   = append(&text, replacement, sizeof(replacement));
+                }
+                from += length;
+                bytes -= length;
+        }
+        done = done && append_entry(column, index, text.at, text.bytes);
+        free(text.at);
+        return done;
+}
+
+/*
  * Appends `number` headers that begin at `at` to the arrays of names (never null) and values. A name ends at its
  * first NUL. Returns what follows the headers; NULL as get_bytes.
  */
 static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const uint8_t *past, int64_t number) {
-        const uint8_t *next = at, *name, *value, *broken = NULL;
-        int64_t index, name_length, value_length, broken_length = 0;
+        const uint8_t *next = at, *name = NULL, *value = NULL;
+        int64_t index, name_length, value_length = 0;
         int32_t count = (int32_t)number;
 
         for (index = 0; index < number; index++) {
@@ -742,24 +781,16 @@ static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const ui
                 next = next ? get_bytes(next, past, &value, &value_length) : NULL;
                 if (!next || !name)
                         return NULL;
-                name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
-                if (!is_utf8(name, name_length)) {
-                        broken        = name;
-                        broken_length = name_length;
-                }
         }
-        if (broken) {
-                static const uint8_t end = 0;
-                count = -1;
-                if (!append(&block->broken_names, broken, broken_length) || !append(&block->broken_names, &end, 1))
-                        block->no_memory = 1;
-        }
-        for (index = 0; index < number && !broken; index++) {
+        for (index = 0; index < number; index++) {
+                int done;
                 at          = get_bytes(at, past, &name, &name_length);
                 at          = get_bytes(at, past, &value, &value_length);
                 name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
-                if (!append_entry(&block->header_names, block->entries, name, name_length) ||
-                    !append_entry(&block->header_values, block->entries, value, value ? value_length : 0))
+                done        = is_utf8(name, name_length)
+                                      ? append_entry(&block->header_names, block->entries, name, name_length)
+                                      : append_repaired(&block->header_names, block->entries, name, name_length);
+                if (!done || !append_entry(&block->header_values, block->entries, value, value ? value_length : 0))
                         block->no_memory = 1;
                 block->entries++;
         }

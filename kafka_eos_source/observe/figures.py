@@ -14,6 +14,7 @@ from typing import Any
 from kafka_eos_source.observe.decode import integer, integers, items, mapping, number, numbers, text
 from kafka_eos_source.observe.lines import VERSION, parsed, rounded, to_line
 from kafka_eos_source.observe.process import Writer
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 
 class Outcome(Enum):
@@ -216,7 +217,7 @@ class BatchFigures:
         found = parsed(line, "batch")
         try:
             return None if found is None else cls._from(found)
-        except (ValueError, KeyError, TypeError):
+        except SHAPE_ERRORS:
             return None
 
     @classmethod
@@ -329,7 +330,7 @@ class WaitingCommit:
                     writer=Writer.from_json(mapping(found["writer"])),
                 )
             )
-        except (ValueError, KeyError, TypeError):
+        except SHAPE_ERRORS:
             return None
 
 

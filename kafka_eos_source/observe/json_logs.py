@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 
 from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
 from kafka_eos_source.observe.totals import bounded
+from kafka_eos_source.runtime.json_input import parse_json
 
 _log = logging.getLogger("kafka_eos_source.batches")
 
@@ -20,7 +20,7 @@ class BatchLog:
         level = logging.WARNING if figures.error else logging.INFO
         text = f"batch {figures.batch_id} of {figures.application_id}: {figures.outcome.value}"
         figures = replace(figures, topics=bounded(figures.topics))
-        _log.log(level, text, extra={"batch": json.loads(figures.to_json())})
+        _log.log(level, text, extra={"batch": parse_json(figures.to_json())})
 
     def waits(self, commit: WaitingCommit) -> None:
         """Ignores that a commit stands still; `Journal` writes it down."""

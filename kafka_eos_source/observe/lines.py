@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
+
 #: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
 VERSION = 1
 
@@ -23,8 +25,8 @@ def to_line(found: Mapping[str, Any]) -> str:
 def parsed(line: str, kind: str) -> Mapping[str, Any] | None:
     """Returns the JSON object of this kind and version in a line; None if there is none."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except JsonError:
         return None
     is_known = isinstance(found, dict) and found.get("v") == VERSION and found.get("kind") == kind
     return found if is_known else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.notebook import journal_of
 from kafka_eos_source.observe.summary import figures_in
+from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def observe_batches(spark: SparkSession, callback: Callable[[FinishedBatch], Non
             """Does nothing: the query has no micro-batch yet."""
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda: callback(finished_batch(json.loads(event.progress.json))))
+            guarded(lambda: callback(finished_batch(parse_json(event.progress.json))))
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
             """Does nothing: there was no micro-batch."""
@@ -86,8 +86,8 @@ def finished_batch(progress: dict[str, Any]) -> FinishedBatch:
         str(progress["runId"]),
         batch_id,
         progress,
-        json.loads(same[-1].to_json()) if same else None,
-        None if newest is None else json.loads(newest.to_json()),
+        parse_json(same[-1].to_json()) if same else None,
+        None if newest is None else parse_json(newest.to_json()),
     )
 
 

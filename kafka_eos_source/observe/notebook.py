@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from kafka_eos_source.observe.panel import panel
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.progress import view_of_reports
 from kafka_eos_source.observe.view import QueryView, Status, view
+from kafka_eos_source.runtime.json_input import parse_json
 
 
 class StreamingQuery(Protocol):
@@ -111,7 +111,7 @@ def journal_of(query_id: str) -> QueryJournal | None:
 
 def _report(progress: Any) -> Mapping[str, Any]:
     """Returns a progress report as an object of JSON. Old versions of PySpark return dictionaries."""
-    found = progress if isinstance(progress, Mapping) else json.loads(progress.json)
+    found = progress if isinstance(progress, Mapping) else parse_json(progress.json)
     return dict(found)
 
 

@@ -6,7 +6,6 @@ That is so over Spark Connect. The source of this package adds the newest micro-
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.summary import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
 from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 
 def view_of_reports(
@@ -106,8 +106,8 @@ def _lag(sources: Sequence[Mapping[str, Any]]) -> dict[str, TopicLag]:
 def _offsets(found: object) -> dict[str, dict[str, int]]:
     """Returns the offsets in a source position; {} if it is none."""
     try:
-        position = json.loads(found) if isinstance(found, str) else found
-    except (ValueError, RecursionError):
+        position = parse_json(found) if isinstance(found, str) else found
+    except JsonError:
         return {}
     if not isinstance(position, dict):
         return {}

@@ -11,6 +11,7 @@ from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe.decode import integers, items, mapping, number, numbers, text
 from kafka_eos_source.observe.lines import VERSION, parsed, to_line
 from kafka_eos_source.observe.process import Writer
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 
 class SourceState(Enum):
@@ -120,7 +121,7 @@ class SourceFigures:
                     retention_seconds=_number_or_none(found.get("retention")),
                 )
             )
-        except (ValueError, KeyError, TypeError):
+        except SHAPE_ERRORS:
             return None
 
     def lag(self, committed: Offsets) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 _LIVE = "live"
 
@@ -25,7 +26,7 @@ def with_figures(latest: Mapping[str, Any], batch: BatchFigures | None) -> dict[
     """
     if batch is None:
         return dict(latest)
-    return {**latest, OURS: {**latest.get(OURS, {}), _LIVE: json.loads(batch.to_json())}}
+    return {**latest, OURS: {**latest.get(OURS, {}), _LIVE: parse_json(batch.to_json())}}
 
 
 def figures_in(latest: object) -> BatchFigures | None:
@@ -35,8 +36,8 @@ def figures_in(latest: object) -> BatchFigures | None:
         latest: ``latestOffset`` of a source in a progress report: an object of JSON, or its text.
     """
     try:
-        found = json.loads(latest) if isinstance(latest, str) else latest
-    except (ValueError, RecursionError):
+        found = parse_json(latest) if isinstance(latest, str) else latest
+    except JsonError:
         return None
     ours = found.get(OURS) if isinstance(found, dict) else None
     live = ours.get(_LIVE) if isinstance(ours, dict) else None

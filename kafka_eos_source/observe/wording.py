@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.steps import StepGroup
@@ -37,6 +38,14 @@ def visible(text: str) -> str:
     Use it for the contents of records: they could change a terminal, or look like other lines.
     """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def utc(time_ms: int, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    """Returns a time for people; the number itself if it is a 64-bit integer beyond the years 1 to 9999."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms since 1970"
 
 
 def duration(seconds: float) -> str:

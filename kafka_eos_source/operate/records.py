@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -18,12 +17,13 @@ from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.observe.wording import visible
+from kafka_eos_source.observe.wording import utc, visible
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Reading, ReadSettings
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.runtime.json_output import json_text
 from kafka_eos_source.spark.schema import STAGED_ARROW
 
@@ -233,7 +233,7 @@ def record_line(record: TopicRecord) -> str:
     at = (
         "-"
         if record.timestamp_ms is None
-        else datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc).strftime("%H:%M:%S.%f")[:-3]
+        else utc(record.timestamp_ms, f"%H:%M:%S.{record.timestamp_ms % 1000:03d}")
     )
     state = "" if record.state == "committed" else f"[{record.state}] "
     key, value = (
@@ -346,8 +346,8 @@ def _row(number: int, line: str) -> dict[str, Any]:
         )
 
     try:
-        found = json.loads(line)
-    except ValueError as error:
+        found = parse_json(line)
+    except JsonError as error:
         raise refuse(f"it is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise refuse(f"it is {type(found).__name__}, expected an object")
@@ -357,10 +357,10 @@ def _row(number: int, line: str) -> dict[str, Any]:
     if "value" not in found and "value_base64" not in found:
         raise refuse("it has no field 'value'")
     timestamp = found.get("timestamp_ms")
-    if not (timestamp is None or type(timestamp) is int):
+    if not (timestamp is None or (type(timestamp) is int and -1 <= timestamp < 1 << 63)):
         raise refuse(f"timestamp_ms is {timestamp!r}, expected milliseconds since the epoch")
     partition = found.get("partition")
-    if not (partition is None or type(partition) is int):
+    if not (partition is None or (type(partition) is int and 0 <= partition < 1 << 31)):
         raise refuse(f"partition is {partition!r}, expected a number")
     headers = found.get("headers") or []
     if isinstance(headers, dict):

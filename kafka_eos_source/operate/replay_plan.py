@@ -16,6 +16,7 @@ from kafka_eos_source.operate.dead_letters import Filter, Letter
 from kafka_eos_source.operate.topics import log_ends
 from kafka_eos_source.protocol.dead_letters import INPUT, OUTPUT
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 _PREFIX = "kafka-eos-replay-"
 
@@ -199,8 +200,8 @@ def _check_complete(request: Replay, held: Mapping[TopicPartition, GroupOffset])
 
 def _parsed(metadata: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(metadata)
-    except ValueError:
+        found = parse_json(metadata)
+    except JsonError:
         return None
     return found if isinstance(found, dict) and "replay" in found else None
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.observe import wording
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.reading.cut import Cut
 
@@ -57,10 +59,13 @@ class CopyJournal:
     def decode(cls, metadata: str) -> CopyJournal | None:
         """Returns the journal in an offset's metadata; None if there is none that this version can read."""
         try:
-            found = json.loads(metadata.rstrip("\0"))
+            found = parse_json(metadata.rstrip("\0"))
             if found.pop("rescale") == _VERSION:
-                return cls(**found)
-        except (ValueError, TypeError, AttributeError, KeyError):
+                journal = cls(**found)
+                types = [str if name in ("cut", "copy_id") else int for name in asdict(journal)]
+                if [type(value) for value in asdict(journal).values()] == types:
+                    return journal
+        except SHAPE_ERRORS:
             pass  # another text; the copy then begins anew, which is always correct
         return None
 
@@ -81,16 +86,16 @@ def digest(cut: Cut) -> str:
 
 def with_filled(move: Move, topic_id: str, offset: int) -> str:
     """Returns the move record with the offset up to which a partition of the copy is in the new changelog."""
-    return json.dumps({**json.loads(move.encode()), _FILLED: [topic_id, offset]}, separators=(",", ":"))
+    return json.dumps({**parse_json(move.encode()), _FILLED: [topic_id, offset]}, separators=(",", ":"))
 
 
 def filled_until(metadata: str, topic_id: str) -> int:
     """Returns the offset that `with_filled` wrote for this changelog topic; 0 if there is none."""
     try:
-        found = json.loads(metadata.rstrip("\0"))[_FILLED]
-    except (ValueError, TypeError, KeyError):
+        found, offset = parse_json(metadata.rstrip("\0"))[_FILLED]
+        return int(offset) if found == topic_id else 0
+    except SHAPE_ERRORS:
         return 0
-    return int(found[1]) if found[0] == topic_id else 0
 
 
 def encode_notes(done: Mapping[bytes, bytes], running: Mapping[bytes, bytes]) -> bytes:
@@ -99,11 +104,21 @@ def encode_notes(done: Mapping[bytes, bytes], running: Mapping[bytes, bytes]) ->
 
 
 def decode_notes(value: bytes) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    """Returns what `encode_notes` encoded."""
-    done, running = (
-        {bytes.fromhex(k): bytes.fromhex(v) for k, v in each.items()} for each in json.loads(value)
-    )
-    return done, running
+    """Returns what `encode_notes` encoded.
+
+    Raises:
+        ChangelogError: if another program wrote the value.
+    """
+    try:
+        done, running = (
+            {bytes.fromhex(k): bytes.fromhex(v) for k, v in each.items()} for each in parse_json(value)
+        )
+        return done, running
+    except SHAPE_ERRORS as error:
+        raise ChangelogError(
+            f"the notes in the copy of the changelog are damaged ({error!r}): {value[:80]!r}.",
+            fix="delete that topic, and run the command again; the state itself is not damaged.",
+        ) from error
 
 
 @dataclass

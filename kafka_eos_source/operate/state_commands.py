@@ -311,8 +311,8 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     got with the wrong time keep it.
     """
     import time
-    from datetime import datetime, timezone
 
+    from kafka_eos_source.observe import wording
     from kafka_eos_source.operate.lower_time import find, lower
 
     deadline, target = deadline_of(timeout), target_of(options)
@@ -329,13 +329,10 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
         )
         return
 
-    def shown(time_ms: int) -> str:
-        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="seconds")
-
     for each in shards:
-        was = shown(each.was_ms)
+        was = wording.utc(each.was_ms)
         click.echo(f"shard {each.shard}: the recorded time {was} is {(each.was_ms - now_ms) // 1000} s ahead")
-    now = shown(now_ms)
+    now = wording.utc(now_ms)
     if not shards:
         click.echo(f"No recorded time of store {name!r} is later than {now}.")
     elif yes:

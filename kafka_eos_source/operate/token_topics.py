@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from kafka_eos_source.kafka.token_topic import TokenTopic
 from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
 from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import wording
 from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.operate.topics import logs_json
 from kafka_eos_source.operate.view import table_of
@@ -140,7 +140,7 @@ def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
                 each.application_id,
                 str(record.token.sequence),
                 str(record.token.batch_id),
-                _time(record.time_ms),
+                wording.utc(record.time_ms),
                 record.token.query_id,
                 record.group_id,
                 f"{len(record.ends):,}",
@@ -299,7 +299,3 @@ def _record_json(record: TokenRecord | None) -> dict[str, Any]:
         "anchor": record and str(record.anchor),
         "offsets": record and {str(tp): end for tp, end in sorted(record.ends.items())},
     }
-
-
-def _time(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kafka_eos_source.observe import wording
 from kafka_eos_source.operate.adopt import Adoption
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView, PartitionView
@@ -249,7 +250,7 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
             yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
             if token.due is not None:
-                yield "  timers due", _utc(token.due.at_ms)
+                yield "  timers due", wording.utc(token.due.at_ms)
         yield (
             "transaction",
             "unfinished, about to change the group's offsets" if kafka.pending else "none on this group",
@@ -266,14 +267,6 @@ def _batch(batch_id: int | None, at_seconds: float | None = None) -> str:
     return (
         f"batch {batch_id}, planned {datetime.fromtimestamp(at_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     )
-
-
-def _utc(time_ms: int) -> str:
-    """Returns a time for people; timers may have any 64-bit integer."""
-    try:
-        return f"{datetime.fromtimestamp(time_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms since 1970"
 
 
 def _partitions(partitions: Iterable[PartitionView]) -> Table:

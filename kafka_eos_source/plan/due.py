@@ -24,6 +24,7 @@ from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Due, Token, newest
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
 if TYPE_CHECKING:
@@ -328,13 +329,13 @@ def _read(application_id: str) -> str | None:
 def _parsed(text: str) -> tuple[int, Due | None]:
     """Returns sequence number and due time of a file; (-1, None) if it is damaged."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         sequence = int(found["sequence"])
         if "due" not in found:
             return sequence, None
         at_ms, clock_ms = found["due"]
         return sequence, Due(int(at_ms), int(clock_ms))
-    except (ValueError, KeyError, TypeError):
+    except SHAPE_ERRORS:
         return -1, None
 
 

@@ -13,7 +13,6 @@ v2 names the sources.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime.file_systems import file_system, names_in
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 _NO_OFFSET = "-"
 
@@ -90,8 +90,8 @@ def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
 
 def _planned_at_ms(metadata: str) -> int | None:
     try:
-        found = json.loads(metadata)["batchTimestampMs"]
-    except (ValueError, KeyError, TypeError):
+        found = parse_json(metadata)["batchTimestampMs"]
+    except SHAPE_ERRORS:
         return None  # nothing but the figures about the batch depends on it
     return found if type(found) is int else None
 
@@ -148,8 +148,8 @@ def query_id(checkpoint: str) -> str:
             "uses its default file system (fs.defaultFS), but kafka-eos uses the local file system.",
         )
     try:
-        return str(json.loads(text)["id"])
-    except (ValueError, KeyError, TypeError) as error:
+        return str(parse_json(text)["id"])
+    except SHAPE_ERRORS as error:
         raise OperatorError(
             f"file {checkpoint}/metadata is damaged ({error}); expected JSON with the id of the query.",
             fix="restore the checkpoint from a copy. A new checkpoint begins at startingOffsets, which "

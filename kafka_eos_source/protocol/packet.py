@@ -23,6 +23,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidRecordError, StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream, values
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Name of the reserved column in an operator's result. Its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
@@ -120,7 +121,7 @@ def unpack(packet: pa.Buffer | bytes | memoryview) -> Packet:
     view = memoryview(packet)
     try:
         (length,) = _LENGTH.unpack_from(view)
-        header = json.loads(bytes(view[4 : 4 + length]))
+        header = parse_json(bytes(view[4 : 4 + length]))
         version = header["v"]
         if version == _VERSION:
             tp = TopicPartition(header["topic"], header["shard"])
@@ -131,7 +132,7 @@ def unpack(packet: pa.Buffer | bytes | memoryview) -> Packet:
                 _report(tp, header["attempt"], header.get("report")),
                 view[4 + length :],
             )
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (*SHAPE_ERRORS, struct.error) as error:
         raise StateError(
             f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
             fix=f"pass the column {CHANGELOG!r} on exactly as transform_with_changelog_state returned it.",

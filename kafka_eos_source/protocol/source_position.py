@@ -42,6 +42,7 @@ from typing import Any
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import Epochs, Offsets, TopicPartition
 from kafka_eos_source.protocol.token import digest
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 #: The key that only this package writes.
 OURS = "@"
@@ -160,8 +161,8 @@ class SourcePosition:
             OperatorError: if the text is not the offset of a Kafka source.
         """
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text)
+        except JsonError as error:
             raise OperatorError(
                 f"the offset {text[:200]!r} is not JSON: {error}.",
                 fix="restore the checkpoint from a copy. A new checkpoint begins at startingOffsets, which "
@@ -180,8 +181,8 @@ def is_kafka_offset_json(text: str) -> bool:
     be recognised; for it the option ``source.cluster`` decides.
     """
     try:
-        return _is_position(json.loads(text))
-    except (ValueError, RecursionError):
+        return _is_position(parse_json(text))
+    except JsonError:
         return False
 
 
@@ -200,7 +201,7 @@ def _is_topic(entry: object) -> bool:
             _PARTITION.fullmatch(partition)
             and isinstance(offset, int)
             and not isinstance(offset, bool)
-            and offset >= 0
+            and 0 <= offset < 1 << 63
             for partition, offset in entry.items()
         )
     )

@@ -25,6 +25,7 @@ from typing import Any
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
 from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Format of the tokens that this version writes and reads. A token that lacks a key is damaged; unknown keys
 #: are ignored.
@@ -191,7 +192,7 @@ class Token:
         if not text.startswith(_TOKEN_START):
             return None
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             if MOVING in found:
                 raise StateError(
                     f"the state of store {found[MOVING]['store']!r} is being moved to {found[MOVING]['to']} "
@@ -220,7 +221,7 @@ class Token:
                 due=_due(*found["due"]) if "due" in found else None,
                 unproven_since=int(found.get("unproven", -1)),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except SHAPE_ERRORS as error:
             raise OperatorError(
                 f"the token in Kafka is damaged ({error!r}): {text}",
                 fix="find out which program commits offsets to this group.",

@@ -39,6 +39,7 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.protocol.writer_version import BY, newer_version, package_version
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Format of the records that this version writes and reads. The token inside has a format of its own.
 FORMAT = 1
@@ -150,11 +151,11 @@ class TokenRecord:
             OperatorError: if the record is damaged.
         """
         try:
-            found = json.loads(value)
+            found = parse_json(value)
             version = _whole(found[_FORMAT_KEY])
             if version <= FORMAT:
                 return _parsed(key, found)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except SHAPE_ERRORS as error:
             raise OperatorError(
                 f"the record of {_shown(key)} in the token topic is damaged ({error!r}): "
                 f"{value[:200].decode(errors='replace')}",

@@ -6,6 +6,7 @@ repeated here; the contents of the messages refer to the memory into which the C
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +21,9 @@ from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
 
 #: The largest timestamp, in ms, that fits Spark's 64-bit microseconds.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+
+_log = logging.getLogger(__name__)
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 #: The most bytes in one column of a batch, because offsets in Arrow and Spark have 32 bits.
 MAX_COLUMN_BYTES = 2**31 - 1
@@ -84,8 +88,7 @@ def record_batches(
         limit_bytes: maximum size of one column of a batch.
 
     Raises:
-        InvalidRecordError: if a timestamp is too large for Spark, a header name is not UTF-8, or a single
-            record is larger than ``limit_bytes``.
+        InvalidRecordError: if a single record is larger than ``limit_bytes``.
     """
     try:
         return [record_batch(runs, include_headers, columns, limit_bytes)]
@@ -169,15 +172,8 @@ class Contents:
         )
 
     def headers(self) -> pa.Array:
-        """Returns headers in their order, with repeated names; NULL for a message without headers.
-
-        Raises:
-            InvalidRecordError: if a header name is not UTF-8.
-        """
+        """Returns headers in their order, with repeated names; NULL for a message without headers."""
         counts = self._numbers(lambda block: block.header_counts)
-        broken = np.flatnonzero(counts < 0)
-        if len(broken):
-            self._raise_not_utf8(int(broken[0]))
         spans = [
             (each.block, int(each.block.header_starts[each.first]), int(each.block.header_starts[each.past]))
             for each in self._pieces
@@ -192,23 +188,6 @@ class Contents:
         return pa.ListArray.from_arrays(
             pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(counts == 0)
         )
-
-    def _raise_not_utf8(self, index: int) -> None:
-        row = index
-        for each in self._pieces:
-            if row < len(each):
-                try:
-                    each.block.broken_name(each.first + row).decode()
-                except UnicodeDecodeError as failure:
-                    tp, offset = _where(self._runs, index)
-                    raise InvalidRecordError(
-                        f"the record at offset {offset} of {tp} has a header name that is not UTF-8: "
-                        f"{failure}.",
-                        fix="set includeHeaders=false until the query has read the record, with nulls in "
-                        "place of the headers. startingOffsets has no effect on a query with a checkpoint.",
-                    ) from failure
-            row -= len(each)
-        raise AssertionError("the C kernel reported a header name as invalid that Python decodes as UTF-8")
 
     def _numbers(self, of: Callable[[Block], npt.NDArray[Number]]) -> npt.NDArray[Number]:
         parts = [of(each.block)[each.first : each.past] for each in self._pieces]
@@ -261,15 +240,28 @@ def _counts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
 
 
 def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
-    beyond = np.flatnonzero((ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS))
-    if len(beyond):
-        tp, offset = _where(runs, int(beyond[0]))
-        raise InvalidRecordError(
-            f"the record at offset {offset} of {tp} has the timestamp {int(ms[beyond[0]])} ms, which is "
-            f"outside of Spark's range of ±{MAX_TIMESTAMP_MS} ms. Its producer probably set micro- or "
-            "nanoseconds.",
-            fix="correct the producer, and leave 'timestamp' and 'timestampType' out of the option 'columns' "
-            "until the query has read the record, with nulls in their place. startingOffsets has no effect "
-            "on a query with a checkpoint.",
+    """Returns the timestamps; null for one that Spark cannot hold, because no query could skip its record."""
+    found = _numbers(ms * 1000, _TIMESTAMP)
+    beyond = (ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS)
+    if not beyond.any():
+        return found
+    rows = np.flatnonzero(beyond)
+    tp, offset = _where(runs, int(rows[0]))
+    if tp not in _warned:
+        _warned.add(tp)
+        _log.warning(
+            "The record at offset %d of %s has the timestamp %d ms, which is outside of Spark's range of "
+            "±%d ms; its producer probably set micro- or nanoseconds. The column 'timestamp' is null for it "
+            "and for other such records of the partition (%d here), of which nothing more is logged.",
+            offset,
+            tp,
+            int(ms[rows[0]]),
+            MAX_TIMESTAMP_MS,
+            len(rows),
         )
-    return _numbers(ms * 1000, pa.timestamp("us", tz="UTC"))
+    valid = pa.py_buffer(np.packbits(~beyond, bitorder="little"))
+    return pa.Array.from_buffers(_TIMESTAMP, len(ms), [valid, found.buffers()[1]])
+
+
+#: Partitions with a timestamp that Spark cannot hold, about which this process has warned.
+_warned: set[TopicPartition] = set()

@@ -6,7 +6,6 @@ Python workers, and every query in them, go on while the registry is down.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReferen
 from kafka_eos_source.registry.codec import Reference, Schema
 from kafka_eos_source.registry.formats import schema_format
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.runtime.retry import Pauses
 
 #: Another node of the registry may know a new id some moments later than the node that registered it. New ids
@@ -178,8 +178,8 @@ def _is_same(one: Schema, other: Schema) -> bool:
     if one.text == other.text:
         return True
     try:
-        return bool(json.loads(one.text) == json.loads(other.text))
-    except ValueError:  # Protobuf, or the name of an Avro type
+        return bool(parse_json(one.text) == parse_json(other.text))
+    except JsonError:  # Protobuf, or the name of an Avro type
         return False
 
 

@@ -16,6 +16,9 @@ from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Sche
 from kafka_eos_source.registry.framing import Frame, Messages, Rows, frames, paths
 from kafka_eos_source.registry.slices import slices
 
+#: The most characters of the error of one row.
+MOST_CHARACTERS = 1_000
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -188,4 +191,6 @@ def _rows_of(column: pa.Array, rows: Rows) -> pa.Array:
 
 
 def _of_schema(frame: Frame, text: str) -> str:
-    return f"schema id {frame.schema_id}: {text}"
+    """Returns the error of a row. It may quote the record, such as a key of a map, but not all of it."""
+    shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    return f"schema id {frame.schema_id}: {shown}"

@@ -19,7 +19,7 @@ MOST_LEVELS = 254
 
 #: What Python raises while a program takes apart a parsed document that has another shape than expected,
 #: such as ``found["batch"]`` of an array, or ``float(found["seconds"])`` of an integer with 400 digits.
-SHAPE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+SHAPE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class JsonError(ValueError):

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import SinkFailedError
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Size of the largest manifest. One of 100,000 files has about 50 MB.
 LARGEST_BYTES = 256 << 20
@@ -100,8 +101,8 @@ def parsed(data: bytes, wanted: str, where: str, read: Callable[[Mapping[str, An
     """
     check(digest(data), wanted, where)
     try:
-        return read(objects([json.loads(data)])[0])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return read(objects([parse_json(data)])[0])
+    except SHAPE_ERRORS as error:
         text = f"{type(error).__name__}: {error}"
         raise refused(where, f"is damaged: {text[:_SHOWN]!r}") from error
 

@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import file_system, fsync, make_folder, new_file
+from kafka_eos_source.runtime.json_input import parse_json
 
 _NOTE, _ROWS, _TEMPORARY = ".json", ".arrow", ".new"
 
@@ -57,7 +58,7 @@ class NotesFolder:
         fs, path = file_system(self.location)
         try:
             with fs.open_input_stream(f"{path}/{name}{_NOTE}") as source:
-                return dict(json.loads(source.read()))
+                return dict(parse_json(source.read()))
         except FileNotFoundError:
             return None
 

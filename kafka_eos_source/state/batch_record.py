@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kafka_eos_source.errors import ChangelogError, KafkaEosError, StateFormatError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.layout import BATCH_PREFIX
 from kafka_eos_source.state.model import BatchRecord
 
@@ -128,7 +129,7 @@ def decode_batch(value: bytes) -> BatchRecord:
         ChangelogError: if it is damaged, or another program wrote it.
     """
     try:
-        fields = json.loads(value)
+        fields = parse_json(value)
         if fields["v"] > _VERSION:
             raise StateFormatError(
                 f"the changelog's batch record has format {fields['v']}; this version of kafka-eos reads "
@@ -147,7 +148,7 @@ def decode_batch(value: bytes) -> BatchRecord:
             end_digest=str(fields["end"]),
             log_start=int(fields.get("log_start", 0)),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except SHAPE_ERRORS as error:
         raise ChangelogError(
             f"the changelog's batch record is damaged ({error!r}): {value[:200]!r}",
             fix="find out which other program writes to the changelog topic, and stop it.",

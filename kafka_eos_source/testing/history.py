@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
@@ -281,8 +282,8 @@ def read_history(paths: Iterable[Path]) -> History:
                     torn_lines += 1
                     continue
                 try:
-                    _add(operations, json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
+                    _add(operations, parse_json(line))
+                except SHAPE_ERRORS as error:
                     raise OperatorError(
                         f"line {number} of the history {str(path)!r} is not valid: {error!r}.",
                         fix="use only files that kafka_eos_source.testing.history.Recorder wrote.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import uuid
@@ -20,6 +19,7 @@ from kafka_eos_source.operate.doctor.finding import Finding, Severity, ok
 from kafka_eos_source.operate.doctor.machine import descriptors, temporary_space
 from kafka_eos_source.operate.doctor.versions import version_of
 from kafka_eos_source.runtime.file_systems import file_system, make_folder
+from kafka_eos_source.runtime.json_input import parse_json
 
 _CLOCK_SECONDS = 5.0
 #: Tasks per slot of the cluster, so that each executor gets some.
@@ -48,7 +48,7 @@ def run_job(
             frame = spark.range(0, tasks, 1, tasks).mapInArrow(
                 probe.task(staging, name, nonce), "found string"
             )
-            found = [json.loads(row.found) for row in frame.collect()]
+            found = [parse_json(row.found) for row in frame.collect()]
             ended = time.time()
         finally:
             cloudpickle.unregister_pickle_by_value(probe)  # type: ignore[no-untyped-call]

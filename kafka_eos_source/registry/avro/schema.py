@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.runtime.json_input import parse_json
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -129,7 +129,7 @@ def _add_references(schema: Schema, names: dict[str, Type]) -> None:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as failure:
         raise InvalidSchemaError(
             f"{what} is not JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,7 @@ def _validator(schema: Schema) -> Callable[[Any], str | None]:
     """Returns a function that says why a document violates the schema."""
     try:
         from jsonschema import exceptions, validators
+        from referencing.exceptions import Unresolvable
     except ImportError as failure:
         raise InvalidSchemaError(f"validation needs a package: {failure}", fix=INSTALL) from failure
     contents, resolver = open_schema(schema)
@@ -114,7 +116,12 @@ def _validator(schema: Schema) -> Callable[[Any], str | None]:
     validator = kind(contents, registry=resolver._registry, format_checker=kind.FORMAT_CHECKER)
 
     def explain(document: Any) -> str | None:
-        found = exceptions.best_match(validator.iter_errors(document))
+        try:
+            found = exceptions.best_match(validator.iter_errors(document))
+        except RecursionError:
+            return "the value is nested too deeply for the schema, which refers to itself"
+        except (Unresolvable, re.error, ArithmeticError) as failure:
+            return f"the schema cannot be applied to the value: {type(failure).__name__}: {failure}"
         if found is None:
             return None
         where = ".".join(str(part) for part in found.absolute_path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +17,7 @@ from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
 from kafka_eos_source.registry.json_schema.sizes import fitting_rows
 from kafka_eos_source.registry.slices import Collector
+from kafka_eos_source.runtime.json_input import MOST_LEVELS, JsonError, parse_json, parse_json_fast
 
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
 _FEW = 64
@@ -29,7 +27,10 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _EXACT_FLOATS = 1 << 53
 _DIGITS_OF_INT64 = 19
 _TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_RFC3339 = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(\.\d{1,6})\d*)?(Z|[+-]\d\d:\d\d)$"
+
+#: What Arrow accepts as numbers, and other parsers do not; also some numbers that all of them accept.
+_ODD_NUMBERS = "NaN|Inf|[0-9][eE][+]?[0-9]{3}|[0-9]{100}"
 
 _Rows = npt.NDArray[np.int64]
 
@@ -132,8 +133,10 @@ class JsonDecoder:
             texts = pc.ascii_trim(payloads.cast(pa.large_string()), " \t\r\n")
         except pa.ArrowInvalid:  # not UTF-8
             return None
+        if not all(map(_can_be_parsed, _with_many_levels(payloads))):
+            return None
         whole = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-        odd = pc.match_substring_regex(texts, "NaN|Inf")  # which Arrow accepts as numbers
+        odd = pc.match_substring_regex(texts, _ODD_NUMBERS)
         if not pc.all(whole).as_py() or pc.any(odd).as_py():
             return None
         nothing, newline = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
@@ -160,26 +163,40 @@ class JsonDecoder:
     def _parse_each(
         self, payloads: pa.Array, rows: _Rows, errors: dict[int, str], collector: Collector
     ) -> pa.Array:
-        import orjson
-
         for row, payload in zip(rows.tolist(), (each.as_py() for each in payloads), strict=True):
             value = None
+            # Whatever the bytes are, nothing else is raised here; tests/test_registry_foreign.py tries.
             try:
-                document = orjson.loads(payload)
+                document = parse_json_fast(payload)
                 if self._has_text:  # with numbers as they are written
-                    document = json.loads(payload, parse_float=_Number, parse_int=_integer)
+                    document = parse_json(payload, parse_float=_Number, parse_int=_integer)
                 if self._validate is None or (reason := self._validate(document)) is None:
                     value = _fit(self._shape, document, "")
                 else:
                     errors[row] = reason
-            except orjson.JSONDecodeError as failure:
-                errors[row] = f"the value is not JSON: {failure}"
+            except JsonError as failure:
+                errors[row] = f"the value is not JSON that can be read: {failure}"
             except UnfitError as failure:
                 errors[row] = str(failure)
-            except RecursionError:
-                errors[row] = "the value is nested too deeply"
             collector.add(value)
         return collector.converted({}).values
+
+
+def _with_many_levels(payloads: pa.Array) -> list[bytes]:
+    """Returns the documents that may have more levels than `parse_json` reads. Arrow's parser reads any."""
+    if not pc.max(pc.binary_length(payloads)).as_py() > 2 * MOST_LEVELS:  # the usual case
+        return []
+    opened = pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{"))
+    found: list[bytes] = payloads.filter(pc.greater(opened, MOST_LEVELS)).to_pylist()
+    return found
+
+
+def _can_be_parsed(document: bytes) -> bool:
+    try:
+        parse_json_fast(document)
+    except JsonError:
+        return False
+    return True
 
 
 def _parsed(kind: Kind) -> pa.DataType:
@@ -282,9 +299,10 @@ def _convert_times(
     if shape.arrow_type == array.type:
         return array
     if shape.kind is Kind.OBJECT:
+        fields = array.flatten()  # null inside a null struct, where `array.field` has empty texts
         columns = [
-            _convert_times(inner, array.field(index), rows, errors, f"{path}.{name}".lstrip("."))
-            for index, (name, inner) in enumerate(shape.properties.items())
+            _convert_times(inner, each, rows, errors, f"{path}.{name}".lstrip("."))
+            for (name, inner), each in zip(shape.properties.items(), fields, strict=True)
         ]
         return pa.StructArray.from_arrays(columns, fields=list(shape.arrow_type), mask=array.is_null())
     assert shape.items is not None
@@ -305,24 +323,26 @@ def _times(kind: Kind, array: pa.Array, rows: _Rows, errors: dict[int, str], pat
         return array.cast(_TIMES[kind])
     except pa.ArrowInvalid:
         pass
-    found: list[Any] = []
-    for row, text in zip(rows.tolist(), array.to_pylist(), strict=True):
-        value = None
-        if text is not None:
-            try:
-                value = _timestamp(text) if kind is Kind.DATE_TIME else dt.date.fromisoformat(text)
-            except (ValueError, OverflowError):
-                needs = "a date with time and time zone" if kind is Kind.DATE_TIME else "a date"
-                errors.setdefault(row, f"{_where(path)}{text[:100]!r} is not {needs} (RFC 3339)")
-        found.append(value)
-    return pa.array(found, _TIMES[kind])
+    texts = array
+    if kind is Kind.DATE_TIME:  # Arrow knows neither digits behind microseconds, nor small letters
+        texts = pc.replace_substring_regex(pc.utf8_upper(array), _RFC3339, r"\1T\2\3\4")
+    bad: list[int] = []
+    values = _cast(texts, _TIMES[kind], 0, bad)
+    for at in bad:
+        needs = "a date with time and time zone" if kind is Kind.DATE_TIME else "a date"
+        text = array[at].as_py()
+        errors.setdefault(int(rows[at]), f"{_where(path)}{text[:100]!r} is not {needs} (RFC 3339)")
+    return values
 
 
-def _timestamp(text: str) -> dt.datetime:
-    """Parses what Arrow does not: more digits than microseconds, which are cut off, and small letters."""
-    match = _RFC3339.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    date, time, fraction, zone = match.groups()
-    digits = f"{(fraction or '.')[1:]:0<6}"[:6]
-    return dt.datetime.fromisoformat(f"{date}T{time}.{digits}{'+00:00' if zone in 'Zz' else zone}")
+def _cast(texts: pa.Array, to: pa.DataType, first: int, bad: list[int]) -> pa.Array:
+    """Returns the texts as times; null for those that are none, whose places are added to `bad`."""
+    try:
+        return texts.cast(to)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            bad.append(first)
+            return pa.nulls(1, to)
+    middle = len(texts) // 2
+    halves = ((texts[:middle], first), (texts[middle:], first + middle))
+    return pa.concat_arrays([_cast(half, to, at, bad) for half, at in halves])

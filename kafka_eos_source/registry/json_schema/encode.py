@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
+from kafka_eos_source.runtime.json_input import JsonError, parse_json, parse_json_fast
 
 _types = pa.types
 _NULL = pa.scalar("null", pa.large_string())
@@ -53,9 +54,13 @@ class JsonEncoder:
         texts = _encode(self._shape, values, np.arange(len(values)), errors, "")
         if self._validate is not None:
             for row, text in enumerate(texts.to_pylist()):
-                reason = None if text is None or row in errors else self._validate(json.loads(text))
-                if reason is not None:
-                    errors[row] = reason
+                if text is not None and row not in errors:
+                    try:
+                        reason = self._validate(parse_json(text))
+                    except JsonError as failure:
+                        reason = str(failure)
+                    if reason is not None:
+                        errors[row] = reason
         if errors:
             bad = np.zeros(len(texts), bool)
             bad[list(errors)] = True
@@ -268,12 +273,10 @@ def _quoted(text: pa.Array) -> pa.Array:
 
 
 def _checked_json(text: pa.Array, rows: _Rows, errors: dict[int, str], path: str) -> pa.Array:
-    import orjson
-
     for row, each in zip(rows.tolist(), text.to_pylist(), strict=True):
         if each is not None:
             try:
-                orjson.loads(each)
-            except orjson.JSONDecodeError as failure:
+                parse_json_fast(each.encode())
+            except JsonError as failure:
                 errors.setdefault(row, f"field {path}: the string must be JSON text: {failure}")
     return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.runtime.json_input import parse_json
 
 INSTALL = 'pip install "kafka-eos-source[jsonschema]"'
 _DEFAULT_DRAFT = "http://json-schema.org/draft-07/schema#"  # what Confluent's clients assume
@@ -116,7 +116,7 @@ def _resource(schema: Schema, what: str) -> Any:
     from referencing.jsonschema import specification_with
 
     try:
-        contents = json.loads(schema.text)
+        contents = parse_json(schema.text)
     except ValueError as failure:
         raise InvalidSchemaError(f"the {what} is not JSON: {failure}", fix="correct the schema") from failure
     if not isinstance(contents, (dict, bool)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +22,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source import option_values as values
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -73,7 +73,7 @@ def json_texts(name: str, value: str) -> Mapping[str, str]:
         InvalidOptionError: if the text is not such an object.
     """
     try:
-        found = json.loads(value)
+        found = parse_json(value)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):

@@ -8,11 +8,12 @@ assumes success or failure.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from enum import Enum
+
+from kafka_eos_source.runtime.json_input import parse_json
 
 _SHOWN_BYTES = 200
 
@@ -107,7 +108,7 @@ def state_of(answer: Answer) -> State | None:
     if answer.status != 200:
         return None
     try:
-        return State(json.loads(answer.body)["state"])
+        return State(parse_json(answer.body)["state"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -119,7 +120,7 @@ def pending_ids(answer: Answer) -> list[str] | None:
         The ids, or None if the answer does not contain a valid list.
     """
     try:
-        found = json.loads(answer.body)["pending"] if answer.status == 200 else None
+        found = parse_json(answer.body)["pending"] if answer.status == 200 else None
     except (ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None

@@ -38,6 +38,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.protocol.token import MOVING, ShardProgress, Token
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, JsonError, parse_json
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
@@ -103,8 +104,8 @@ class Move:
             OperatorError: if the move record is damaged, or a newer release wrote it.
         """
         try:
-            document = json.loads(metadata.rstrip("\0")) if f'"{MOVING}"' in metadata else None
-        except ValueError:
+            document = parse_json(metadata.rstrip("\0")) if f'"{MOVING}"' in metadata else None
+        except JsonError:
             return None
         if not isinstance(document, dict) or MOVING not in document:
             return None
@@ -123,7 +124,7 @@ class Move:
                     event_time_ms=None if found["event"] is None else int(found["event"]),
                     counts={str(name): int(count) for name, count in found["counts"].items()},
                 )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except SHAPE_ERRORS as error:
             raise OperatorError(
                 f"the move record in a committed offset cannot be decoded ({error!r}): {metadata}.",
                 fix="find the program that commits offsets to this group, and stop it.",

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import ShardsBy
 
@@ -118,7 +119,7 @@ class Description:
             StateMismatchError: if the value is not a description.
         """
         try:
-            document = json.loads(value)
+            document = parse_json(value)
             version = document["version"]
             if version == VERSION:
                 return cls(
@@ -137,7 +138,7 @@ class Description:
                     details=document["details"],
                     shards_by=ShardsBy(document["shards_by"]),
                 )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except SHAPE_ERRORS as error:
             raise StateMismatchError(
                 f"the description of the store cannot be read: {value[:80]!r} is damaged, or another program "
                 "wrote it.",

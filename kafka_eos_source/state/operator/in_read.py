@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.pickled import from_option
 from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.model import ShardsBy
@@ -82,7 +83,7 @@ class OperatorInRead:
         Raises:
             ValueError, TypeError, KeyError: if `to_json` did not write this.
         """
-        fields: dict[str, Any] = json.loads(written)
+        fields: dict[str, Any] = parse_json(written)
         operator = cls(
             ReadColumns.from_json(fields["columns"]),
             StructType.fromJson(fields["schema"]),

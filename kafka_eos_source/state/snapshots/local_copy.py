@@ -26,6 +26,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kafka_eos_source.errors import StateLockedError
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.snapshots.manifest import SnapshotFile
 from kafka_eos_source.state.store.files import replace_text
@@ -194,7 +195,7 @@ class LocalCopy:
 
     def _known(self) -> dict[str, str]:
         try:
-            return dict(json.loads((self._folder / "checksums").read_text()))
+            return dict(parse_json((self._folder / "checksums").read_text()))
         except (OSError, ValueError, TypeError):
             return {}
 

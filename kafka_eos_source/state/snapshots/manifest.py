@@ -17,6 +17,7 @@ import uuid
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 
 #: Format of the manifests that this release writes, and the newest format that it reads.
@@ -83,7 +84,7 @@ class Manifest:
             UnusableSnapshotError: if the content is damaged, or a newer release wrote it in another format.
         """
         try:
-            found = json.loads(content)
+            found = parse_json(content)
             if _typed("format", "int", found["format"]) > FORMAT:
                 raise UnusableSnapshotError(
                     f"a newer release wrote it in format {found['format']}; this release reads formats up to "

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 _OWNER_FILE = re.compile(r"owner-[0-9a-f]{8}")
 
@@ -113,9 +114,9 @@ def _owner(database: Path) -> tuple[int, str] | None:
         return None  # the name is for a message about something else
     for file in files:
         try:
-            owner = json.loads(file.read_text())
+            owner = parse_json(file.read_text())
             found.append((int(owner["since_ms"]), int(owner["pid"]), str(owner["host"])))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *SHAPE_ERRORS):
             continue  # the owner closed the database meanwhile, or died while it wrote the file
     return max(found)[1:] if found else None
 

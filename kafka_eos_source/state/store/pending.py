@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError
 from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
@@ -167,7 +168,7 @@ def decode_header(value: bytes) -> PendingHeader:
         StateCorruptedError: if it cannot be decoded.
     """
     try:
-        text: dict[str, Any] = json.loads(value)
+        text: dict[str, Any] = parse_json(value)
         base = text["base"]
         spans = tuple(
             (bytes.fromhex(low), None if high is None else bytes.fromhex(high))
@@ -183,7 +184,7 @@ def decode_header(value: bytes) -> PendingHeader:
             0 if "spill" in text else text["blobs"],
             text.get("spill", ""),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except SHAPE_ERRORS as error:
         raise StateCorruptedError(
             f"the header of a pending batch cannot be decoded: {error!r}.", fix=RESTORE_FIX
         ) from error

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from kafka_eos_source.errors import StateCorruptedError, StateFormatError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 
 #: Fix of every error about damage: the changelog has all of the state.
@@ -125,7 +126,7 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
             restoring=b"status" in values and _parsed(values[b"status"]) == "restoring",
             applying=_applying(values[b"apply"]) if b"apply" in values else None,
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
+    except (*SHAPE_ERRORS, struct.error) as error:
         raise StateCorruptedError(
             f"the metadata of a state database cannot be decoded: {error!r}.",
             fix=RESTORE_FIX,
@@ -189,7 +190,7 @@ def _json(value: Any) -> bytes:
 
 
 def _parsed(value: bytes) -> Any:
-    return json.loads(_body(value))
+    return parse_json(_body(value))
 
 
 def _number(value: bytes) -> int:

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.state.shard_batches import PACKED_SCHEMA, pack
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.processor import AggregateProcessor
@@ -66,7 +67,7 @@ class AggregateInRead:
             ValueError, TypeError, KeyError: if the text has another form.
             InvalidSchemaError: if the aggregation does not fit the columns.
         """
-        values: dict[str, Any] = json.loads(written)
+        values: dict[str, Any] = parse_json(written)
         parsed = cls(
             ReadColumns.from_json(values["columns"]),
             tuple(values["keys"]),
