@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 from simulated.kafka import SimulatedKafka, name_of
+from wire_kit import CODECS, any_records
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
@@ -46,7 +47,6 @@ from kafka_eos_source.runtime.deadline import Deadline
 TP = TopicPartition("t", 0)
 KERNEL: Any = kernel()
 ALL = sum(set(WANTS.values()))
-CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 #: Far more than any of these inputs may cost.
 SECONDS = 5.0
 
@@ -297,15 +297,6 @@ def ours(batch: bytes, *, checks: bool = True) -> list[Row]:
 
 
 _contents = st.none() | st.binary(max_size=5) | st.just(b"x" * 130)
-_names = st.sampled_from([b"", b"a", "é".encode(), b"with\0nul", b"long" * 40])
-_records = st.builds(
-    Record,
-    st.just(0),
-    _contents,
-    _contents,
-    st.lists(st.tuples(_names, st.none() | st.binary(max_size=3)), max_size=3),
-    st.integers(-(2**40), 2**41),
-)
 
 
 @st.composite
@@ -313,7 +304,7 @@ def batches(draw: st.DrawFn) -> bytes:
     """Batches as producers and brokers make them, and as compaction leaves them."""
     log = model.Log(end=draw(st.sampled_from([0, 7, 1 << 40])))
     log.append(
-        draw(st.lists(_records, min_size=1, max_size=5)),
+        draw(st.lists(any_records(-(2**40), 130), min_size=1, max_size=5)),
         codec=draw(st.sampled_from(CODECS)),
         append_ms=draw(st.none() | st.integers(0, 2**41)),
         horizon_ms=draw(st.none() | st.integers(0, 2**41)),

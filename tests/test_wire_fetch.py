@@ -17,6 +17,7 @@ from fetched_log import ABORT, COMMIT, Batch, Log, Record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
+from wire_kit import CODECS, any_records
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import WANTS, kernel
@@ -31,18 +32,7 @@ from kafka_eos_source.read.progress import Progress
 TP = TopicPartition("t", 3)
 KERNEL = kernel()
 ALL = sum(set(WANTS.values()))
-CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 
-_bytes = st.none() | st.binary(max_size=5) | st.sampled_from([b"x" * 130, b"y" * 20_000])
-_names = st.sampled_from([b"", b"a", b"a", "é".encode(), b"with\0nul", b"long" * 40])
-_records = st.builds(
-    Record,
-    st.just(0),
-    _bytes,
-    _bytes,
-    st.lists(st.tuples(_names, st.none() | st.binary(max_size=3)), max_size=3),
-    st.integers(0, 2**41),
-)
 _how = st.fixed_dictionaries(
     {
         "codec": st.sampled_from(CODECS),
@@ -60,9 +50,9 @@ def logs(draw: st.DrawFn) -> Log:
         producer = draw(st.integers(1, 3))
         step = draw(st.sampled_from(["plain", "write", "write", "commit", "abort", "abort"]))
         if step == "plain":
-            log.append(draw(st.lists(_records, min_size=1, max_size=4)), **draw(_how))
+            log.append(draw(st.lists(any_records(), min_size=1, max_size=4)), **draw(_how))
         elif step == "write":
-            records = draw(st.lists(_records, min_size=1, max_size=4))
+            records = draw(st.lists(any_records(), min_size=1, max_size=4))
             log.append(records, producer=producer, transactional=True, **draw(_how))
         elif producer in log.open:
             log.finish(producer, COMMIT if step == "commit" else ABORT)
