@@ -433,12 +433,12 @@ def test_properties_that_conflict_or_lack_something_are_refused(kafka: dict[str,
         check_tokens(kafka)
 
 
-# -- the examples of docs/security.md
+# -- the examples of docs/logins.md
 
 
 def example(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes the module of a code block importable; returns the path of its provider."""
-    (code,) = (each.code for each in blocks(ROOT / "docs" / "security.md") if f"# {name}.py" in each.code)
+    (code,) = (each.code for each in blocks(ROOT / "docs" / "logins.md") if f"# {name}.py" in each.code)
     module = ModuleType(name)
     exec(compile(code, name, "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, name, module)
