@@ -76,7 +76,7 @@ def json_texts(name: str, value: str) -> Mapping[str, str]:
     """
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
         raise values.invalid(name, value, 'a JSON object of strings such as {"delta.appendOnly":"true"}')
