@@ -106,7 +106,10 @@ def create_for(engine: Any, table: str, schema: str | None, rows: pa.Schema, key
     sa = sqlalchemy()
     columns = [
         sa.Column(
-            field.name, types.sql_type(field.type, key=field.name in keys), primary_key=field.name in keys
+            field.name,
+            types.sql_type(field.type, key=field.name in keys),
+            primary_key=field.name in keys,
+            autoincrement=False,  # MySQL and MariaDB would store a key of 0 as the next number
         )
         for field in rows
     ]

@@ -227,7 +227,10 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         gid = names.gid(txn)
         failpoints.reach("sink.sql.before_commit")
-        if self._prepares_transactions:
+        # The token says where the batch was prepared, perhaps with another two.phase. Without it, both places
+        # are searched.
+        is_in_database = txn.digest == _IN_DATABASE if txn.digest else self._prepares_transactions
+        if is_in_database and self._transactions is not None:
             return self._commit_prepared(gid, txn)
         return self._commit_stored(gid, txn)
 
@@ -325,8 +328,8 @@ class SqlSink(TwoPhaseSink):
                 listed = gid in self._listed(connection)
                 if ledger.has(connection, self._ledger, gid):
                     return OK
-            # the batch may be from a time when the database did not allow prepared transactions
-            if self.context.store is not None and self.context.store.digest(gid) is not None:
+            store = None if txn.digest else self.context.store
+            if store is not None and store.digest(gid) is not None:
                 return self._commit_stored(gid, txn)
             if pauses.expired:
                 break
@@ -355,8 +358,7 @@ class SqlSink(TwoPhaseSink):
         if done:
             self._store.remove(gid)
             return OK
-        if note is None and self._transactions is not None:
-            # the batch may be from a time when two.phase was not never
+        if note is None and self._transactions is not None and not txn.digest:
             return self._commit_prepared(gid, txn)
         if note is None:
             return Fatal(f"nothing is prepared under {gid}", _LOST)
