@@ -87,7 +87,6 @@ def number_of_steps(work: Any) -> int:
 # -- schemas -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.fault("T377", "a schema that a record names was made to do harm", "a task decodes the record")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_schema_that_was_made_to_do_harm_costs_its_records_at_most(name: str) -> None:
     make, expected = ATTACKS[name]
@@ -259,7 +258,6 @@ def no_cache() -> Iterator[None]:
     files._compiled.cache_clear()
 
 
-@pytest.mark.fault("T378", "protoc was ended or could not start", "a schema is compiled")
 @pytest.mark.parametrize(
     ("code", "stderr", "is_of_schema", "said"),
     [
@@ -394,9 +392,6 @@ def test_schemas_are_asked_for_together(server: Server, monkeypatch: pytest.Monk
     ).errors
 
 
-@pytest.mark.fault(
-    "T379", "schemas in the registry import each other without an end, or a lot", "they are read"
-)
 @pytest.mark.parametrize(
     ("references", "said"),
     [
@@ -475,9 +470,6 @@ def test_a_schema_that_a_registry_should_not_have_accepted_makes_bad_records(
     assert "schema id 2" in found.errors[0]
 
 
-@pytest.mark.fault(
-    "T380", "the registry, or what stands before it, answers nonsense or not at all", "ids are new"
-)
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
