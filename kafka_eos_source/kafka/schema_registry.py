@@ -23,6 +23,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 from kafka_eos_source.runtime.retry import Pauses, retry
 
 _log = logging.getLogger(__name__)
@@ -102,32 +103,27 @@ class SchemaRegistry:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the request.
         """
-        found = self._call(lambda: self._client.get_schema(schema_id), f"schema id {schema_id}")
-        return _stored(schema_id, found)
+        what = f"schema id {schema_id}"
+        return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
         which: Any = "latest" if version is None else version
-        found = self._call(
-            lambda: self._client.get_version(subject, which), f"version {which} of subject {subject!r}"
-        )
-        return _stored(found.schema_id, found.schema)
+        what = f"version {which} of subject {subject!r}"
+        return self._call(lambda: _stored_version(self._client.get_version(subject, which)), what)
 
     def referenced(self, reference: StoredReference) -> StoredSchema:
         """Returns the schema that another one imports, even if it was deleted since, as by `by_id`."""
         what = f"version {reference.version} of subject {reference.subject!r}, imported as {reference.name!r}"
-        found = self._call(
-            lambda: self._client.get_version(reference.subject, reference.version, deleted=True), what
-        )
-        return _stored(found.schema_id, found.schema)
+        place = (reference.subject, reference.version)
+        return self._call(lambda: _stored_version(self._client.get_version(*place, deleted=True)), what)
 
     def find(self, subject: str, schema: StoredSchema) -> int:
         """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
-        found = self._call(
-            lambda: self._client.lookup_schema(subject, _of_client(schema)),
+        return self._call(
+            lambda: int(self._client.lookup_schema(subject, _of_client(schema)).schema_id),
             f"the given schema under subject {subject!r}",
         )
-        return int(found.schema_id)
 
     def register(self, subject: str, schema: StoredSchema) -> int:
         """Registers a schema under a subject, and returns its id, which stays the same if it is known.
@@ -136,11 +132,9 @@ class SchemaRegistry:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
         """
-        return int(
-            self._call(
-                lambda: self._client.register_schema(subject, _of_client(schema)),
-                f"the new schema of subject {subject!r}",
-            )
+        return self._call(
+            lambda: int(self._client.register_schema(subject, _of_client(schema))),
+            f"the new schema of subject {subject!r}",
         )
 
     def answers(self) -> None:
@@ -192,9 +186,9 @@ class SchemaRegistry:
                 timed_out=timed_out,
                 report=report,
             )
-        except ValueError as error:  # the body of an answer is not JSON
+        except SHAPE_ERRORS as error:  # Confluent's client takes any body for the JSON of a registry
             raise OperatorError(
-                f"{self.url} answered a request for {what} with something else than JSON: "
+                f"{self.url} answered a request for {what} with something else than JSON of a registry: "
                 f"{_reason(error, self._secrets)}.",
                 fix="check that the URL is that of a schema registry, and not of a proxy or a web page.",
             ) from error
@@ -352,6 +346,10 @@ def _stored(schema_id: int, found: Any) -> StoredSchema:
     )
     kind = str(found.schema_type or "AVRO").upper()
     return StoredSchema(schema_id, kind, str(found.schema_str), references)
+
+
+def _stored_version(found: Any) -> StoredSchema:
+    return _stored(int(found.schema_id), found.schema)
 
 
 def _of_client(schema: StoredSchema) -> Any:
