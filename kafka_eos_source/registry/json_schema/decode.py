@@ -30,8 +30,8 @@ _DIGITS_OF_INT64 = 19
 _TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
 _RFC3339 = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(\.\d{1,6})\d*)?(Z|[+-]\d\d:\d\d)$"
 
-#: In each document with a number beyond a double, and in few others.
-_LARGE_NUMBER = re.compile(rb"[eE][+]?[0-9]{3}|[0-9]{100}")
+#: In each document that has, without an exponent, a number beyond a double; in few others.
+_LARGE_NUMBER = re.compile(rb"[0-9]{100}")
 
 _Rows = npt.NDArray[np.int64]
 
