@@ -179,6 +179,9 @@ def test_a_call_is_repeated_until_the_registry_answers(server: Server) -> None:
         ((404, "<html>not here</html>"), OperatorError, "HTTP 404, but not as a schema registry does"),
         ((422, '{"error_code":42201,"message":"x is invalid"}'), OperatorError, "x is invalid"),
         ((200, "<html>log in</html>"), OperatorError, "something else than JSON"),
+        ((200, "[" * 100_000), OperatorError, "something else than JSON"),
+        ((200, "[]"), OperatorError, "something else than JSON"),
+        ((200, '{"schema":"x","references":[{"name":1}]}'), OperatorError, "something else than JSON"),
     ],
 )
 def test_a_refusal_is_neither_an_unknown_id_nor_retried(

@@ -121,35 +121,27 @@ class SchemaRegistry:
             InvalidSchemaError: if the schema imports something without a name, subject or version.
             AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
-        return self._call(
-            lambda: _stored(schema_id, self._client.get_schema(schema_id)), f"schema id {schema_id}"
-        )
+        what = f"schema id {schema_id}"
+        return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
         which: Any = "latest" if version is None else version
-        return self._call(
-            lambda: _stored_version(self._client.get_version(subject, which)),
-            f"version {which} of subject {subject!r}",
-        )
+        what = f"version {which} of subject {subject!r}"
+        return self._call(lambda: _stored_version(self._client.get_version(subject, which)), what)
 
     def referenced(self, reference: StoredReference) -> StoredSchema:
         """Returns the schema that another one imports, even if it was deleted since, as by `by_id`."""
         what = f"version {reference.version} of subject {reference.subject!r}, imported as {reference.name!r}"
-        return self._call(
-            lambda: _stored_version(
-                self._client.get_version(reference.subject, reference.version, deleted=True)
-            ),
-            what,
-        )
+        place = (reference.subject, reference.version)
+        return self._call(lambda: _stored_version(self._client.get_version(*place, deleted=True)), what)
 
     def find(self, subject: str, schema: StoredSchema) -> int:
         """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
-        found = self._call(
-            lambda: self._client.lookup_schema(subject, _of_client(schema)),
+        return self._call(
+            lambda: int(self._client.lookup_schema(subject, _of_client(schema)).schema_id),
             f"the given schema under subject {subject!r}",
         )
-        return int(found.schema_id)
 
     def register(self, subject: str, schema: StoredSchema) -> int:
         """Registers a schema under a subject, and returns its id, which stays the same if it is known.
@@ -158,11 +150,9 @@ class SchemaRegistry:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
         """
-        return int(
-            self._call(
-                lambda: self._client.register_schema(subject, _of_client(schema)),
-                f"the new schema of subject {subject!r}",
-            )
+        return self._call(
+            lambda: int(self._client.register_schema(subject, _of_client(schema))),
+            f"the new schema of subject {subject!r}",
         )
 
     def forget(self) -> None:
