@@ -260,6 +260,111 @@ def test_a_volume_that_root_mounted_is_used_without_a_sticky_bit(
         own_folders.make_private(volume / "app" / "store" / "0", "state.dir")
 
 
+@needs_root
+def test_a_mounted_volume_of_another_user_holds_staged_parts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``docker run -v`` mounts a folder of the host with its owner, often after ``chmod 777``."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    os.chown(volume, OTHER, OTHER)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
+        StagingFolder.at(str(volume / "staging"))
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(volume))
+    folder = StagingFolder.at(str(volume / "staging"))
+    assert values(folder, staged(folder)) == [TRUE, PADDING]
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
+        own_folders.make_private(volume / "state", "state.dir")
+    (volume / "forged").mkdir()
+    os.chown(volume / "forged", OTHER, OTHER)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}.*belongs to another user"):
+        StagingFolder.at(str(volume / "forged"))
+
+
+def test_where_modes_cannot_be_changed_they_mean_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE and SMB mounts show one mode for everything, and some refuse chmod."""
+    mkdir, chmod, mount = os.mkdir, os.chmod, tmp_path / "mount"
+    mount.mkdir()
+
+    def for_everybody(path: str, mode: int = 0o777, **more: int) -> None:
+        mkdir(path, mode, **more)
+        chmod(path, 0o777, **more)  # type: ignore[arg-type]
+
+    def refuse(path: object, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    (mount / "with owners").mkdir(mode=0o755)
+    with pytest.raises(PermissionError):
+        own_folders.make_private(mount / "with owners", "state.dir")
+    monkeypatch.setattr(os, "mkdir", for_everybody)
+    own_folders.make_private(mount / "state", "state.dir")
+    own_folders.make_private(mount / "state", "state.dir")
+    monkeypatch.setattr(files, "is_on_this_host", lambda path: False)
+    folder = StagingFolder.at(str(mount / "staging"))
+    for _ in range(2):
+        assert values(folder, staged(folder)) == [TRUE, PADDING]
+
+
+def test_the_top_of_a_mount_may_deny_new_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Databricks shows ``/Volumes`` with mode 0777, and lets nobody create anything outside a volume."""
+    mkdir, top = os.mkdir, tmp_path / "Volumes"
+    volume = top / "catalog" / "volume"
+    volume.mkdir(parents=True)
+    for each in (top, volume.parent, volume):
+        each.chmod(0o777)
+
+    def in_volumes_only(path: str, mode: int = 0o777, **more: int) -> None:
+        if Path(path).parent in (top, volume.parent):
+            raise PermissionError(1, "Operation not permitted", path)
+        mkdir(path, mode, **more)
+        if shows_modes_for_all:
+            os.chmod(path, 0o777, **more)  # type: ignore[arg-type]
+
+    shows_modes_for_all = True
+    monkeypatch.setattr(os, "mkdir", in_volumes_only)
+    own_folders.make_private(volume / "state", "state.dir")
+    shows_modes_for_all = False
+    with pytest.raises(InvalidOptionError, match="lets everybody rename"):
+        own_folders.make_private(volume / "state", "state.dir")
+
+
+@needs_root
+def test_in_a_user_namespace_the_root_of_the_host_owns_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows the id of nobody there, as every user does whom the namespace lacks."""
+    unmapped = tmp_path / "overflowuid"
+    unmapped.write_text(f"{OTHER}\n")
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    tmp.chmod(0o1777)
+    os.chown(tmp, OTHER, OTHER)
+    monkeypatch.setattr(own_folders, "_UNMAPPED", str(unmapped))
+    monkeypatch.setattr(own_folders, "_USER_IDS", str(tmp_path / "uid_map"))
+
+    def in_namespace(ids: str) -> None:
+        (tmp_path / "uid_map").write_text(ids)
+        own_folders._unmapped_owner.cache_clear()
+
+    in_namespace("         0          0 4294967295\n")
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 1777"):
+        own_folders.make_private(tmp / "state", "state.dir")
+    in_namespace("      1000       1000          1\n")
+    own_folders.make_private(tmp / "state", "state.dir")
+    (tmp / "forged").mkdir()
+    os.chown(tmp / "forged", OTHER, OTHER)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}.*belongs to another user"):
+        own_folders.make_private(tmp / "forged", "state.dir")
+    tmp.chmod(0o777)
+    with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
+        own_folders.make_private(tmp / "state", "state.dir")
+    own_folders._unmapped_owner.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("mounts", "expected"),
     [

@@ -727,6 +727,45 @@ def test_folders_that_other_users_may_change_are_refused(
     assert hosts("d").installed(2) == 2
 
 
+def test_own_snapshots_are_believed_whatever_the_umask(hosts: Callable[[str], Host]) -> None:
+    former = os.umask(0)
+    try:
+        host = hosts("a")
+        host = replace(host, location=f"{host.location}/not there yet")
+        for _ in range(2):
+            host.advance(2)
+            host.upload()
+    finally:
+        os.umask(former)
+    assert replace(hosts("b"), location=host.location).installed(4) == 4
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only a folder of root counts as a volume that root mounted")
+def test_a_volume_that_root_mounted_may_be_open_to_all(
+    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Provisioners of Kubernetes create volumes with mode 0777."""
+    host = hosts("a")
+    host.advance(2)
+    host.upload()
+    Path(host.location).chmod(0o777)
+    assert hosts("b").installed(2) is None
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == host.location)
+    assert hosts("c").installed(2) == 2
+
+
+@pytest.mark.parametrize("runtime", [True, False])
+def test_databricks_decides_who_may_write_to_its_mounts(
+    monkeypatch: pytest.MonkeyPatch, runtime: bool
+) -> None:
+    """Its mounts show mode 0777 for everything, and nobody can mount them in another way."""
+    if runtime:
+        monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    for location in ("/dbfs/snapshots", "file:/dbfs/snapshots", "/Volumes/main/default/snapshots"):
+        assert SnapshotStorage(location, IDENTITY)._has_modes is not runtime
+    assert SnapshotStorage("/data/snapshots", IDENTITY)._has_modes
+
+
 def test_folders_of_another_user_are_refused(
     hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +16,8 @@ from kafka_eos_source.secrets import bare_url
 
 #: Hadoop's name for an object store → PyArrow's name.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+#: Mode of missing folders above one for the owner only.
+_PARENTS = 0o775
 
 
 def arrow_scheme(scheme: str) -> str:
@@ -55,10 +58,17 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
 def make_folder(fs: pafs.FileSystem, path: str) -> None:
     """Creates a folder that only its owner may open, unless it exists.
 
-    Missing parent folders get the usual permissions.
+    Missing parent folders get the usual permissions, but not everybody can write to them, whatever the umask.
     """
     if isinstance(fs, pafs.LocalFileSystem):
-        os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for each in reversed(missing):
+            mode = OWNERS_FOLDER if each is missing[0] else _PARENTS
+            with suppress(FileExistsError):  # another process created it at the same moment
+                os.mkdir(each, mode)
     else:
         fs.create_dir(path, recursive=True)
 

@@ -24,6 +24,8 @@ OWNERS_FOLDER, OWNERS_FILE = 0o700, 0o600
 #: File systems on disks or in the memory of this host, which no other host can change.
 _OF_THIS_HOST = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs"})
 _MOUNTS = "/proc/self/mountinfo"
+#: Which user ids the process's user namespace has, and the id that files of all other users show.
+_USER_IDS, _UNMAPPED = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -58,7 +60,11 @@ def make_private(path: str | os.PathLike[str], option: str, *, notices_others: b
 def _take_rights_of_others(path: str) -> os.stat_result:
     found = os.stat(path)
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-        os.chmod(path, OWNERS_FOLDER)
+        try:
+            os.chmod(path, OWNERS_FOLDER)
+        except OSError:
+            if _has_owners(path):
+                raise  # elsewhere modes cannot be changed, and mean nothing
     return found
 
 
@@ -79,7 +85,7 @@ def refuse_replaceable(path: str | os.PathLike[str], option: str, *, notices_oth
         path: the folder.
         option: the option or argument that names the folder, or the folder above it, for the error.
         notices_others: whether the caller notices files of others (`open_own`, a digest). It may then use a
-            folder of this user in which everybody may write.
+            folder of this user, and a mounted volume of any user, in which everybody may write.
 
     Raises:
         InvalidOptionError: if another user owns a folder on the path that everybody could have created, or
@@ -106,17 +112,16 @@ def _flaw(path: str, notices_others: bool = False) -> tuple[str, os.stat_result,
             except (FileNotFoundError, NotADirectoryError):
                 break
             flaw = None
-            is_open = bool(found.st_mode & stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
-            if found.st_uid not in trusted and (everybody_creates or is_open):
+            is_link, is_sticky = stat.S_ISLNK(found.st_mode), bool(found.st_mode & stat.S_ISVTX)
+            is_open = bool(found.st_mode & stat.S_IWOTH) and not is_link
+            if everybody_creates and found.st_uid not in trusted:
                 flaw = "belongs to another user"
-            elif (
-                is_open
-                and not found.st_mode & stat.S_ISVTX
-                and not _is_volume(each, found)
-                and not (notices_others and found.st_uid == os.geteuid())
-            ):
-                flaw = "lets everybody rename what is in it (it has no sticky bit)"
-            if flaw is not None and (stat.S_ISLNK(found.st_mode) or _has_owners(each)):
+            elif is_open and not _is_volume(each, found, of_anybody=notices_others):
+                if found.st_uid not in trusted and not (is_sticky and found.st_uid == _unmapped_owner()):
+                    flaw = "belongs to another user"
+                elif not is_sticky and not (notices_others and found.st_uid == os.geteuid()):
+                    flaw = "lets everybody rename what is in it (it has no sticky bit)"
+            if flaw is not None and (is_link or _has_owners(each, whole)):
                 return each, found, flaw
             everybody_creates = is_open
     return None
@@ -129,23 +134,56 @@ def _steps(path: str) -> Iterator[str]:
         yield at
 
 
-def _is_volume(path: str, found: os.stat_result) -> bool:
-    """Returns whether root mounted this folder for the process, as Kubernetes mounts an emptyDir (0777)."""
-    return found.st_uid == 0 and path != os.sep and os.path.ismount(path)
+def _is_volume(path: str, found: os.stat_result, *, of_anybody: bool = False) -> bool:
+    """Returns whether root mounted this folder for the process, as Kubernetes mounts an emptyDir (0777).
+
+    Args:
+        path: the folder.
+        found: its status.
+        of_anybody: whether the folder that was mounted may belong to any user, as one that ``docker run -v``
+            names may belong to a user of the host.
+    """
+    return (of_anybody or found.st_uid == 0) and path != os.sep and os.path.ismount(path)
 
 
-def _has_owners(folder: str) -> bool:
-    """Returns whether what a user creates in a folder belongs to that user, unlike on most network mounts."""
-    probe = os.path.join(folder, f".kafka-eos-{uuid.uuid4().hex}")
+@lru_cache(maxsize=1)
+def _unmapped_owner() -> int | None:
+    """Returns the id that stands for every user whom this process's user namespace lacks; None = none does.
+
+    In containers without root (Apptainer, rootless Podman), root of the host has this id, who owns /tmp.
+    """
     try:
-        os.mkdir(probe, OWNERS_FOLDER)
-    except OSError:
-        return True
-    try:
-        made = os.lstat(probe)
-        return made.st_uid == os.geteuid() and not made.st_mode & 0o077
-    finally:
-        os.rmdir(probe)
+        with open(_USER_IDS, encoding="utf-8") as ids, open(_UNMAPPED, encoding="utf-8") as unmapped:
+            is_complete = ids.read().split() == ["0", "0", "4294967295"]
+            return None if is_complete else int(unmapped.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _has_owners(folder: str, path: str = "") -> bool:
+    """Returns whether what a user creates in a folder belongs to that user, unlike on most network mounts.
+
+    Args:
+        folder: the folder.
+        path: a path that leads through it. If nobody may create anything in the folder itself, as in
+            ``/Volumes`` of Databricks, a folder further down on the same file system is tried.
+    """
+    device = os.lstat(folder).st_dev
+    below = [each for each in _steps(path) if each.startswith(f"{folder.rstrip('/')}/")]
+    for each in (folder, *below):
+        probe = os.path.join(each, f".kafka-eos-{uuid.uuid4().hex}")
+        try:
+            if os.lstat(each).st_dev != device:
+                break
+            os.mkdir(probe, OWNERS_FOLDER)
+        except OSError:
+            continue
+        try:
+            made = os.lstat(probe)
+            return made.st_uid == os.geteuid() and not made.st_mode & 0o077
+        finally:
+            os.rmdir(probe)
+    return True
 
 
 def _make(path: str) -> None:
@@ -203,8 +241,8 @@ def refuse_folder_of_others(location: str, folder: str) -> None:
 
     Every folder from the location on has to belong to this user, to root or to the owner of the location, and
     must not be a link. Other users must not be able to write to it. The location itself may be like /tmp,
-    where they cannot replace the folders of others. The group may write: an administrator decides who is in
-    it.
+    where they cannot replace the folders of others, or a volume that root mounted. The group may write: an
+    administrator decides who is in it.
 
     Args:
         location: folder that an option names. It may be a link, and need not exist.
@@ -226,7 +264,7 @@ def refuse_folder_of_others(location: str, folder: str) -> None:
                 f"{step} is a link or belongs to another user (user id {found.st_uid}), who could replace "
                 "its files. Name a location where only the query's user may create folders"
             )
-        is_like_tmp = step is location and found.st_mode & stat.S_ISVTX
+        is_like_tmp = step is location and (found.st_mode & stat.S_ISVTX or _is_volume(step, found))
         if found.st_mode & stat.S_IWOTH and not is_like_tmp:
             raise PermissionError(
                 f"every user of this host may change the files in {step} (mode "

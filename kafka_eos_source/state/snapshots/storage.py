@@ -79,8 +79,11 @@ class SnapshotStorage:
         self._root = f"{root.rstrip('/')}/{folder}"
         self._only_reads = only_reads
         self._location = root
-        # /dbfs shows the same mode for all files; Databricks decides who may write
-        self._has_modes = isinstance(self._fs, pafs.LocalFileSystem) and not location.startswith("dbfs:")
+        # they show the same mode for all files; Databricks decides who may write
+        is_of_databricks = location.startswith("dbfs:") or (
+            "DATABRICKS_RUNTIME_VERSION" in os.environ and root.startswith(("/dbfs/", "/Volumes/"))
+        )
+        self._has_modes = isinstance(self._fs, pafs.LocalFileSystem) and not is_of_databricks
 
     def manifests(self) -> list[ManifestName]:
         """Returns the names of all snapshots, from the highest changelog offset to the lowest."""
