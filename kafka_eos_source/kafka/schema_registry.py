@@ -59,8 +59,6 @@ _POOL_IS_OPTIONAL = (2, 15)
 _NOT_FOUND = (40401, 40402, 40403)
 _TEMPORARY = (408, 425, 429)
 _UNPROCESSABLE = 422
-#: What the client raises for an answer that is JSON, but not that of a registry.
-_MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,10 @@ class SchemaRegistry:
                 timed_out=timed_out,
                 report=report,
             )
-        except _MALFORMED as error:  # the body of an answer is not JSON, or not that of a registry
+        except (
+            *SHAPE_ERRORS,
+            RecursionError,
+        ) as error:  # the body of an answer is not JSON, or not that of a registry
             self.forget()  # the client may have cached it
             raise OperatorError(
                 f"{self.url} answered a request for {what} with something else than JSON of a schema "
