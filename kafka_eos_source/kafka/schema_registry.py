@@ -25,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
