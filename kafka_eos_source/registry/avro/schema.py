@@ -145,7 +145,7 @@ def _json(text: str, what: str) -> Any:
         return parse_json(text)
     except ValueError as failure:
         raise InvalidSchemaError(
-            f"{what} is not JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"
+            f"{what} cannot be read as JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"
         ) from failure
 
 
