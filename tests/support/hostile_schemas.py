@@ -253,7 +253,7 @@ ATTACKS: dict[str, tuple[Callable[[], Schema], str | None]] = {
     ),
     "avro: a number of 10,000 digits": (
         lambda: Schema("AVRO", '{"type":"fixed","name":"F","size":' + "9" * 10_000 + "}"),
-        "not JSON",
+        "read as JSON",
     ),
     "avro: defaults of the wrong type": (
         lambda: Schema(
