@@ -86,6 +86,11 @@ class PreparedSinks:
     names: tuple[str, ...]
     digests: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def in_order(self) -> list[str]:
+        """The digests in the order of the names; "" for a sink without one."""
+        return [self.digests.get(name, "") for name in self.names]
+
 
 #: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). Such a token does not
 #: tell sinks to commit anything.
@@ -146,7 +151,7 @@ class Token:
     unproven_since: int = -1
 
     def encode(self) -> str:
-        """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
+        """Returns compact JSON: mostly less than 1 KB, at most 4096 bytes, which is what brokers accept."""
         return json.dumps({**self.to_json(), BY: package_version()}, separators=(",", ":"))
 
     def to_json(self) -> dict[str, Any]:
@@ -166,9 +171,7 @@ class Token:
             "txn": self.transaction_number,
             "parts": self.partitions,
             **({} if self.sinks is None else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}),
-            **(
-                {"digests": dict(self.sinks.digests)} if self.sinks is not None and self.sinks.digests else {}
-            ),
+            **({} if self.sinks is None or not self.sinks.digests else {"digests": self.sinks.in_order}),
             **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             **({} if self.shards < 0 else {"shards": self.shards}),
             **({"in_read": True} if self.in_read else {}),
@@ -217,7 +220,7 @@ class Token:
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
                 in_read=bool(found.get("in_read", False)),
-                sinks=_sinks(found["sinks"], found.get("digests", {})) if "sinks" in found else None,
+                sinks=_sinks(found["sinks"], found.get("digests")) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
                 unproven_since=int(found.get("unproven", -1)),
             )
@@ -327,7 +330,11 @@ def _due(at_ms: object, clock_ms: object) -> Due:
     return Due(int(str(at_ms)), int(str(clock_ms)))
 
 
-def _sinks(found: list[str], digests: Mapping[str, str]) -> PreparedSinks:
-    sink_transaction_id, *names = found
-    by_name = {name: str(digest) for name, digest in dict(digests).items()}
-    return PreparedSinks(str(sink_transaction_id), tuple(map(str, names)), by_name)
+def _sinks(found: list[str], digests: list[str] | None) -> PreparedSinks:
+    sink_transaction_id, *names = map(str, found)
+    if digests is None:
+        return PreparedSinks(sink_transaction_id, tuple(names))
+    if not isinstance(digests, list):
+        raise TypeError(f"digests {digests!r}")
+    by_name = {name: str(digest) for name, digest in zip(names, digests, strict=True) if digest}
+    return PreparedSinks(sink_transaction_id, tuple(names), by_name)
