@@ -154,7 +154,7 @@ def test_the_largest_token_fits_into_what_brokers_accept() -> None:
         start_digest=digest("a"),
         end_digest=digest("b"),
         rows=10**12,
-        target=digest("c"),
+        target=f"{'t' * 249}:{digest('c')}",
         cluster_id="c" * 22,
         transaction_number=10**4,
         partitions=10**4,

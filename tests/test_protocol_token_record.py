@@ -42,11 +42,8 @@ tokens = st.builds(
     st.text(max_size=16),
     whole,
     sinks=st.none()
-    | st.builds(
-        PreparedSinks,
-        st.just("id"),
-        st.tuples(st.text(max_size=5)),
-        st.dictionaries(st.text(max_size=5), st.text(max_size=32), max_size=2),
+    | st.dictionaries(st.text(max_size=5), st.text(max_size=32), max_size=2).map(
+        lambda found: PreparedSinks("id", tuple(found), {name: each for name, each in found.items() if each})
     ),
 )
 

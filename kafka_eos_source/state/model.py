@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 
-#: Limits of `BatchContext.metrics`, whose sums are part of the token, as JSON. By default, brokers accept up to
-#: 4096 bytes of metadata with a committed offset.
+#: Limits of `BatchContext.metrics`, whose sums are part of the token, as JSON. By default, brokers accept
+#: up to 4096 bytes of metadata with a committed offset.
 _MAX_METRICS = 16
 _MAX_METRIC_CHARS = 64
 

@@ -177,11 +177,12 @@ class FilesystemSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         """Lists ids; deletes what a killed commit left of a batch that readers see.
 
-        Nothing is deleted because a record says so: only `commit` knows the digest that vouches for it.
+        Nothing is deleted because a record says so, or a batch that somebody else put there: only `commit`
+        knows the digest that vouches for it.
         """
         at = self._at
         found = at.txns()
-        for txn in {txn for txn in found if at.is_visible(txn)}:
+        for txn in {txn for txn in found if at.is_published(txn)}:
             self._delete_leftovers(txn)
             found.remove(txn)
         return sorted(found)

@@ -274,8 +274,12 @@ class S3Sink(TwoPhaseSink):
         return self._bucket.head(self._at.manifest(txn)) is not None
 
     def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
-        """Returns whether the batch is committed; if so, deletes the note that a killed commit left."""
-        if not self._is_committed(txn):
+        """Returns whether the batch is committed; if so, deletes the note that a killed commit left.
+
+        A manifest that is no copy of the note proves nothing: `commit` compares both with the token's digest.
+        """
+        manifest = self._bucket.get(self._at.manifest(txn))
+        if manifest is None or manifest != self._bucket.get(self._at.prepared(txn)):
             return False
         self._bucket.delete(self._at.prepared(txn))
         return True
