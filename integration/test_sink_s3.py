@@ -220,6 +220,12 @@ def test_a_forged_manifest_destroys_no_prepared_batch(store: Store) -> None:
         assert list(sink.recover(deadline())) == [txn]
         with pytest.raises(SinkFailedError, match="was changed after the batch was prepared"):
             sink.commit(txn, deadline())
+    as_a_person = replace(system, digests={})  # as `kafka-eos sinks commit` calls it
+    with (
+        opened(as_a_person) as sink,
+        pytest.raises(SinkFailedError, match="is not the one that was prepared"),
+    ):
+        sink.commit(txn, deadline())
     store.s3.delete_object(Bucket=store.bucket, Key=forged)
     with opened(system) as sink:
         assert list(sink.recover(deadline())) == [txn]

@@ -125,6 +125,12 @@ def test_a_forged_batch_in_the_public_folder_destroys_no_prepared_one(
         assert list(sink.recover(deadline())) == [txn]
         with pytest.raises(SinkFailedError, match="was changed after the batch was prepared"):
             sink.commit(txn, deadline())
+    as_a_person = replace(system, digests={})  # as `kafka-eos sinks commit` calls it
+    with (
+        opened(as_a_person) as sink,
+        pytest.raises(SinkFailedError, match="is not the one that was prepared"),
+    ):
+        sink.commit(txn, deadline())
     assert tree(home) == before, "nothing was deleted"
     shutil.rmtree(forged)
     with opened(system) as sink:

@@ -129,7 +129,10 @@ class FilesystemSink(TwoPhaseSink):
         """
         at = self._at
         if at.is_committed(txn):
-            if not at.is_visible(txn):
+            is_visible = at.is_visible(txn)
+            if is_visible and not at.is_published(txn):
+                raise manifests.refused(f"the manifest in {at.committed(txn)}", manifests.NOT_PREPARED)
+            if not is_visible:
                 _log.warning(
                     "batch %s was committed, and its folder %s was moved or deleted after that; nothing is "
                     "written again",

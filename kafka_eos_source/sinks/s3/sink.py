@@ -224,10 +224,12 @@ class S3Sink(TwoPhaseSink):
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         """Completes the uploads, copies the note as the manifest, deletes it. Resumes after a kill."""
         note = self._read(self._at.prepared(txn), txn)
-        is_committed = self._read(self._at.manifest(txn), txn) is not None
+        manifest = self._read(self._at.manifest(txn), txn)
         if note is None:
-            return OK if is_committed else Fatal(f"nothing is prepared under {txn} in {self.path}")
-        if not is_committed:
+            return OK if manifest else Fatal(f"nothing is prepared under {txn} in {self.path}")
+        if manifest is not None and manifest != note:
+            raise manifests.refused(f"the object {self._at.manifest(txn)}", manifests.NOT_PREPARED)
+        if manifest is None:
             data, uploads = note
             concurrently(partial(complete, self._bucket, deadline), uploads)
             failpoints.reach("sink.s3.before_manifest")
