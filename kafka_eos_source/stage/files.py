@@ -109,8 +109,8 @@ def _copying() -> Iterator[None]:
         raise UnavailableError(
             f"the driver cannot copy staged rows to its temporary folder {tempfile.gettempdir()!r}: {error}.",
             fix="free space there, or set TMPDIR in the driver's environment to a folder with room for the "
-            "rows of a batch; or read less per batch (maxOffsetsPerTrigger). Then restart the query. Nothing was "
-            "sent to Kafka.",
+            "rows of a batch; or read less per batch (maxOffsetsPerTrigger). Then restart the query. Nothing "
+            "was sent to Kafka.",
         ) from error
 
 
