@@ -206,6 +206,33 @@ def test_an_edited_note_completes_no_upload_and_the_restored_one_is_committed(
     assert sorted(row["id"] for row in store.visible()) == ROWS["id"].to_pylist()
 
 
+def test_a_forged_manifest_destroys_no_prepared_batch(store: Store) -> None:
+    """Whoever may write to ``_manifests/`` only can stop the query, and loses nothing of it."""
+    system = System(store.sink, store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS, tasks=2), deadline()) == OK
+    (note,) = (key for key in store.all_keys() if "/prepared/" in key)
+    forged = f"{note.partition('_kafka_eos')[0]}_manifests/{txn}.json"
+    content = json.dumps({"id": str(txn), "files": []}).encode()
+    store.s3.put_object(Bucket=store.bucket, Key=forged, Body=content)
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        with pytest.raises(SinkFailedError, match="was changed after the batch was prepared"):
+            sink.commit(txn, deadline())
+    as_a_person = replace(system, digests={})  # as `kafka-eos sinks commit` calls it
+    with (
+        opened(as_a_person) as sink,
+        pytest.raises(SinkFailedError, match="is not the one that was prepared"),
+    ):
+        sink.commit(txn, deadline())
+    store.s3.delete_object(Bucket=store.bucket, Key=forged)
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(txn, deadline()) == OK
+    assert sorted(row["id"] for row in store.visible()) == ROWS["id"].to_pylist()
+
+
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_after_a_lost_answer_the_sink_looks_for_the_completed_object(
     store: Store, proxy: Lossy, lost: str

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import NewerVersionError, OperatorError
+from kafka_eos_source.errors import NewerVersionError, OperatorError, StateError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol import writer_version
 from kafka_eos_source.protocol.token import (
@@ -23,8 +24,10 @@ from kafka_eos_source.protocol.token import (
     number_of_shards,
 )
 from kafka_eos_source.protocol.writer_version import package_version
-from kafka_eos_source.sinks import Ok
+from kafka_eos_source.sinks.contract import Ok
+from kafka_eos_source.state.model import BatchContext
 
+NOW_MS = 1_800_000_000_000
 TOKEN = Token("app", "query", "run", 7, 7, "aa", "bb", 100)
 
 
@@ -110,29 +113,6 @@ def test_the_longest_legal_token_is_under_one_and_a_quarter_kilobytes() -> None:
     assert len(token.encode().encode()) < 1280
 
 
-def test_digests_of_the_most_sinks_fit_into_the_metadata_of_an_offset() -> None:
-    names = tuple(f"{number:x}".rjust(32, "s") for number in range(16))
-    longest = Ok("d" * 32).digest
-    with pytest.raises(ValueError, match="33 characters"):
-        Ok("d" * 33)
-    sinks = PreparedSinks("a" * 20, names, dict.fromkeys(names, longest))
-    token = Token(
-        "a" * 249,
-        "q" * 36,
-        "r" * 36,
-        2**62,
-        2**62,
-        "s" * 16,
-        "e" * 16,
-        2**62,
-        "t" * 249 + ":" + "d" * 16,
-        sinks=sinks,
-        shard=ShardProgress("a" * 32, 2**62, 2**62, {f"{n:020d}": 2**62 for n in range(20)}),
-    )
-    assert Token.decode(token.encode()) == token
-    assert len(token.encode().encode()) < 4096
-
-
 def test_the_newest_token_wins() -> None:
     def at(partition: int, metadata: str) -> GroupOffset:
         return GroupOffset(TopicPartition("t", partition), 1, metadata)
@@ -157,3 +137,60 @@ def test_different_lines_have_different_digests() -> None:
     assert digest(["a", "b"]) == digest(["a", "b"])
     assert digest(["a", "b"]) != digest(["b", "a"])
     assert digest(["a"]) != digest(["a", ""])
+
+
+def test_the_largest_token_fits_into_what_brokers_accept() -> None:
+    """A token that they refuse stops its query for good: every attempt of the batch fails at its end."""
+    context = BatchContext(1, 0, 64, first=True, time_ms=NOW_MS)
+    for number in range(16):
+        context.count(f"{number:02}".rjust(64, "m"), 10**15)
+    names = tuple(f"{number:02}".rjust(32, "s") for number in range(16))
+    token = Token(
+        application_id="a" * 200,
+        query_id=str(uuid.uuid4()),
+        run_id=str(uuid.uuid4()),
+        sequence=10**9,
+        batch_id=10**9,
+        start_digest=digest("a"),
+        end_digest=digest("b"),
+        rows=10**12,
+        target=f"{'t' * 249}:{digest('c')}",
+        cluster_id="c" * 22,
+        transaction_number=10**4,
+        partitions=10**4,
+        shard=ShardProgress("f" * 16, NOW_MS, NOW_MS, context.metrics, 10**12),
+        shards=10**4,
+        in_read=True,
+        sinks=PreparedSinks("f" * 20, names, {name: Ok("d" * 64).digest for name in names}),
+        due=Due(NOW_MS, NOW_MS),
+        unproven_since=10**9,
+    )
+    assert len(token.encode()) <= 4096
+    assert Token.decode(token.encode()) == token
+
+
+def test_a_token_knows_which_of_its_sinks_has_which_digest() -> None:
+    sinks = PreparedSinks("f" * 20, ("a", "b", "c"), {"c": "33", "a": "11"})
+    found = Token.decode(replace(TOKEN, sinks=sinks).encode())
+    assert found is not None
+    assert found.sinks == sinks
+
+
+@pytest.mark.parametrize("digests", [["11"], ["1", "2", "3", "4"], {"a": "11"}, "11"])
+def test_a_token_whose_digests_do_not_fit_its_sinks_is_damaged(digests: object) -> None:
+    sinks = PreparedSinks("f" * 20, ("a", "b", "c"), {"a": "11"})
+    text = json.dumps({**replace(TOKEN, sinks=sinks).to_json(), "digests": digests}, separators=(",", ":"))
+    with pytest.raises(OperatorError, match="damaged"):
+        Token.decode(text)
+
+
+@pytest.mark.parametrize("metric", ["é" * 11, "\0" * 11, '"' * 33])
+def test_a_metric_counts_as_long_as_it_is_in_the_token(metric: str) -> None:
+    with pytest.raises(StateError, match="up to 64 characters"):
+        BatchContext(1, 0, 64, first=True, time_ms=NOW_MS).count(metric, 1)
+
+
+@pytest.mark.parametrize("text", ["\0" * 32, '"' * 32, "a b", "d" * 65, "ü"])
+def test_a_digest_is_as_long_in_the_token_as_it_is(text: str) -> None:
+    with pytest.raises(ValueError, match="because the token in Kafka holds those of all sinks"):
+        Ok(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable, Mapping
@@ -103,6 +104,44 @@ def test_an_edited_manifest_is_refused_by_name_and_the_restored_one_is_committed
     assert (home / ".bashrc").read_text() == "mine"
 
 
+@pytest.mark.parametrize("until", ["prepared", "recorded"])
+def test_a_forged_batch_in_the_public_folder_destroys_no_prepared_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, until: str
+) -> None:
+    """Users who may write to the folder that readers see put a batch there before the next start."""
+    system, txn, _ = prepared(home)
+
+    def dies(name: str) -> None:
+        if name == "sink.filesystem.before_rename":
+            raise KeyboardInterrupt
+
+    if until == "recorded":
+        with opened(system) as sink, monkeypatch.context() as patch:
+            patch.setattr(failpoints, "reach", dies)
+            with pytest.raises(KeyboardInterrupt):
+                sink.commit(txn, deadline())
+    forged = home / "out" / f"batch={txn}"
+    forged.mkdir()
+    (forged / "_manifest.json").write_text(json.dumps({"id": str(txn), "files": []}))
+    before = tree(home)
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        with pytest.raises(SinkFailedError, match="was changed after the batch was prepared"):
+            sink.commit(txn, deadline())
+    as_a_person = replace(system, digests={})  # as `kafka-eos sinks commit` calls it
+    with (
+        opened(as_a_person) as sink,
+        pytest.raises(SinkFailedError, match="is not the one that was prepared"),
+    ):
+        sink.commit(txn, deadline())
+    assert tree(home) == before, "nothing was deleted"
+    shutil.rmtree(forged)
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(txn, deadline()) == OK
+    assert rows_of(home) == len(ROWS)
+
+
 @pytest.mark.parametrize("name", foreign.NAMES)
 @pytest.mark.parametrize("key", ["name", "staged"])
 def test_a_person_who_commits_without_a_token_cannot_move_files_elsewhere(
@@ -185,7 +224,7 @@ def test_a_symbolic_link_is_not_followed(home: Path, of: str) -> None:
     at = {
         "prepared": file,
         "staged": staged,
-        "staged file": sorted(staged.iterdir())[0],
+        "staged file": staged.parent / json.loads(file.read_text())["files"][0]["staged"],
         "hidden": file.parent.parent,
     }[of]
     elsewhere = home / "elsewhere"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from integration.support.damage import forged
-from kafka_eos_source.errors import InvalidOptionError, StagedPartError
+from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime import own_folders
 from kafka_eos_source.stage import files
@@ -181,6 +182,19 @@ def test_a_pipe_in_place_of_a_part_is_refused_and_not_waited_for(
     os.mkfifo(path_of(tmp_path, part), 0o600)
     with pytest.raises(StagedPartError, match="not a regular file"):
         StagedRows(local, "3", [part])
+
+
+def test_a_copy_that_does_not_fit_on_the_drivers_disk_is_no_damaged_part(
+    shared: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staging the batch again would not help."""
+    part = staged(shared)
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no device that is always full")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    with pytest.raises(UnavailableError, match=r"temporary folder.*No space left") as full:
+        StagedRows(shared, "3", [part])
+    assert "TMPDIR" in full.value.fix
 
 
 # -- which folders other users can replace

@@ -68,8 +68,8 @@ from kafka_eos_source.sinks.options import SinkOption
 
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10
-#: A token has at most 4096 bytes, and a query 16 sinks.
-_MOST_DIGEST_CHARACTERS = 32
+#: What a digest consists of: hex digits, or Base64. A token has at most 4096 bytes, and a query 16 sinks.
+_DIGEST = re.compile(r"[A-Za-z0-9+/=_:.-]{0,64}")
 
 
 def cluster_hash(cluster_id: str) -> str:
@@ -134,10 +134,11 @@ class Ok:
     digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.digest) > _MOST_DIGEST_CHARACTERS or not self.digest.isascii():
+        if not _DIGEST.fullmatch(self.digest):
             raise ValueError(
-                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most "
-                f"{_MOST_DIGEST_CHARACTERS} of ASCII, because the token in Kafka holds those of all sinks"
+                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most 64 "
+                "letters, digits and characters of '+/=_:.-', because the token in Kafka holds those of all "
+                "sinks"
             )
 
 

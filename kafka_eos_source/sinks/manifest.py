@@ -31,6 +31,8 @@ _DIGITS = 32
 #: O_NONBLOCK: without it, opening a named pipe would wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SHOWN = 100
+#: What `refused` says of a batch that readers see while another one of the same id is prepared.
+NOT_PREPARED = "is not the one that was prepared"
 
 T = TypeVar("T")
 

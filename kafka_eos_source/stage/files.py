@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source.errors import InvalidOptionError, StagedPartError
+from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, names_in, new_file, read_text
 from kafka_eos_source.runtime.own_folders import (
@@ -78,19 +78,40 @@ class LocalCopies:
             path: names the file.
             most_bytes: expected size; little more is copied of a larger file, so its digest is another one.
             opened: opens it for reading.
+
+        Raises:
+            UnavailableError: if the copy cannot be written.
+            OSError: if the file cannot be read.
         """
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - stays open as long as this object
+            with _copying():
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - stays open as long as this object
         if path not in self._places:
             start, digest = self._file.seek(0, os.SEEK_END), sha256()
             with opened() as source:
                 while self._file.tell() - start <= most_bytes and (chunk := source.read(_COPY_BYTES)):
                     digest.update(chunk)
-                    self._file.write(chunk)
-            self._file.flush()
+                    with _copying():
+                        self._file.write(chunk)
+            with _copying():
+                self._file.flush()
             self._places[path] = start, self._file.tell() - start, digest.hexdigest()
         start, size, found = self._places[path]
         return _mapped(self._file.fileno(), start, size), found
+
+
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    """Raises UnavailableError if the driver's temporary folder cannot hold what is written to it."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"the driver cannot copy staged rows to its temporary folder {tempfile.gettempdir()!r}: {error}.",
+            fix="free space there, or set TMPDIR in the driver's environment to a folder with room for the "
+            "rows of a batch; or read less per batch (maxOffsetsPerTrigger). Then restart the query. Nothing "
+            "was sent to Kafka.",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 
-#: Limits of `BatchContext.metrics`, whose sums are part of the token: by default, brokers accept up to 4096
-#: bytes of metadata with a committed offset.
+#: Limits of `BatchContext.metrics`, whose sums are part of the token, as JSON. By default, brokers accept
+#: up to 4096 bytes of metadata with a committed offset.
 _MAX_METRICS = 16
 _MAX_METRIC_CHARS = 64
 
@@ -193,10 +194,11 @@ class BatchContext:
             StateError: if there are too many metrics, or the name is too long.
         """
         is_new = metric not in self.metrics
-        if is_new and (len(self.metrics) >= _MAX_METRICS or len(metric) > _MAX_METRIC_CHARS):
+        if is_new and (len(self.metrics) >= _MAX_METRICS or len(json.dumps(metric)) - 2 > _MAX_METRIC_CHARS):
             raise StateError(
                 f"a processor counts metric {metric[:80]!r} in addition to {len(self.metrics)} others; "
-                f"expected up to {_MAX_METRICS} metrics with names of up to {_MAX_METRIC_CHARS} characters.",
+                f"expected up to {_MAX_METRICS} metrics with names of up to {_MAX_METRIC_CHARS} characters "
+                "(as JSON).",
                 fix="count fewer metrics; keep counts per key in the state.",
             )
         self.metrics[metric] = self.metrics.get(metric, 0) + more

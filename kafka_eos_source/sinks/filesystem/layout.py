@@ -157,6 +157,18 @@ class Layout:
         """Returns whether the batch's folder contains a manifest, so that readers see the batch."""
         return self.is_file(f"{self.committed(txn)}/{MANIFEST}")
 
+    def is_published(self, txn: SinkTxn) -> bool:
+        """Returns whether readers see the batch as it was prepared. Others may put one beside a hidden one.
+
+        Raises:
+            SinkFailedError: if a manifest is a link, or too large.
+        """
+        visible, *hidden = (
+            self._stored(path)
+            for path in (f"{self.committed(txn)}/{MANIFEST}", self.prepared(txn), self.record(txn))
+        )
+        return visible is not None and all(each in (None, visible) for each in hidden)
+
     def committed(self, txn: SinkTxn) -> str:
         """Returns the folder of a committed batch, which readers see."""
         return f"{self.root}/{_BATCH}{txn}"
@@ -211,9 +223,8 @@ class Layout:
         Raises:
             SinkFailedError: if the manifest is not the one that was prepared, is damaged, or is a link.
         """
-        try:
-            data = manifests.stored(self.fs, path)
-        except FileNotFoundError:
+        data = self._stored(path)
+        if data is None:
             return None
 
         def files(content: Mapping[str, Any]) -> tuple[StagedFile, ...]:
@@ -222,6 +233,12 @@ class Layout:
             return tuple(map(StagedFile.from_json, manifests.objects(content["files"])))
 
         return Manifest(data, manifests.parsed(data, txn.digest, f"the manifest {path}", files))
+
+    def _stored(self, path: str) -> bytes | None:
+        try:
+            return manifests.stored(self.fs, path)
+        except FileNotFoundError:
+            return None
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a manifest under a temporary name and renames it, so no reader sees a partial file."""

@@ -129,7 +129,10 @@ class FilesystemSink(TwoPhaseSink):
         """
         at = self._at
         if at.is_committed(txn):
-            if not at.is_visible(txn):
+            is_visible = at.is_visible(txn)
+            if is_visible and not at.is_published(txn):
+                raise manifests.refused(f"the manifest in {at.committed(txn)}", manifests.NOT_PREPARED)
+            if not is_visible:
                 _log.warning(
                     "batch %s was committed, and its folder %s was moved or deleted after that; nothing is "
                     "written again",
@@ -177,11 +180,12 @@ class FilesystemSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         """Lists ids; deletes what a killed commit left of a batch that readers see.
 
-        Nothing is deleted because a record says so: only `commit` knows the digest that vouches for it.
+        Nothing is deleted because a record says so, or a batch that somebody else put there: only `commit`
+        knows the digest that vouches for it.
         """
         at = self._at
         found = at.txns()
-        for txn in {txn for txn in found if at.is_visible(txn)}:
+        for txn in {txn for txn in found if at.is_published(txn)}:
             self._delete_leftovers(txn)
             found.remove(txn)
         return sorted(found)

@@ -224,10 +224,12 @@ class S3Sink(TwoPhaseSink):
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         """Completes the uploads, copies the note as the manifest, deletes it. Resumes after a kill."""
         note = self._read(self._at.prepared(txn), txn)
-        is_committed = self._read(self._at.manifest(txn), txn) is not None
+        manifest = self._read(self._at.manifest(txn), txn)
         if note is None:
-            return OK if is_committed else Fatal(f"nothing is prepared under {txn} in {self.path}")
-        if not is_committed:
+            return OK if manifest else Fatal(f"nothing is prepared under {txn} in {self.path}")
+        if manifest is not None and manifest != note:
+            raise manifests.refused(f"the object {self._at.manifest(txn)}", manifests.NOT_PREPARED)
+        if manifest is None:
             data, uploads = note
             concurrently(partial(complete, self._bucket, deadline), uploads)
             failpoints.reach("sink.s3.before_manifest")
@@ -274,8 +276,12 @@ class S3Sink(TwoPhaseSink):
         return self._bucket.head(self._at.manifest(txn)) is not None
 
     def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
-        """Returns whether the batch is committed; if so, deletes the note that a killed commit left."""
-        if not self._is_committed(txn):
+        """Returns whether the batch is committed; if so, deletes the note that a killed commit left.
+
+        A manifest that is no copy of the note proves nothing: `commit` compares both with the token's digest.
+        """
+        manifest = self._bucket.get(self._at.manifest(txn))
+        if manifest is None or manifest != self._bucket.get(self._at.prepared(txn)):
             return False
         self._bucket.delete(self._at.prepared(txn))
         return True
