@@ -33,7 +33,9 @@ def granted(*arguments: str) -> set[tuple[str, str, str]]:
         if line.startswith("#"):
             continue
         words = shlex.split(line)
-        assert words[:6] == ["kafka-acls.sh", "--bootstrap-server", "$BROKERS", *words[3:5], "--add"]
+        assert words[:2] == ["kafka-acls.sh", "--bootstrap-server"]
+        assert words[2] in ("$BROKERS", "$SOURCE_BROKERS")
+        assert words[5] == "--add"
         who = words[words.index("--allow-principal") + 1]
         prefixed = "--resource-pattern-type" in words
         (name,) = (words[words.index(each) + 1] for each in FLAGS if each in words)
@@ -96,6 +98,24 @@ def test_a_new_query_is_described_by_options(tmp_path: Path) -> None:
         ("Describe", "own"),
         ("Write", "app"),
     }
+
+
+def test_rights_of_a_source_elsewhere_are_granted_on_its_own_cluster() -> None:
+    """A mirrored topic has the same name on both, and one principal may log in to both."""
+    options = ("--application-id", "app", "--source-topic", "same", "--topic", "same", "--other-cluster")
+    both = ("--source-principal", "User:me", "--sink-principal", "User:me")
+    lines = [each for each in acls(*options, *both, "--store", "s").splitlines() if "kafka-acls.sh" in each]
+    source = [each for each in lines if '--bootstrap-server "$SOURCE_BROKERS" ' in each]
+    assert all('--bootstrap-server "$BROKERS" ' in each for each in lines if each not in source)
+    assert [each.partition("--operation ")[2] for each in source] == [
+        "Read --topic same",
+        "Describe --group kafka-eos.app",
+        "DescribeConfigs --cluster",
+    ]
+    assert any(each.endswith("--operation Write --operation Read --topic same") for each in lines)
+    rights = json.loads(acls(*options, *both, "--json"))["rights"]
+    assert all(each["other_cluster"] == (each["part"] == "source") for each in rights)
+    assert "(other" in acls(*options, *both, "--table")
 
 
 def test_who_shares_a_principal_gets_each_right_once_and_no_contained_one() -> None:
