@@ -181,7 +181,7 @@ def test_a_call_is_repeated_until_the_registry_answers(server: Server) -> None:
         ((200, "<html>log in</html>"), OperatorError, "something else than JSON"),
         ((200, "[" * 100_000), OperatorError, "something else than JSON"),
         ((200, "[]"), OperatorError, "something else than JSON"),
-        ((200, '{"schema":"x","references":[{"name":1}]}'), OperatorError, "something else than JSON"),
+        ((200, '{"schema":"x","references":[{"name":1}]}'), InvalidSchemaError, "expected two texts and a num"),
     ],
 )
 def test_a_refusal_is_neither_an_unknown_id_nor_retried(
@@ -230,6 +230,8 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
         ({"url": ""}, "option 'url'"),
         ({"url": "mock://x"}, "begin with http"),
         ({"retry.timeout.ms": "soon"}, "'retry.timeout.ms' of the schema registry has the value 'soon'"),
+        ({"schema.limit.unknown.ids": "0"}, "'schema.limit.unknown.ids' .* has the value '0'; .* at least 1"),
+        ({"schema.limit.bytes": 0.5}, "'schema.limit.bytes' .* has the value 0.5; .* at least 1"),
         ({"basic.auth.user.info": "bob"}, "malformed"),
         ({"bsic.auth.user.info": "bob:x"}, "bsic.auth.user.info"),
         ({"ssl.ca.location": "/no/such/file"}, "malformed"),
