@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import json_shape, json_shapes, rights
+from kafka_eos_source.operate.doctor.run import names_of
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names
 
@@ -139,6 +143,28 @@ def test_batch_writes_need_prefixes_unless_they_have_an_id() -> None:
     }
     named = {each[1:] for each in granted("--batch", "--application-id", "app", *OUT)}
     assert named == {("Write", "app"), ("Read", "kafka-eos.app"), ("Write", "out"), ("Read", "out")}
+
+
+@pytest.mark.parametrize(
+    ("in_group", "expected"),
+    [
+        ({"out": 1}, set()),
+        ({"out": 1, "app-s-changelog": 5}, {"app-s-changelog"}),
+        ({}, {"app-s-changelog", "app-x-s-changelog"}),
+    ],
+)
+def test_a_query_gets_no_right_to_the_changelogs_of_another_one(
+    in_group: dict[str, int], expected: set[str]
+) -> None:
+    """The store ``x-s`` of query ``app`` has the same changelog as the store ``s`` of query ``app-x``."""
+    offsets = {TopicPartition(topic, 0): offset for topic, offset in in_group.items()}
+    group: Any = SimpleNamespace(offsets=offsets, own=SimpleNamespace(ends={}))
+    inspection: Any = SimpleNamespace(application_id="app", checkpoint=None, kafka=group)
+    target: Any = SimpleNamespace(application_id="app", group_id=None, anchor_topic=None)
+    topics = dict.fromkeys(["out", "app-s-changelog", "app-x-s-changelog"], 1)
+    found = names_of(target, inspection, topics)
+    assert found is not None
+    assert set(found.changelogs) == expected
 
 
 def test_with_several_output_topics_the_anchor_is_kafkas_own_topic_unless_it_is_named() -> None:
