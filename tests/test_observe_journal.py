@@ -88,6 +88,19 @@ SOURCE = SourceFigures(
 )
 
 
+def test_text_and_numbers_that_json_does_not_have_cost_no_line_and_stop_no_plan() -> None:
+    """An error may quote a path that is not UTF-8, and a sink may report a figure that is no number."""
+    odd = replace(BATCH, error="/data/\udcff 😀", gauges={"a": float("inf"), "b": float("nan"), "c": 1.5})
+    read = BatchFigures.from_json(odd.to_json())
+    assert read is not None
+    assert (read.error, read.gauges) == ("/data/? 😀", {"c": 1.5})
+    assert figures_in(with_figures({}, odd)) == read
+    assert BatchFigures.from_json(replace(BATCH, error="\\ud800 😀").to_json()).error == "\\ud800 😀"  # type: ignore[union-attr]
+    waiting = WaitingCommit.from_json(replace(WAITING, reason="\udcff").to_json())
+    assert waiting is not None
+    assert waiting.reason == "?"
+
+
 @pytest.fixture(autouse=True)
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns a folder that stands in for the host's temporary folder."""

@@ -348,6 +348,12 @@ def _answer(port: int, request: bytes) -> bytes:
         (b"GET /metrics HTTP/1.1\r\nHost: [\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\nHost: [1.2]\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),  # health checks of load balancers; browsers name a host
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", b"200"),
+        (
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: 9\r\n\r\n",
+            b"400",
+        ),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
         (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"501"),
         (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n", b"400"),

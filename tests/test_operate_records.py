@@ -189,3 +189,16 @@ def test_tail_decodes_records_of_a_registry_and_leaves_others_as_they_are() -> N
     text = b'{"carrier": "AA", "raw": "/w=="}'
     assert [each.value for each in found] == [text, *values[1:]]
     assert {each.key for each in found} == {text}
+
+
+@pytest.mark.parametrize("type_", ["timestamp-millis", "timestamp-micros", "local-timestamp-micros"])
+def test_tail_shows_records_beside_one_with_a_time_beyond_pythons_calendar(type_: str) -> None:
+    at = {"type": "long", "logicalType": type_}
+    with registry_server.running() as server:
+        schema = {"type": "record", "name": "R", "fields": [{"name": "at", "type": at}]}
+        prefix = frame_prefix(server.add("t-value", json.dumps(schema)))
+        values = [prefix + b"\x00", prefix + b"\xfe" + b"\xff" * 7 + b"\x3f", prefix + b"\x00"]
+        records = [TopicRecord(TP, at, None, None, each) for at, each in enumerate(values)]
+        found = [each.value or b"" for each in decoded(records, {"url": server.url})]
+    assert found[0].startswith(b'{"at": "1970-01-01 00:00:00')
+    assert found == [found[0], values[1], found[0]]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import json_shape, json_shapes, rights
+from kafka_eos_source.operate.doctor.run import names_of
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names
 
@@ -33,7 +37,9 @@ def granted(*arguments: str) -> set[tuple[str, str, str]]:
         if line.startswith("#"):
             continue
         words = shlex.split(line)
-        assert words[:6] == ["kafka-acls.sh", "--bootstrap-server", "$BROKERS", *words[3:5], "--add"]
+        assert words[:2] == ["kafka-acls.sh", "--bootstrap-server"]
+        assert words[2] in ("$BROKERS", "$SOURCE_BROKERS")
+        assert words[5] == "--add"
         who = words[words.index("--allow-principal") + 1]
         prefixed = "--resource-pattern-type" in words
         (name,) = (words[words.index(each) + 1] for each in FLAGS if each in words)
@@ -98,6 +104,24 @@ def test_a_new_query_is_described_by_options(tmp_path: Path) -> None:
     }
 
 
+def test_rights_of_a_source_elsewhere_are_granted_on_its_own_cluster() -> None:
+    """A mirrored topic has the same name on both, and one principal may log in to both."""
+    options = ("--application-id", "app", "--source-topic", "same", "--topic", "same", "--other-cluster")
+    both = ("--source-principal", "User:me", "--sink-principal", "User:me")
+    lines = [each for each in acls(*options, *both, "--store", "s").splitlines() if "kafka-acls.sh" in each]
+    source = [each for each in lines if '--bootstrap-server "$SOURCE_BROKERS" ' in each]
+    assert all('--bootstrap-server "$BROKERS" ' in each for each in lines if each not in source)
+    assert [each.partition("--operation ")[2] for each in source] == [
+        "Read --topic same",
+        "Describe --group kafka-eos.app",
+        "DescribeConfigs --cluster",
+    ]
+    assert any(each.endswith("--operation Write --operation Read --topic same") for each in lines)
+    rights = json.loads(acls(*options, *both, "--json"))["rights"]
+    assert all(each["other_cluster"] == (each["part"] == "source") for each in rights)
+    assert "(other" in acls(*options, *both, "--table")
+
+
 def test_who_shares_a_principal_gets_each_right_once_and_no_contained_one() -> None:
     options = ("--application-id", "app", "--source-topic", "in", "--store", "s", *OUT)
     both = ("--source-principal", "User:me", "--sink-principal", "User:me")
@@ -119,6 +143,28 @@ def test_batch_writes_need_prefixes_unless_they_have_an_id() -> None:
     }
     named = {each[1:] for each in granted("--batch", "--application-id", "app", *OUT)}
     assert named == {("Write", "app"), ("Read", "kafka-eos.app"), ("Write", "out"), ("Read", "out")}
+
+
+@pytest.mark.parametrize(
+    ("in_group", "expected"),
+    [
+        ({"out": 1}, set()),
+        ({"out": 1, "app-s-changelog": 5}, {"app-s-changelog"}),
+        ({}, {"app-s-changelog", "app-x-s-changelog"}),
+    ],
+)
+def test_a_query_gets_no_right_to_the_changelogs_of_another_one(
+    in_group: dict[str, int], expected: set[str]
+) -> None:
+    """The store ``x-s`` of query ``app`` has the same changelog as the store ``s`` of query ``app-x``."""
+    offsets = {TopicPartition(topic, 0): offset for topic, offset in in_group.items()}
+    group: Any = SimpleNamespace(offsets=offsets, own=SimpleNamespace(ends={}))
+    inspection: Any = SimpleNamespace(application_id="app", checkpoint=None, kafka=group)
+    target: Any = SimpleNamespace(application_id="app", group_id=None, anchor_topic=None)
+    topics = dict.fromkeys(["out", "app-s-changelog", "app-x-s-changelog"], 1)
+    found = names_of(target, inspection, topics)
+    assert found is not None
+    assert set(found.changelogs) == expected
 
 
 def test_with_several_output_topics_the_anchor_is_kafkas_own_topic_unless_it_is_named() -> None:

@@ -230,6 +230,8 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
         ({"url": ""}, "option 'url'"),
         ({"url": "mock://x"}, "begin with http"),
         ({"retry.timeout.ms": "soon"}, "'retry.timeout.ms' of the schema registry has the value 'soon'"),
+        ({"schema.limit.unknown.ids": "0"}, "'schema.limit.unknown.ids' .* has the value '0'; .* at least 1"),
+        ({"schema.limit.bytes": 0.5}, "'schema.limit.bytes' .* has the value 0.5; .* at least 1"),
         ({"basic.auth.user.info": "bob"}, "malformed"),
         ({"bsic.auth.user.info": "bob:x"}, "bsic.auth.user.info"),
         ({"ssl.ca.location": "/no/such/file"}, "malformed"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.errors import SinkFailedError
+from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext, SinkTxn
 from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, opened, stage
 
@@ -63,6 +63,19 @@ def test_a_violated_constraint_is_found_before_kafka_commits(file: Path) -> None
         assert "UNIQUE" in outcome.why
         assert list(sink.recover(deadline())) == [], "nothing is prepared"
     assert len(run(file, "SELECT * FROM rows")) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "keys": ["id"]}])
+def test_a_time_beyond_pythons_calendar_is_an_error_that_names_the_column(
+    file: Path, options: dict[str, object]
+) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, at TIMESTAMP)")
+    far = pa.array([0, 1_800_000_000_000_000_000], pa.timestamp("us"))
+    with opened(system(file, **options)) as sink:
+        txn = new_txn()
+        with pytest.raises(InvalidRecordError, match="column 'at' has a value for which Python has no"):
+            sink.prepare(txn, stage(sink, pa.table({"id": [1, 2], "at": far})), deadline())
+        assert list(sink.recover(deadline())) == [], "nothing is prepared"
 
 
 @pytest.mark.usefixtures("_foreign_keys")

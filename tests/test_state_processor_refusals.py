@@ -12,6 +12,7 @@ from pyspark.sql.streaming import stateful_processor
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
+    InvalidRecordError,
     InvalidSchemaError,
     StatefulProcessorError,
 )
@@ -19,6 +20,21 @@ from kafka_eos_source.state.processor import handle as ours
 from kafka_eos_source.state.processor.list_state import ListState
 from kafka_eos_source.state.processor.map_state import MapState
 from kafka_eos_source.state.processor.value_state import ValueState
+
+
+@pytest.mark.parametrize("is_key", [True, False])
+@pytest.mark.parametrize("number", [1, 20_000])
+def test_a_time_beyond_pythons_calendar_is_an_error_that_names_the_column(is_key: bool, number: int) -> None:
+    """A producer that sets microseconds instead of milliseconds writes records of the year 59,000."""
+    columns = "k LONG, at TIMESTAMP"
+    shard = custom(nothing, lambda _p, _k, rows, _t: [list(rows), iter([])][1], columns=columns)
+    if is_key:
+        shard = custom(nothing, columns="at TIMESTAMP, n LONG", key="at TIMESTAMP")
+    rows = [(far, far) for far in [1_800_000_000_000_000_000] * number]
+    with pytest.raises(
+        InvalidRecordError, match=r"column 'at' \(timestamp.*before the operator, filter such rows"
+    ):
+        shard.batch(rows)
 
 
 class TestRefusals:

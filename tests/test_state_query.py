@@ -81,6 +81,24 @@ def values(snapshot: Snapshot) -> dict[str, int]:
     return found
 
 
+def test_times_beyond_pythons_calendar_are_numbers(tmp_path: Path) -> None:
+    """One record whose producer sets microseconds opens a window of the year 59,000, which ends in state."""
+    schema = pa.schema([("page", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    processor = AggregateProcessor(
+        schema, ["page"], {"views": count()}, window=tumbling("1 minute", on="at", grace="1 hour")
+    )
+    machine = Machine(tmp_path, processor, ["page"])
+    far = 1_800_000_000_000_000_000
+    machine.batch(0, rows_of(schema, [("a", far + 60_000_000), ("b", far)]))
+    machine.commit()
+    for shard in range(machine.shards):
+        machine.promote(shard)
+    with open_query(machine) as state:
+        found = {row["key"]["page"]: row["key"]["window_start"] for row in state.all()}
+        assert found == {"a": far + 60_000_000, "b": far}
+        assert [row["value"] for row in state.rows("b")] == [{"views": 1}]
+
+
 def test_a_query_returns_a_key_none_for_a_missing_key_and_all_rows(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 5), ("ŁÓDŹ", 1), (None, 7), ("JFK", -2)]))
     machine.commit()

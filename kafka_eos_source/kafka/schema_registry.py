@@ -104,8 +104,8 @@ class SchemaRegistry:
         settings = _from_environment(options)
         self._secrets = _secrets(settings)
         self._retry_seconds = _number(settings, RETRY_TIMEOUT, _RETRY_TIMEOUT_MS, "milliseconds") / 1000
-        self.most_bytes = int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes"))
-        self.most_unknown_ids = int(_number(settings, MOST_UNKNOWN_IDS, _MOST_UNKNOWN_IDS, "schema ids"))
+        self.most_bytes = int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes", 1))
+        self.most_unknown_ids = int(_number(settings, MOST_UNKNOWN_IDS, _MOST_UNKNOWN_IDS, "ids", 1))
         self.url = shown_urls(str(settings.get("url", "")))
         _check_urls(str(settings.get("url", "")))
         _refuse_plain_http(settings)
@@ -310,16 +310,17 @@ def _secrets(settings: Mapping[str, Any]) -> Secrets:
     return Secrets.of(settings) | Secrets(frozenset({user, user.partition(":")[2]}))
 
 
-def _number(settings: dict[str, Any], name: str, default: float, unit: str) -> float:
-    """Removes an option from the settings, and returns its value."""
+def _number(settings: dict[str, Any], name: str, default: float, unit: str, least: int = 0) -> float:
+    """Removes an option from the settings, and returns its value, which is at least ``least``."""
     value = settings.pop(name, default)
     try:
         found = float(value)
     except (TypeError, ValueError):
         found = -1.0
-    if not 0 <= found < float("inf"):
+    if not least <= found < float("inf"):
         raise InvalidOptionError(
-            f"option {name!r} of the schema registry has the value {value!r}; expected a number of {unit}.",
+            f"option {name!r} of the schema registry has the value {value!r}; expected a number of {unit}, "
+            f"at least {least}.",
             fix=f"for example {default}.",
         )
     return found

@@ -6,6 +6,7 @@ A reader skips objects whose version or kind it does not know, and ignores keys 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,32 @@ _SECONDS_DIGITS = 6
 
 
 def to_line(found: Mapping[str, Any]) -> str:
-    """Returns an object of JSON as one line."""
-    return json.dumps(found, separators=(",", ":"))
+    """Returns an object of JSON as one line, which `parsed` accepts whatever texts and numbers it contains.
+
+    Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes a question mark. Infinite
+    numbers and NaN are left out.
+    """
+    try:
+        line = json.dumps(found, separators=(",", ":"), allow_nan=False)
+        if "\\ud" not in line:
+            return line
+    except ValueError:
+        pass
+    return json.dumps(_plain(found), separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(each) for name, each in value.items() if _is_plain(each)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value if _is_plain(each)]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def parsed(line: str, kind: str) -> Mapping[str, Any] | None:

@@ -269,16 +269,22 @@ def _handler(queries: Callable[[], Sequence[Query]]) -> type[BaseHTTPRequestHand
 
             A page of the web can make a browser on this host send requests here, under the name of the page's
             own server, whose address it has changed to this host's (DNS rebinding). So an endpoint that only
-            this host can reach answers only requests for a name of this host.
+            this host can reach answers only requests for a name of this host. Browsers always name one, but
+            programs that speak HTTP/1.0 need not.
             """
+            if (
+                set(self.headers.get_all("Content-Length", ["0"])) != {"0"}
+                or "Transfer-Encoding" in self.headers
+            ):
+                return "expected a request without a body"
             hosts = self.headers.get_all("Host", [])
+            if not hosts and self.request_version == "HTTP/1.0":
+                return ""
             found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
             if found is None:
                 return "expected one header Host"
             if self.server.is_local and found[1] != _DOCKERS_HOST and not is_loopback(found[1]):
                 return "this endpoint has the name localhost"
-            if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-                return "expected a request without a body"
             return ""
 
         def _answer(self, code: int, text: str) -> None:

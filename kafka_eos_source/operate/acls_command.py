@@ -175,5 +175,6 @@ def _show(found: list[Grant]) -> None:
         need = each.need
         name = need.name + ("*" if need.prefixed else "")
         text = (need.purpose.replace("`", ""), need.without.replace("`", "") or "NOT_AUTHORIZED")
-        table.add_row(each.principal, need.title, need.kind, name, *text)
+        on = f"{need.kind} (other cluster)" if each.elsewhere else need.kind
+        table.add_row(each.principal, need.title, on, name, *text)
     console().print(table)

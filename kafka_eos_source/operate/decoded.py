@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,8 @@ from kafka_eos_source.registry.framing import Frame, Messages, frames, paths
 def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:
     """Returns records with keys and values as JSON, where they have the frame of a schema registry.
 
-    Bytes without a frame, or that their schema does not describe, stay as they are: the reader wants to see
-    them too.
+    Bytes without a frame, that their schema does not describe, or of which Python has no object, stay as they
+    are: the reader wants to see them too.
 
     Args:
         records: the records.
@@ -60,9 +61,10 @@ def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | 
     if isinstance(decoder, str):
         return
     done = decode_foreign(decoder, column.column.take(pa.array(frame.rows)), frame.start)
-    for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values.to_pylist(), strict=True)):
+    for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values, strict=True)):
         if at not in done.errors:
-            texts[row] = json.dumps(value, ensure_ascii=False, default=_as_json).encode()
+            with suppress(OverflowError, ValueError):  # of a time after the year 9999, as a rule
+                texts[row] = json.dumps(value.as_py(), ensure_ascii=False, default=_as_json).encode()
 
 
 def _as_json(value: Any) -> str:

@@ -36,6 +36,7 @@ SHAPES: dict[str, Any] = {
             {
                 "principal": "who needs the right, such as `User:sink`",
                 "part": "the part of the query, or the command",
+                "other_cluster": "whether it is needed on the cluster of the topics read, not on the sink's",
                 "operation": "Kafka's name of the right",
                 "resource": "`topic`, `group`, `transactional id` or `cluster`",
                 "name": "name of the resource",

@@ -260,16 +260,19 @@ class Grant:
     Attributes:
         principal: such as ``User:sink``.
         need: the right.
+        elsewhere: whether it is a right on the cluster of the topics read, which is not the sink's.
     """
 
     principal: str
     need: Need
+    elsewhere: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the grant as `json_shapes` documents it."""
         return {
             "principal": self.principal,
             "part": self.need.part,
+            "other_cluster": self.elsewhere,
             "operation": self.need.title,
             "resource": self.need.kind,
             "name": self.need.name,
@@ -303,10 +306,14 @@ def grants(names: Names, principals: Mapping[str, str]) -> list[Grant]:
                 f"{each!r} is no principal; expected a type and a name such as User:sink, and not everybody.",
                 fix="use the name that the broker's log shows for the login.",
             )
-    by_principal: dict[str, list[str]] = {}
+    by_principal: dict[tuple[str, bool], list[str]] = {}
     for part, principal in principals.items():
-        by_principal.setdefault(principal, []).append(part)
-    return [Grant(who, each) for who, parts in by_principal.items() for each in needs(names, parts)]
+        by_principal.setdefault((principal, names.elsewhere and part == "source"), []).append(part)
+    return [
+        Grant(who, each, elsewhere)
+        for (who, elsewhere), parts in by_principal.items()
+        for each in needs(names, parts)
+    ]
 
 
 def script(found: Sequence[Grant], brokers: str | None) -> Iterator[str]:
@@ -314,15 +321,17 @@ def script(found: Sequence[Grant], brokers: str | None) -> Iterator[str]:
 
     Args:
         found: the grants.
-        brokers: addresses of the brokers; None = a variable of the shell.
+        brokers: addresses of the sink's brokers; None = a variable of the shell.
     """
-    server = '"$BROKERS"' if brokers is None else shlex.quote(brokers)
-    tool = f"kafka-acls.sh --bootstrap-server {server} --command-config admin.properties --add"
-    together: dict[tuple[str, str, str, str], list[Need]] = {}
+    servers = {True: '"$SOURCE_BROKERS"', False: '"$BROKERS"' if brokers is None else shlex.quote(brokers)}
+    together: dict[tuple[str, bool, str, str, str], list[Need]] = {}
     for each in found:
-        key = (each.principal, each.need.kind, each.need.name, each.need.without)
+        key = (each.principal, each.elsewhere, each.need.kind, each.need.name, each.need.without)
         together.setdefault(key, []).append(each.need)
-    for (principal, _, _, without), (first, *others) in together.items():
+    for (principal, elsewhere, _, _, without), (first, *others) in together.items():
+        tool = (
+            f"kafka-acls.sh --bootstrap-server {servers[elsewhere]} --command-config admin.properties --add"
+        )
         line = f"{tool} --allow-principal {shlex.quote(principal)} "
         line += arguments(first, *(each.operation for each in others))
         if without:

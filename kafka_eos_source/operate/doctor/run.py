@@ -278,9 +278,10 @@ def names_of(
     checkpoint = inspection.checkpoint if inspection is not None else None
     held = inspection.kafka if inspection is not None else None
     in_group = {tp.topic for tp in (held.offsets if held is not None else ())}
-    # the name alone may also be that of a store of another query, whose id begins with this one
+    # The name alone may also be that of a store of another query, whose id begins with this one. Each batch
+    # commits offsets of all its changelogs, so only a query without a batch has others than its group.
     changelogs = set(stores_of(application_id, topics).values())
-    changelogs = changelogs & in_group or changelogs
+    changelogs = changelogs & in_group if in_group else changelogs
     read = {*source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
     # the group has offsets of the topics read, of changelogs, and of the anchor topic
     known = in_group - read - changelogs

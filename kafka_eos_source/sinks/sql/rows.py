@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.sinks.filesystem.jsonlines import texts
 from kafka_eos_source.sinks.registry import require
 from kafka_eos_source.sinks.sql.types import is_bytes, sqlalchemy
@@ -48,7 +49,7 @@ def write(
 
 
 def _execute(connection: Any, table: Any, statement: Any, batch: pa.RecordBatch, keys: Sequence[str]) -> None:
-    rows = _for_driver(batch, table).to_pylist()
+    rows = _rows(_for_driver(batch, table))
     if keys and statement is None:  # without an upsert statement: delete, then insert
         sa = sqlalchemy()
         of_keys = [table.c[key] == sa.bindparam(f"key_{key}") for key in keys]
@@ -57,6 +58,27 @@ def _execute(connection: Any, table: Any, statement: Any, batch: pa.RecordBatch,
         )
         statement = table.insert()
     connection.execute(statement, rows)
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Returns the rows for the driver.
+
+    Raises:
+        InvalidRecordError: if Python has no object for a value.
+    """
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.to_pylist()
+            except (OverflowError, ValueError) as error:
+                raise InvalidRecordError(
+                    f"column {name!r} has a value for which Python has no object ({error}), such as a time "
+                    "after the year 9999; the driver of the database cannot take it.",
+                    fix="filter such rows, or set the value to null, before the sink.",
+                ) from error
+        raise
 
 
 def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.processor.codec import make_row
 from kafka_eos_source.state.processor.window import WINDOW_KEYS
@@ -113,16 +114,32 @@ class KeyColumns:
                 yield from to_rows(part)
 
     def _tuples(self, columns: Sequence[pa.Array]) -> list[Key]:
-        table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
         if self._style == "pandas":
+            table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
             return list(to_pandas(table).itertuples(index=False, name=None))
-        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+        return list(zip(*map(_objects, self._schema.names, columns), strict=True))
 
 
 def to_rows(table: pa.Table) -> list[Any]:
-    """Returns each row as a `Row` with all columns, converted by Arrow's ``as_py`` as in Spark's worker."""
+    """Returns each row as a `Row` with all columns, converted by Arrow's ``as_py`` as in Spark's worker.
+
+    Raises:
+        InvalidRecordError: if Python has no object for a value, such as a time after the year 9999.
+    """
     names = table.column_names
-    return [make_row(names, values) for values in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+    return [make_row(names, values) for values in zip(*map(_objects, names, table.columns), strict=True)]
+
+
+def _objects(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError) as error:
+        raise InvalidRecordError(
+            f"column {name!r} ({column.type}) has a value for which Python has no object ({error}), such as "
+            "a time after the year 9999, which Spark can hold.",
+            fix="before the operator, filter such rows out or set the value to null. The timestamp of a "
+            "record is such a time if its producer sets microseconds.",
+        ) from error
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -387,5 +387,24 @@ def _numbered(pairs: Iterator[Pair], shard: int) -> Iterator[tuple[bytes, bytes,
 
 def _dicts(batches: Iterator[pa.RecordBatch], shard: int) -> Iterator[dict[str, Any]]:
     for batch in batches:
-        for row in batch.to_pylist():
+        try:
+            rows = batch.to_pylist()
+        except (OverflowError, ValueError):
+            columns = [[_object(each) for each in column] for column in batch.columns]
+            rows = [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+        for row in rows:
             yield {**row, "partition_id": shard}
+
+
+def _object(value: pa.Scalar) -> Any:
+    """Returns a value as Arrow's ``as_py``; times after the year 9999, which Python lacks, as numbers."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(value, pa.StructScalar):
+            return {name: _object(each) for name, each in value.items()}
+        if isinstance(value, pa.MapScalar):
+            return [(_object(each["key"]), _object(each["value"])) for each in value.values]
+        if isinstance(value, pa.ListScalar):
+            return [_object(each) for each in value.values]
+        return value.value
