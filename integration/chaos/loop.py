@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from importlib.abc import MetaPathFinder
 from itertools import chain
 from pathlib import Path
@@ -59,14 +59,8 @@ _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
 
 
-@dataclass(frozen=True)
-class SealsEarly(SealingPlan):
-    """Seals rows from a size on with which the small batches of these tests have sealed batches and rows."""
-
-    least_bytes: int = 200
-
-
-sealing.SealingPlan = SealsEarly  # type: ignore[misc]
+#: Tasks seal rows from this size on, so that the small batches of these tests have sealed batches and rows.
+sealing.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore[assignment,misc]
 
 
 class Checkpoint:
