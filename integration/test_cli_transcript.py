@@ -242,6 +242,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     checks = " ".join(f"--check {each}" for each in ("brokers", "transactions", "replicas", "rights"))
     query = f"--checkpoint checkpoint --topic counts {at}"
     run(f"doctor {checks} --check retention --check staging {query}")
+    run(f"acls --checkpoint checkpoint --topic counts --store {STORE}")
     check_shape("top", invoke(f"top --json {who}"), SHAPES["top"])
     session.seen.add("top")
     run(f"lag --application-id {APP} {at}")

@@ -6,19 +6,23 @@ rights. One test with Spark checks that it shows no secrets.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import shlex
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
-from confluent_kafka import KafkaError
+from click.testing import CliRunner, Result
+from confluent_kafka import KafkaError, KafkaException
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -28,12 +32,22 @@ from pyspark.sql.types import StringType, StructField, StructType
 from integration.chaos.loop import Run
 from integration.chaos.stateful import StatefulRun
 from integration.support import broker as brokers
-from integration.support.kafka import produce, read_back, transaction, values
+from integration.support import tools
+from integration.support.kafka import Admin, produce, read_back, transaction, values
 from integration.support.security import SCRAM_PASSWORDS, UNUSED_SECRETS, Said, TlsCluster, tls_cluster
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
-from kafka_eos_source.errors import AuthorizationError, KafkaEosError, UnavailableError
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    CheckpointRolledBackError,
+    ForeignQueryError,
+    KafkaEosError,
+    OffsetsMovedError,
+    OperatorError,
+    TokenMissingError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -42,21 +56,31 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, Right, needs, title
 from kafka_eos_source.protocol.identity import group_of
+from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 
-#: ``user, kind, name, operation``: all rights that a query from ``in`` to ``out`` needs, as documented in
-#: docs/security.md. Read and Write imply Describe.
-LEAST = (
-    ("reader", "topic", "in", "READ"),
-    ("writer", "topic", "out", "WRITE"),
-    ("writer", "topic", "out", "READ"),
-    ("writer", "topic", "in", "READ"),
-    ("writer", "transactional_id", "app", "WRITE"),
-    ("writer", "group", "group", "READ"),
-)
+#: The user of each part of a query.
+USERS = {"source": "reader", "sink": "writer", "operator": "operator", BATCH: "writer"}
+_SIMPLE = Names("app", "group", read=("in",), written=("out",), anchor_topic="out")
+
+
+def rights_of(names: Names, *parts: str) -> list[tuple[str, str, str, str]]:
+    """Returns ``user, kind, name, operation`` of each right without which one of the parts fails."""
+    return [
+        (USERS.get(part, "person"), need.kind.replace(" ", "_"), need.name, need.operation)
+        for part in parts
+        for need in needs(names, [part])
+        if not need.without
+    ]
+
+
+#: All rights that a query from ``in`` to ``out`` needs. Read and Write imply Describe.
+LEAST = tuple(rights_of(_SIMPLE, "source", "sink"))
+READS_IN, USES_ID, READS_GROUP, WRITES_OUT, COMMITS_IN, COMMITS_OUT = LEAST
 ROWS = ["a", "b", "c"]
 WRONG = "wrong-pass-77"
 ROTATED = ("rotated-pass-4a", "rotated-pass-4b")
@@ -83,6 +107,11 @@ def said(capfd: pytest.CaptureFixture[str]) -> Iterator[Said]:
 @pytest.fixture
 def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
     yield Query(cluster, tmp_path)
+    forget_connections()
+
+
+def forget_connections() -> None:
+    """Ends what this process keeps between two runs, as the end of a driver does."""
     TaskContext._taskContext = None
     while session._sessions:  # cached sessions would look for a broker that is gone
         session._sessions.popitem()[1].drop()
@@ -108,6 +137,10 @@ class Query:
     def allow(self, *rights: tuple[str, str, str, str]) -> None:
         for user, kind, name, operation in rights:
             self.cluster.allow(user, kind, self.names.get(name, name), operation)
+
+    def forbid(self, *rights: tuple[str, str, str, str]) -> None:
+        for user, kind, name, operation in rights:
+            self.cluster.forbid(user, kind, self.names.get(name, name), operation)
 
     def source(self, **changed: str) -> dict[str, str]:
         options = {"subscribe": self.names["in"], "startingOffsets": "earliest"}
@@ -153,15 +186,15 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
 @pytest.mark.parametrize(
     ("missing", "instead", "resource", "said"),
     [
-        (LEAST[0], None, "in", "looking up the topics"),
-        (LEAST[0], "DESCRIBE", "in", "reading"),
-        (LEAST[1], None, "out", "writing records to"),
-        (LEAST[2], None, "out", "committing offsets"),
-        (LEAST[3], None, "in", "reading the offsets of group"),
-        (LEAST[3], "DESCRIBE", "in", "committing offsets"),
-        (LEAST[4], None, "app", "initialising transactional id"),
-        (LEAST[5], None, "group", "reading the members of group"),
-        (LEAST[5], "DESCRIBE", "group", "committing offsets of group"),
+        (READS_IN, None, "in", "looking up the topics"),
+        (READS_IN, "DESCRIBE", "in", "reading"),
+        (WRITES_OUT, None, "out", "writing records to"),
+        (COMMITS_OUT, None, "out", "committing offsets"),
+        (COMMITS_IN, None, "in", "reading the offsets of group"),
+        (COMMITS_IN, "DESCRIBE", "in", "committing offsets"),
+        (USES_ID, None, "app", "initialising transactional id"),
+        (READS_GROUP, None, "group", "reading the members of group"),
+        (READS_GROUP, "DESCRIBE", "group", "committing offsets of group"),
     ],
 )
 def test_the_error_names_each_missing_right_and_granting_it_suffices(
@@ -190,7 +223,7 @@ def test_the_error_names_a_right_that_was_revoked_between_two_batches(query: Que
     produce(*_to(query), ["d"], config=query.cluster.admins[1])
     query.refused(query.names["app"])
     assert query.written() == ROWS
-    query.allow(LEAST[4])
+    query.allow(USES_ID)
     query.run()
     assert query.written() == [*ROWS, "d"]
 
@@ -219,7 +252,8 @@ def test_dead_letters_need_the_right_to_write_their_topic(query: Query, tmp_path
     Run(spec, threading.Event()).to_the_end()
     assert query.written() == ["b", "c"]
     assert values(read_back(query.cluster.admins[0], dead, config=query.cluster.admins[1])) == ["a"]
-    (left,) = doctor(query, tmp_path, "writer", *rights)[1]
+    left, fine = doctor(query, tmp_path, "writer", *rights)[1]
+    assert (left["severity"], fine["severity"]) == ("note", "ok"), "the sink can do without it"
     assert left["what"] == f"the right DescribeConfigs on topic {dead!r} is missing"
     query.allow(("writer", "topic", "dead", "DESCRIBE_CONFIGS"))
     code, found = doctor(query, tmp_path, "writer", *rights, "--check", "dead-letters")
@@ -249,44 +283,255 @@ def stateful(query: Query, folder: Path) -> StatefulRun:
     return StatefulRun(spec, threading.Event())
 
 
-#: The rights that ``operator`` needs, and ``writer`` in addition to `LEAST`, in the order in which a first
-#: batch needs them; each with a part of the error message if it is missing.
-STATE = (
-    ("operator", "topic", "app-counts-changelog", "DESCRIBE", "looking up topic"),
-    ("operator", "topic", "app-counts-changelog", "CREATE", "creating topic"),
-    ("operator", "topic", "app-counts-changelog", "DESCRIBE_CONFIGS", "looking up the configuration"),
-    ("operator", "group", "group", "DESCRIBE", "reading the offsets of group"),
-    ("writer", "topic", "app-counts-changelog", "DESCRIBE", "looking up output topic"),
-    ("writer", "topic", "app-counts-changelog", "WRITE", "writing records to"),
-    ("writer", "topic", "app-counts-changelog", "READ", "committing offsets"),
-    # by now the changelog ends with records of an aborted transaction, which the shard must read past
-    ("operator", "topic", "app-counts-changelog", "READ", "reading"),
-)
-
-
-def test_the_error_names_each_missing_right_of_a_stateful_query(query: Query, tmp_path: Path) -> None:
-    query.names["app-counts-changelog"] = f"{query.names['app']}-counts-changelog"
-    query.allow(*LEAST)
-    for user, kind, name, operation, said in STATE:
-        with pytest.raises(AuthorizationError) as caught:
-            stateful(query, tmp_path).to_the_end()
-        assert said in str(caught.value)
-        assert query.names[name] in str(caught.value)
-        query.allow((user, kind, name, operation))
-    assert query.written() == []
+def test_a_changelog_is_read_after_an_aborted_transaction_and_on_another_machine(
+    query: Query, tmp_path: Path
+) -> None:
+    changelog = query.names["changelog"] = f"{query.names['app']}-counts-changelog"
+    names = replace(_SIMPLE, changelogs=("changelog",))
+    query.allow(*(each for each in rights_of(names, *QUERY) if each != ("writer", "topic", "out", "WRITE")))
+    with pytest.raises(AuthorizationError, match="writing records to"):
+        stateful(query, tmp_path).to_the_end()
+    query.allow(WRITES_OUT)
     stateful(query, tmp_path).to_the_end()
     assert query.written() == ["1 +1"] * len(ROWS)
-
     produce(*_to(query), ["a"], config=query.cluster.admins[1])
     stateful(query, tmp_path / "another machine").to_the_end()
     assert query.written() == [*["1 +1"] * len(ROWS), "2 +1"]
+    assert query.cluster.admin.client.list_topics(changelog, 30).topics[changelog].error is None
 
-    # the first shard that meets a dead driver's open transaction ends it
+
+# -- each right of the table
+
+
+class Complete:
+    """Two queries that use every resource of the table: one has state; the other one, dead letters.
+
+    Both have a token topic. Nobody has a right yet; `allow` and `forbid` name resources as the table does.
+    """
+
+    def __init__(self, cluster: TlsCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.plain, self.state = Query(cluster, folder / "plain"), Query(cluster, folder / "state")
+        for query, others in ((self.plain, ("tokens", "dead")), (self.state, ("tokens",))):
+            for each in others:
+                policy = "compact" if each == "tokens" else "delete"
+                topic = f"{each}-{query.names['app']}"
+                query.names[each] = cluster.admin.create(topic, cleanup_policy=policy)
+        self.state.names["changelog"] = f"{self.state.names['app']}-counts-changelog"
+        simple = replace(_SIMPLE, token_topic="tokens")
+        self.names = {
+            id(self.plain): replace(simple, dead_letter_topic="dead"),
+            id(self.state): replace(simple, changelogs=("changelog",)),
+        }
+        self.machines = 0
+
+    def of(self, right: Right) -> Query:
+        """Returns the query that uses a right."""
+        return self.state if "changelog" in right.resource or right.part == "operator" else self.plain
+
+    def run(self, query: Query) -> None:
+        """Restarts a query with a new record, on a machine that has no state yet."""
+        forget_connections()
+        produce(*_to(query), ["a", "b"], config=query.cluster.admins[1])
+        sink = {**query.sink(), "token.topic": query.names["tokens"]}
+        if query is self.plain:
+            sink |= {"onInvalidRecord": "dead-letter", "deadLetter.topic": query.names["dead"]}
+        spec = {"source": query.source(), "sink": sink, "checkpoint": query.checkpoint}
+        if query is self.plain:
+            Run({**spec, "marks": "a"}, threading.Event()).to_the_end()
+            return
+        self.machines += 1
+        own = {"application.id": query.names["app"], "state.timeout.ms": "20000"}
+        own |= {**query.cluster.options("operator"), "state.dir": str(self.folder / f"at-{self.machines}")}
+        StatefulRun({**spec, "state": own}, threading.Event()).to_the_end()
+
+    def command(self, name: str) -> Result:
+        """Runs a command of ``kafka-eos`` as ``person``."""
+        forget_connections()
+        query = self.state if name == "state restore" else self.plain
+        at = ["--kafka-properties", str(_properties_file(query, self.folder, "person"))]
+        who = ["--application-id", query.names["app"]]
+        if name == "adopt":  # the token is lost
+            with contextlib.suppress(KafkaException):
+                query.cluster.admin.delete_group(query.names["group"])
+            login = str(_properties_file(query, self.folder, "admin"))
+            forget = ["token-topic", "forget", "--topic", query.names["tokens"], *who, "--yes"]
+            forgotten = invoke(*forget, "--kafka-properties", login)
+            assert forgotten.exit_code == ExitCode.DONE, forgotten.output
+        self.machines += 1
+        checkpoint = ["--checkpoint", query.checkpoint, "--topic", query.names["out"]]
+        restored = ["--store", "counts", "--state-dir", str(self.folder / f"at-{self.machines}")]
+        topic = query.names.get("dead" if name == "dead-letters list" else "out", "")
+        own = {
+            "inspect": [*checkpoint, "--json"],
+            "fence": [*who, "--yes"],
+            "adopt": [*checkpoint, "--not-committed", "--yes", "--json"],
+            "state restore": [*who, *restored, "--yes"],
+        }.get(name, [topic])
+        return invoke(*name.split(), *own, *at)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def complete(cluster: TlsCluster, tmp_path_factory: pytest.TempPathFactory) -> Complete:
+    """Each part has exactly the rights of the table, and each query has committed a batch."""
+    made = Complete(cluster, tmp_path_factory.mktemp("complete"))
+    for query in (made.plain, made.state):
+        query.allow(*rights_of(made.names[id(query)], *QUERY))
+        made.run(query)
+    forget_connections()
+    return made
+
+
+def _row(right: Right) -> str:
+    return f"{right.part}-{right.operation}-{right.resource}"
+
+
+#: An error names the missing right within this time.
+_NAMED_WITHIN_SECONDS = 10
+
+
+@pytest.mark.fault("T397", "each right of the table of least rights is taken away", "restart")
+@pytest.mark.parametrize(
+    "right", [each for each in TABLE if each.part in QUERY and not each.without], ids=_row
+)
+def test_without_each_right_of_the_table_the_query_ends_with_an_error_that_names_it(
+    complete: Complete, right: Right, tmp_path: Path
+) -> None:
+    if right.operation == "CREATE":  # only a query without a changelog uses it
+        complete = Complete(complete.cluster, tmp_path)
+        complete.state.allow(*rights_of(complete.names[id(complete.state)], *QUERY))
+    query = complete.of(right)
+    ((kind, name),) = {
+        (each.kind.replace(" ", "_"), each.name)
+        for each in needs(complete.names[id(query)], [right.part])
+        if (each.operation, each.purpose) == (right.operation, right.purpose)
+    }
+    given = (USERS[right.part], kind, name, right.operation)
+    ends = (right.part, right.resource) == ("operator", "id")
+    query.forbid(given)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(AuthorizationError) as caught:
+            _end_transaction(query) if ends else complete.run(query)
+    finally:
+        query.allow(given)
+    assert time.monotonic() - begun < _NAMED_WITHIN_SECONDS
+    assert query.names[name] in caught.value.message
+    assert title(right.operation) in caught.value.fix
+    if ends or right.operation == "CREATE":
+        _end_transaction(query) if ends else complete.run(query)
+
+
+def _end_transaction(query: Query) -> None:
+    """Ends the transaction of a dead driver, as the first shard does that meets it."""
     login = {name.removeprefix("kafka."): each for name, each in query.cluster.options("operator").items()}
-    with pytest.raises(AuthorizationError, match="initialising transactional id"):
-        end_open_transaction(login, query.names["app"], Deadline.after_seconds(30))
-    query.allow(("operator", "transactional_id", "app", "WRITE"))
     end_open_transaction(login, query.names["app"], Deadline.after_seconds(30))
+
+
+def test_with_the_rights_of_the_table_both_queries_continue(complete: Complete) -> None:
+    """Runs after the test above, which has left a batch of each query to be written."""
+    servers, login = complete.cluster.admins
+    for query in (complete.plain, complete.state):
+        complete.run(query)
+    sent = values(read_back(servers, complete.plain.names["in"], config=login))
+    assert complete.plain.written() == [each for each in sent if each != "a"]
+    counted = [int(each.partition("+")[2]) for each in complete.state.written()]
+    assert sum(counted) == len(read_back(servers, complete.state.names["in"], config=login))
+
+
+@pytest.mark.parametrize("which", ["plain", "state"])
+def test_the_command_prints_the_rights_that_these_tests_grant(complete: Complete, which: str) -> None:
+    query: Query = getattr(complete, which)
+    names = complete.names[id(query)]
+    own = ["--source-principal", "User:reader", "--sink-principal", "User:writer", "--json"]
+    own += ["--operator-principal", "User:operator"]
+    dead = ["--dead-letter-topic", query.names["dead"]] if which == "plain" else []
+    store = ["--store", "counts"] if which == "state" else []
+    given = invoke("acls", query.checkpoint, *own, *dead, *store, "--topic", query.names["out"])
+    login = ["--kafka-properties", str(_properties_file(query, complete.folder, "admin"))]
+    looked_up = json.loads(invoke("acls", query.checkpoint, *own, *dead, *login).output)
+    assert looked_up == {**json.loads(given.output), "looked_up": True}
+    printed = {
+        (f"User:{user}", operation, query.names.get(name, name))
+        for user, _, name, operation in rights_of(names, *QUERY)
+    }
+    assert printed == {
+        (each["principal"], re.sub(r"(?<=[a-z])(?=[A-Z])", "_", each["operation"]).upper(), each["name"])
+        for each in looked_up["rights"]
+        if each["without"] is None
+    }
+
+
+@pytest.mark.fault("T398", "each right that a command needs is taken away", "any command")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_each_right_of_the_table_a_command_fails_and_names_it(complete: Complete, name: str) -> None:
+    query = complete.state if name == "state restore" else complete.plain
+    rights = rights_of(complete.names[id(query)], name)
+    query.allow(*rights)
+    for given in rights:
+        query.forbid(given)
+        begun = time.monotonic()
+        result = complete.command(name)
+        seconds = time.monotonic() - begun
+        query.allow(given)
+        assert result.exit_code in (ExitCode.FAILED, ExitCode.NEEDS_A_PERSON), (given, result.output)
+        refusals = [each for each in result.output.splitlines() if "AUTHORIZ" in each]
+        assert any(query.names[given[2]] in each for each in refusals), (given, result.output)
+        assert seconds < _NAMED_WITHIN_SECONDS, given
+    result = complete.command(name)
+    assert result.exit_code == ExitCode.DONE, result.output
+    query.forbid(*rights)
+
+
+# -- what somebody who may commit offsets in the group can forge
+
+
+@pytest.mark.fault("T399", "somebody with Read on the group commits made-up offsets and tokens", "restart")
+def test_forged_offsets_that_contradict_the_checkpoint_stop_the_query_until_they_are_corrected(
+    query: Query,
+) -> None:
+    """Those that look like the query's are believed (docs/security.md, tests/test_commit_verdict.py)."""
+    query.allow(*LEAST)
+    query.run()
+    group, out, read = query.names["group"], query.names["out"], (query.names["in"], 0)
+    true = query.cluster.admin.group(group)
+    token = Token.decode(true[out, 0][1])
+    assert token is not None
+    query.allow(("person", "group", "group", "READ"))
+    query.allow(*(("person", "topic", each, "READ") for each in ("in", "out")))
+    login = {name.removeprefix("kafka."): each for name, each in query.cluster.options("person").items()}
+    forger = Admin(login.pop("bootstrap.servers"), **login)
+    later = replace(token, sequence=token.sequence + 1, batch_id=token.batch_id + 1, end_digest="made up")
+    at = true[out, 0][0]
+    produce(*_to(query), ["d", "e"], config=query.cluster.admins[1])
+    for forged, refused in (
+        ({read: (5, "made up")}, OffsetsMovedError),
+        ({(out, 0): (at, "made up")}, OffsetsMovedError),
+        (forged_at(query, at, replace(later, query_id="made up")), ForeignQueryError),
+        (forged_at(query, at, replace(later, cluster_id="made up")), TokenMissingError),
+        (forged_at(query, at, replace(later, target="made up")), CheckpointRolledBackError),
+        ({(out, 0): (at, later.encode()), read: (4, Mark.of(later).encode())}, CheckpointRolledBackError),
+        ({(out, 0): (at, later.encode()[:-9])}, OperatorError),
+    ):
+        forget_connections()
+        forger.commit(group, forged)
+        with pytest.raises(refused):
+            query.run()
+        forger.commit(group, true)
+    assert query.written() == ROWS
+    forget_connections()
+    query.run()
+    assert query.written() == [*ROWS, "d", "e"]
+
+
+def forged_at(query: Query, at: int, token: Token) -> dict[tuple[str, int], tuple[int, str]]:
+    """Returns offsets that are far ahead, all with a made-up token."""
+    ahead = 1000, token.encode()
+    return {(query.names["in"], 0): ahead, (query.names["out"], 0): (at, token.encode())}
 
 
 # -- batch
@@ -314,7 +559,7 @@ DISPOSABLE_GROUP = group_of(DISPOSABLE)
 
 
 def test_a_batch_write_deletes_its_group_if_it_has_the_right(query: Query) -> None:
-    query.allow(LEAST[1], LEAST[2])
+    query.allow(WRITES_OUT, COMMITS_OUT)
     query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"))
     query.allow(("writer", "group", DISPOSABLE_GROUP, "READ"))
     _write(query)  # without the right to delete it, the group is left to expire
@@ -326,10 +571,33 @@ def test_a_batch_write_deletes_its_group_if_it_has_the_right(query: Query) -> No
     assert query.written() == sorted(ROWS * 2)
 
 
+def test_kafkas_own_tool_grants_what_the_command_prints(query: Query, tmp_path: Path) -> None:
+    servers, login = query.cluster.admins
+    user = f'username="{login["sasl.username"]}" password="{login["sasl.password"]}"'
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    java = {
+        "security.protocol": login["security.protocol"],
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": f"{module} {user};",
+    }
+    file = tmp_path / "admin.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in java.items()))
+    who = ("--sink-principal", "User:person", "--bootstrap-servers", servers)
+    printed = invoke("acls", "--batch", "--topic", query.names["out"], *who).output
+    for line in printed.splitlines():
+        if not line.startswith("#"):
+            tool, *arguments = shlex.split(line)
+            assert tool == "kafka-acls.sh"
+            placed = (str(file) if each == file.name else each for each in arguments)
+            tools.run("org.apache.kafka.tools.AclCommand", *placed)
+    _write(query, **query.cluster.options("person"))
+    assert query.written() == ROWS
+
+
 def test_at_least_once_needs_only_the_right_to_write_the_topic(query: Query) -> None:
     with pytest.raises(AuthorizationError, match=query.names["out"]):
         _write(query, **{"processing.guarantee": "at_least_once"})
-    query.allow(LEAST[1])
+    query.allow(WRITES_OUT)
     _write(query, **{"processing.guarantee": "at_least_once"})
     assert query.written() == ROWS
 
@@ -517,11 +785,19 @@ def test_nothing_that_spark_shows_or_stores_contains_a_secret(
 # -- doctor
 
 
+def _properties_file(query: Query, folder: Path, user: str) -> Path:
+    """Writes the login of a user to a file for ``--kafka-properties``."""
+    servers, login = query.cluster.admins
+    admin = {"kafka.bootstrap.servers": servers, **login}
+    options = admin if user == "admin" else query.cluster.options(user)
+    file = folder / f"{user}.properties"
+    file.write_text("".join(f"{name.removeprefix('kafka.')}={value}\n" for name, value in options.items()))
+    return file
+
+
 def doctor(query: Query, folder: Path, user: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Runs ``kafka-eos doctor`` with a user's login, and returns its exit code and findings."""
-    options = {name.removeprefix("kafka."): each for name, each in query.cluster.options(user).items()}
-    file = folder / f"{user}.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in options.items()))
+    file = _properties_file(query, folder, user)
     names = ["--application-id", query.names["app"], "--source-topic", query.names["in"]]
     command = ["doctor", "--kafka-properties", str(file), *names, "--topic", query.names["out"], "--json"]
     result = CliRunner().invoke(main, [*command, *arguments])
@@ -543,7 +819,7 @@ def test_doctor_names_each_missing_right_and_harms_no_transaction(query: Query, 
         missing = f"the right {operation.title()} on {names[kind]} '{query.names[name]}' is missing"
         assert [each["what"] for each in found] == [missing]
         query.allow((user, kind, name, operation))
-    query.allow(LEAST[0])
+    query.allow(READS_IN)
     query.run()
 
     login = {key.removeprefix("kafka."): each for key, each in query.cluster.options("writer").items()}

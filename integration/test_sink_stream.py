@@ -311,7 +311,7 @@ def guarded() -> Iterator[EmbeddedKafka]:
     ("resource", "operation", "said"),
     [
         ("topic", "WRITE", "for a sink: Write and Describe"),
-        ("group", "READ", "the consumer group (Read)"),
+        ("group", "READ", "the consumer group (Read;"),
         ("transactional_id", "WRITE", "the transactional id (Write and Describe)"),
     ],
 )

@@ -207,6 +207,31 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     If the driver dies in its second commit, the snapshots hold all that is committed. If in its third one,
     the changelog has another batch, which lacks keys of the snapshots and has keys that they lack.
     """
+    case, spec, shared = _without_host(broker, topic, admin, driver, tmp_path, commits)
+    driver(spec).finish()
+    case.check()
+    kafka = check_consumer({"bootstrap.servers": broker})
+    with_snapshots = Changelog(case.application, "counts", group_of(case.application), kafka, str(shared))
+    assert _counts(with_snapshots) == case.wanted
+    with pytest.raises(StateLostError, match="begins at offset"):  # only the snapshots have these keys
+        _counts(replace(with_snapshots, snapshot_location=None))
+    words = ["--application-id", case.application, "--store", "counts", "--bootstrap-servers", broker]
+    words += ["--state-dir", str(tmp_path / "restored"), "--snapshot-location", str(shared), "--yes"]
+    restored = CliRunner().invoke(main, ["state", "restore", *words])
+    assert restored.exit_code == 0, restored.output
+    assert restored.stdout.count("began with the snapshot at changelog offset") == SHARDS
+    with of_folders(folders(tmp_path / "restored"), None, Deadline.after_seconds(60)) as snapshot:
+        assert _counts_in(snapshot) == case.wanted
+
+
+def _without_host(
+    broker: str, topic: Callable[..., str], admin: Admin, driver: Any, tmp_path: Path, commits: int
+) -> tuple[Case, Any, Path]:
+    """Kills a driver in its commit; deletes its state, and of the changelog what the snapshots hold.
+
+    Returns:
+        The query, its specification, and the folder of snapshots.
+    """
     case = Case(broker, topic, tmp_path, rows=0)
     for first_key in (0, KEYS, KEYS // 2):
         case.feed(PER_BATCH, first_key)
@@ -233,20 +258,34 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
             "the broker knows the new policy",
         )
     admin.configure(case.changelog, {"cleanup.policy": "compact"})
+    return case, spec, shared
+
+
+@pytest.mark.fault(
+    "T392",
+    "damaged manifests and links lie beside the only snapshots that a host without state can use",
+    "before it starts",
+)
+def test_t392_damaged_manifests_beside_sound_ones_do_not_stop_the_restore(
+    broker: str, topic: Callable[..., str], admin: Admin, driver: Any, tmp_path: Path
+) -> None:
+    case, spec, shared = _without_host(broker, topic, admin, driver, tmp_path, 2)
+    for shard in range(SHARDS):
+        folder = shared / case.application / "counts" / str(shard)
+        sound = max(folder.glob("*.json"))
+        text = sound.read_text()
+        damaged = (
+            "[" * 200_000,
+            '{"format": 1, "files": 7}',
+            text.replace('"next_offset":', '"next_offset": 1e400, "was":'),
+            text.replace('"size_bytes":', '"size_bytes": "1", "was":'),
+        )
+        for number, content in enumerate(damaged, 1):
+            newer = f"{int(sound.name[:20]) + number:020d}{sound.name[20:38]}{number:032x}.json"
+            (folder / newer).write_text(content)
+        (folder / f"{sound.name[:38]}{'f' * 32}.json").symlink_to("/etc/passwd")
     driver(spec).finish()
     case.check()
-    kafka = check_consumer({"bootstrap.servers": broker})
-    with_snapshots = Changelog(case.application, "counts", group_of(case.application), kafka, str(shared))
-    assert _counts(with_snapshots) == case.wanted
-    with pytest.raises(StateLostError, match="begins at offset"):  # only the snapshots have these keys
-        _counts(replace(with_snapshots, snapshot_location=None))
-    words = ["--application-id", case.application, "--store", "counts", "--bootstrap-servers", broker]
-    words += ["--state-dir", str(tmp_path / "restored"), "--snapshot-location", str(shared), "--yes"]
-    restored = CliRunner().invoke(main, ["state", "restore", *words])
-    assert restored.exit_code == 0, restored.output
-    assert restored.stdout.count("began with the snapshot at changelog offset") == SHARDS
-    with of_folders(folders(tmp_path / "restored"), None, Deadline.after_seconds(60)) as snapshot:
-        assert _counts_in(snapshot) == case.wanted
 
 
 def _counts(changelog: Changelog) -> Counter[str]:

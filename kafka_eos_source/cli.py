@@ -15,6 +15,7 @@ import click
 from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate import (
+    acls_command,
     commands,
     completion,
     dead_letter_commands,
@@ -162,6 +163,7 @@ def broker(
 
 for _each in (
     doctor_command.doctor,
+    acls_command.acls,
     top_command.top,
     metrics_command.metrics,
     commands.inspect,

@@ -44,7 +44,7 @@ def test_docker_runs_the_same_kafka() -> None:
 
 def test_the_compose_file_builds_the_images_of_this_folder() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
-    assert compose["services"]["kafka"]["ports"] == ["9092:9092"]
+    assert compose["services"]["kafka"]["ports"] == ["127.0.0.1:9092:9092"]
     built = {each["build"]["dockerfile"] for each in compose["services"].values() if "build" in each}
     assert built == {f"docker/{each.name}" for each in (ROOT / "docker").glob("*.Dockerfile")}
 

@@ -57,6 +57,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 #: For each command, arguments with which it fails, because no broker answers or a file is missing.
 _FAILING: dict[str, tuple[str, ...]] = {
+    "acls": (*APP,),
     "adopt": (*APP,),
     "broker": ("--port", "0", "--dir", "{file}"),
     "dead-letters list": ("t", *NOBODY),

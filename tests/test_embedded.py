@@ -219,7 +219,7 @@ def test_jars_without_a_known_hash_need_an_option(
     assert not is_complete(folder, jar_set)
 
 
-@pytest.mark.parametrize("version", ["3.9.2", KAFKA_VERSION, "4.4.0"])
+@pytest.mark.parametrize("version", ["3.7.2", "3.9.1", "3.9.2", "4.0.0", KAFKA_VERSION, "4.4.0"])
 def test_the_versions_of_the_tests_are_listed(version: str) -> None:
     listed = broker_jars(version).listed
     assert {

@@ -51,7 +51,8 @@ def test_each_kafka_error_maps_to_the_class_of_its_next_action(
 def test_an_authorization_error_names_the_right_to_grant() -> None:
     got = classify(error(KafkaError.GROUP_AUTHORIZATION_FAILED), "committing offsets of group 'g'")
     assert "'g'" in str(got)
-    assert "consumer group (Read)" in got.fix
+    assert "consumer group (Read;" in got.fix
+    assert "kafka-eos acls" in got.fix
 
 
 def test_transient_errors_are_recognised_in_exceptions() -> None:

@@ -433,12 +433,12 @@ def test_properties_that_conflict_or_lack_something_are_refused(kafka: dict[str,
         check_tokens(kafka)
 
 
-# -- the examples of docs/security.md
+# -- the examples of docs/logins.md
 
 
 def example(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes the module of a code block importable; returns the path of its provider."""
-    (code,) = (each.code for each in blocks(ROOT / "docs" / "security.md") if f"# {name}.py" in each.code)
+    (code,) = (each.code for each in blocks(ROOT / "docs" / "logins.md") if f"# {name}.py" in each.code)
     module = ModuleType(name)
     exec(compile(code, name, "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, name, module)
@@ -509,8 +509,11 @@ def parts(token: str) -> list[bytes]:
         (b"no answer of a web server", "did not answer with HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000, "did not answer with HTTP"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"access_token": "a", "expires_in": NaN}', "did not answer with JSON"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 60_000, "did not answer with JSON"),
+        (b"HTTP/1.1 500 No\r\n\r\n" + b"[" * 60_000, "answered 500 No"),
+        (b"HTTP/1.1 500 No\r\n\r\n[1]", "answered 500 No"),
     ],
-    ids=["no-http", "long-line", "nan"],
+    ids=["no-http", "long-line", "nan", "deep", "deep-refusal", "odd-refusal"],
 )
 def test_a_service_whose_answer_is_damaged_may_answer_later(answer: bytes, said: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -528,6 +531,12 @@ def test_a_service_whose_answer_is_damaged_may_answer_later(answer: bytes, said:
         with pytest.raises(ConnectionError, match=said):
             tokens.current(Deadline.after_seconds(5))
         thread.join(5)
+
+
+@pytest.mark.parametrize("lifetime", ["9" * 400, '"²"', "[]", "{}", "null", '"soon"'])
+def test_a_lifetime_that_is_no_number_is_not_known(service: Service, lifetime: str) -> None:
+    service.answers = [(200, json.loads(f'{{"access_token": "a", "expires_in": {lifetime}}}'))]
+    assert Tokens.of(service.properties).current(soon()).token == "a"
 
 
 @pytest.mark.parametrize(

@@ -447,6 +447,17 @@ def test_inspect_completes_a_lost_group_from_the_token_topic(made: GeneratedChec
     assert silent.verdict.condition == "UNAVAILABLE"
 
 
+def test_adopt_refuses_to_answer_for_a_token_topic_that_cannot_be_read(made: GeneratedCheckpoint) -> None:
+    """It may hold the token, so nobody knows whether the query needs an answer."""
+    made.write_batches(6, 7)
+    silent = UnavailableError("the topic does not answer", fix="look")
+    found = inspect_with_token_topic(made, FakeReader(), silent)
+    adoption = adopt.plan(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
+    assert adoption.request is None
+    assert adoption.refused is not None
+    assert adoption.refused.condition == "UNAVAILABLE"
+
+
 def test_a_token_older_than_a_mark_is_reported_as_missing(made: GeneratedCheckpoint) -> None:
     """An outdated token must not decide the fate of prepared sink transactions."""
     made.write_batches(6, 7).write_identity_file()

@@ -42,7 +42,7 @@ tokens = st.builds(
     st.text(max_size=16),
     whole,
     sinks=st.none()
-    | st.dictionaries(st.text(max_size=5), st.text(max_size=32), max_size=2).map(
+    | st.dictionaries(st.text(max_size=5), st.text(max_size=32), max_size=3).map(
         lambda found: PreparedSinks("id", tuple(found), {name: each for name, each in found.items() if each})
     ),
 )

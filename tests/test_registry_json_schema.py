@@ -495,3 +495,45 @@ def test_json_text_keeps_numbers_as_they_are_written() -> None:
     found = made.decode(pa.array([f'{{"t": {each}}}'.encode() for each in texts]), 0)
     assert not found.errors
     assert [each["t"] for each in found.values.to_pylist()] == texts
+
+
+# -- what other programs write
+
+
+def test_a_null_object_has_null_times_whoever_parses_it() -> None:
+    made = decoder(schema(ORDER))
+    documents = [b'{"id":1,"items":[null]}', b"null", b'{"id":2}']
+    expected = [{"id": 1, "items": [None]}, None, {"id": 2}]
+    for bad in ([], [b"{"]):  # which sends all of them to the other parser
+        values, errors = decoded(made, documents + bad)
+        assert list(errors) == [3] * len(bad)
+        found = [row and {name: each for name, each in row.items() if each is not None} for row in values]
+        assert found[:3] == expected
+
+
+@pytest.mark.parametrize("skipped", [b"[" * 300 + b"]" * 300, b"9" * 400])
+def test_what_is_skipped_may_have_any_size_alone_and_among_others(skipped: bytes) -> None:
+    made = decoder(schema(obj(id={"type": "integer"}, price={"type": "number"})))
+    document = b'{"id":1,"other":' + skipped + b"}"
+    for documents in ([document], [document, b'{"id":2}'], [document, b"{"]):
+        values, errors = decoded(made, documents)
+        assert (values[0], 0 in errors) == ({"id": 1, "price": None}, False)
+    _, errors = decoded(made, [b'{"id":1,"price":' + skipped + b"}"])
+    assert list(errors) == [0]
+
+
+def test_a_time_means_the_same_whatever_its_neighbours_are() -> None:
+    made = decoder(schema(obj(at={"type": "string", "format": "date-time"})))
+    texts = [
+        "2024-02-29t10:00:00.123456789z",
+        "0001-01-01t00:00:00+23:59",
+        "2024-02-29T10Z",
+        "20240229",
+        "no",
+    ]
+    documents = [b'{"at":"%s"}' % text.encode() for text in texts]
+    alone = [made.decode(pa.array([each], pa.binary()), 0) for each in documents]
+    together = made.decode(pa.array(documents, pa.binary()), 0)
+    assert [bool(each.errors) for each in alone] == [row in together.errors for row in range(len(texts))]
+    assert pa.concat_arrays([each.values for each in alone]).equals(together.values)
+    assert together.values[0].as_py() == {"at": dt.datetime(2024, 2, 29, 10, 0, 0, 123456, dt.timezone.utc)}

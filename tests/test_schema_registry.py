@@ -179,6 +179,9 @@ def test_a_call_is_repeated_until_the_registry_answers(server: Server) -> None:
         ((404, "<html>not here</html>"), OperatorError, "HTTP 404, but not as a schema registry does"),
         ((422, '{"error_code":42201,"message":"x is invalid"}'), OperatorError, "x is invalid"),
         ((200, "<html>log in</html>"), OperatorError, "something else than JSON"),
+        ((200, "[" * 100_000), OperatorError, "something else than JSON"),
+        ((200, "[]"), OperatorError, "something else than JSON"),
+        ((200, '{"schema":"x","references":[{"name":1}]}'), InvalidSchemaError, "two texts and a number"),
     ],
 )
 def test_a_refusal_is_neither_an_unknown_id_nor_retried(
@@ -273,7 +276,7 @@ def test_references_are_resolved_through_all_levels(server: Server) -> None:
 def test_schemas_that_import_each_other_are_refused(server: Server) -> None:
     server.add("a", "A", "AVRO", [{"name": "b", "subject": "b", "version": 1}])
     server.add("b", "B", "AVRO", [{"name": "a", "subject": "a", "version": 1}])
-    with pytest.raises(InvalidSchemaError, match="levels deep"):
+    with pytest.raises(InvalidSchemaError, match="circle of schemas"):
         catalogs.Catalog({"url": server.url}).of_id(1)
 
 

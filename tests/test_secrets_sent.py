@@ -41,6 +41,11 @@ def http_sink_of_query(url: str, allow: str) -> None:
     _sink(type="http", url=f"{url}?api_key={SECRET}", mode="idempotency-key", **{"allow.http": allow})
 
 
+def http_sink_of_status(url: str, allow: str) -> None:
+    status = {"status.url": f"{url}/{{id}}?api_key={SECRET}"}
+    _sink(type="http", url=url, mode="idempotency-key", **status, **{"allow.http": allow})
+
+
 def s3_sink(url: str, allow: str) -> None:
     _sink(type="s3", path="s3://bucket/x", endpoint=url, **{"allow.http": allow})
 
@@ -97,7 +102,7 @@ def azure(url: str, allow: str) -> None:
 
 
 USES = [
-    *(http_sink, http_sink_of_variable, http_sink_of_query, s3_sink, iceberg_sink),
+    *(http_sink, http_sink_of_variable, http_sink_of_query, http_sink_of_status, s3_sink, iceberg_sink),
     *(registry, registry_of_url, registry_of_token, registry_of_oauth, token_service, azure),
 ]
 

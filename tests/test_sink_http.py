@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import threading
@@ -15,13 +16,24 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 from http_service import DELAY, LOSE_AFTER, LOSE_BEFORE, HttpService, running
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import foreign_manifests as foreign
 
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.http.answers import Answer, Meaning, meaning_of, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http.answers import (
+    Answer,
+    Meaning,
+    State,
+    meaning_of,
+    pending_ids,
+    retry_after_seconds,
+    state_of,
+)
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.testing.sinks import (
@@ -360,3 +372,110 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after_seconds("Wed, 31 Dec 2025 00:00:00 GMT", now) == 0
     for wrong in (None, "", "soon", "-1", "9" * 30):
         assert retry_after_seconds(wrong, now) is None
+
+
+STRANGE_DATES = (
+    "Mon, 01 Jan 99999999999 00:00:00 GMT",
+    "Mon, 01 Jan 2020 00:00:00 +99999999999999999999",
+    "Mon, 01 Jan 2020 99999999999999999999:00:00 GMT",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "\u0663",
+    "9" * 5000,
+)
+
+
+@pytest.mark.parametrize("header", STRANGE_DATES)
+def test_a_retry_after_that_no_clock_has_counts_as_none(header: str) -> None:
+    assert retry_after_seconds(header, datetime(2026, 1, 1, tzinfo=timezone.utc)) is None
+
+
+@given(st.text(max_size=60) | st.builds("Mon, {} Jan {} {}:00:00 {}".format, *[st.integers()] * 4))
+def test_no_retry_after_raises(header: str) -> None:
+    found = retry_after_seconds(header, datetime(2026, 1, 1, tzinfo=timezone.utc))
+    assert found is None or 0 <= found < 1e12
+
+
+@given(foreign.garbage | st.builds(json.dumps, foreign.values).map(str.encode))
+@settings(deadline=None)
+def test_no_answer_raises_whatever_is_in_its_body(body: bytes) -> None:
+    answer = Answer(200, body)
+    assert state_of(answer) is None
+    found = pending_ids(answer)
+    assert found is None or all(isinstance(each, str) for each in found)
+    assert str(answer).isprintable()
+    for name in ("state", "pending"):
+        assert state_of(Answer(200, b'{"%s": %s}' % (name.encode(), body))) in (None, *State)
+        pending_ids(Answer(200, b'{"%s": %s}' % (name.encode(), body)))
+
+
+class _Foreign(BaseHTTPRequestHandler):
+    """Answers as a service that somebody took over, or that is none."""
+
+    requests: ClassVar[list[str]] = []
+    how: ClassVar[str] = ""
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.requests.append(self.path)
+        if self.how == "redirect":
+            self.send_response(307)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere")  # type: ignore[index]
+            self.end_headers()
+        elif self.how == "endless":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"[" * 65536)
+        elif self.how == "nested":
+            body = b'{"pending":' + b"[" * 100_000
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            self.send_response(429)
+            self.send_header("Retry-After", self.how)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def foreign_service() -> Iterator[str]:
+    _Foreign.requests.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Foreign) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("how", ["redirect", "endless", "nested"])
+def test_a_list_of_prepared_ids_that_is_none_is_refused_and_credentials_go_nowhere_else(
+    foreign_service: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Foreign, "how", how)
+    system = System(sink=lambda: HttpSink(foreign_service, auth="Bearer s3cret"), visible=list)
+    with opened(system) as sink, pytest.raises(SinkFailedError, match="list 'pending'") as refused:
+        sink.recover(deadline())
+    assert len(refused.value.message) < 1000
+    assert all(path.startswith("/pending") for path in _Foreign.requests), "no redirect was followed"
+
+
+@pytest.mark.parametrize("header", ["999999999", *STRANGE_DATES[:3]])
+def test_a_service_that_asks_for_an_endless_pause_is_asked_again_by_the_driver(
+    foreign_service: str, header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Foreign, "how", header)
+    system = System(sink=lambda: HttpSink(foreign_service, retries=1), visible=list)
+    begun = time.monotonic()
+    with opened(system) as sink:
+        assert isinstance(sink.commit(new_txn(), deadline()), Retryable)
+    assert time.monotonic() - begun < 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import sqlite3
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,8 +22,10 @@ from support import foreign_manifests as foreign
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, Ok, SinkTxn, manifest
+from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, manifest
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files, layout
+from kafka_eos_source.sinks.http import HttpSink
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
 ROWS = pa.table({"n": [1, 2, 3]})
@@ -227,10 +229,10 @@ def test_a_symbolic_link_is_not_followed(home: Path, of: str) -> None:
     elsewhere = home / "elsewhere"
     at.rename(elsewhere)
     at.symlink_to(elsewhere)
-    before = tree(home)
     with opened(system) as sink, pytest.raises(SinkFailedError, match="link"):
         sink.commit(txn, deadline())
-    assert tree(home).keys() == before.keys()
+    assert rows_of(home) == 0
+    assert elsewhere.exists(), "it was not moved"
     at.unlink()
     elsewhere.rename(at)
     with opened(system) as sink:
@@ -309,3 +311,138 @@ def test_a_store_that_cannot_rename_folders_refuses_an_edited_manifest(
         assert sink.commit(txn, deadline()) == OK
     assert len(committed_files("out")) == 2
     assert (home / ".bashrc").read_text() == "mine"
+
+
+def sql_note(note: Mapping[str, Any]) -> object:
+    from kafka_eos_source.sinks.sql import sink as module
+
+    return module._read_note(note)
+
+
+def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
+    """Returns a sink that keeps what it prepared in the checkpoint, and a function that counts its rows."""
+    store = str(home / "store")
+    if kind == "sql":
+        pytest.importorskip("sqlalchemy")
+        from kafka_eos_source.sinks.sql import SqlSink
+
+        file = home / "rows.db"
+
+        def stored() -> int:
+            with sqlite3.connect(file) as connection:
+                return int(connection.execute("SELECT count(*) FROM t").fetchone()[0])
+
+        return System(lambda: SqlSink(f"sqlite:///{file}", "t"), list, store), stored
+    path = str(home / "table")
+    if kind == "delta":
+        deltalake = pytest.importorskip("deltalake")
+        from kafka_eos_source.sinks.delta import DeltaSink
+
+        def in_table() -> int:
+            return int(deltalake.DeltaTable(path).to_pyarrow_table().num_rows)
+
+        return System(lambda: DeltaSink(path), list, store), in_table
+    pytest.importorskip("pyiceberg.catalog.sql")
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    from kafka_eos_source.sinks.iceberg import IcebergSink
+
+    catalog = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
+
+    def in_snapshot() -> int:
+        table = SqlCatalog("default", **catalog).load_table("db.t")
+        return int(table.scan().to_arrow().num_rows)
+
+    SqlCatalog("default", **catalog).create_namespace("db")
+    return System(lambda: IcebergSink("db.t", catalog=catalog), list, store), in_snapshot
+
+
+@pytest.mark.parametrize("ending", ["json", "arrow"])
+@pytest.mark.parametrize("kind", ["sql", "delta", "iceberg"])
+def test_what_the_checkpoint_holds_of_a_batch_is_believed_only_with_its_digest(
+    home: Path, kind: str, ending: str
+) -> None:
+    if ending == "arrow" and kind != "sql":
+        pytest.skip("this sink keeps no rows in the checkpoint")
+    system, count = in_checkpoint(home, kind)
+    txn = new_txn()
+    with opened(system) as sink:
+        sink.check(ROWS.schema, deadline())
+        outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
+    assert isinstance(outcome, Ok)
+    assert outcome.digest
+    (file,) = home.glob(f"store/*/*.{ending}")
+    original = file.read_bytes()
+    if ending == "json":
+        edit(file, lambda content: content.update(rows=99, files=content.get("files", [])[1:]))
+    else:
+        with pa.ipc.new_stream(str(file), ROWS.schema) as stream:
+            stream.write_table(pa.table({"n": [7, 8, 9]}))
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        with pytest.raises(SinkFailedError, match="was changed after the batch was prepared") as refused:
+            sink.commit(txn, deadline())
+    assert str(file) in refused.value.message
+    assert count() == 0
+    file.write_bytes(original)
+    with opened(system) as sink:
+        assert sink.commit(txn, deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    assert count() == len(ROWS)
+
+
+@pytest.mark.parametrize("kind", ["sql", "delta", "iceberg"])
+def test_a_foreign_note_is_refused_by_name_or_has_the_shape_of_an_own_one(home: Path, kind: str) -> None:
+    """A person who commits a batch without a token has no digest, so the shape and the names are checked."""
+    system, _ = in_checkpoint(home, kind)
+    txn = new_txn()
+    with opened(system) as sink:
+        sink.check(ROWS.schema, deadline())
+        outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
+        assert isinstance(outcome, Ok)
+        read = getattr(sink, "read_note", sql_note)
+    (file,) = home.glob("store/*/*.json")
+    original, notes = file.read_bytes(), NotesFolder(str(file.parent))
+    assert notes.get(file.stem, outcome.digest, read) is not None
+
+    @given(st.data())
+    @settings(deadline=None, max_examples=200)
+    def refused_or_of_the_right_shape(data: st.DataObject) -> None:
+        file.write_bytes(data.draw(foreign.edited(original)))
+        with pytest.raises(SinkFailedError, match="was changed"):
+            notes.get(file.stem, outcome.digest, read)
+        try:
+            notes.get(file.stem, "", read)
+        except SinkFailedError as error:
+            assert f"{file} is damaged" in error.message  # noqa: PT017
+
+    refused_or_of_the_right_shape()
+
+
+def test_rows_that_somebody_adds_to_the_checkpoint_do_not_replace_a_prepared_transaction(home: Path) -> None:
+    """The token says that the database holds the batch, so no note in the checkpoint can have its digest."""
+    system, count = in_checkpoint(home, "sql")
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        with pytest.raises(SinkFailedError, match="but Kafka holds database"):
+            sink.commit(replace(txn, digest="database"), deadline())
+    assert count() == 0
+
+
+def test_rows_for_a_service_are_sent_only_with_their_digest(home: Path) -> None:
+    """Nothing listens at the port: only unchanged rows would be sent, which then fails."""
+    url = "http://127.0.0.1:9/rows"
+    system = System(lambda: HttpSink(url, "idempotency-key", retries=0), list, str(home / "store"))
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+    (file,) = home.glob("store/*/*.arrow")
+    original = file.read_bytes()
+    file.write_bytes(original.replace((2).to_bytes(8, "little"), (9).to_bytes(8, "little")))
+    assert file.read_bytes() != original
+    with opened(system) as sink, pytest.raises(SinkFailedError, match="was changed"):
+        sink.commit(txn, deadline())
+    file.write_bytes(original)
+    with opened(system) as sink:
+        assert isinstance(sink.commit(txn, deadline()), Retryable), "it tried to send the rows"

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import foreign_manifests as foreign
 
-from kafka_eos_source.errors import InvalidOptionError, SinkFailedError
+from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.registry import parse
+from kafka_eos_source.sinks.s3 import client
 from kafka_eos_source.sinks.s3.layout import Layout
 from kafka_eos_source.sinks.s3.uploading import StagedObject
 
@@ -98,3 +99,14 @@ def test_what_a_foreign_manifest_names_is_an_upload_of_this_sink_or_is_refused(d
     else:
         assert all(each.key.startswith(at.rows_of_sink) and ".." not in each.key for each in read)
         assert all(0 <= each.size_bytes < 1 << 63 for each in read)
+
+
+def test_a_long_text_of_the_store_is_cut_off_and_does_not_act_on_a_terminal() -> None:
+    answer = {
+        "Error": {"Code": "InternalError", "Message": "\x1b[2J" + "x" * 10_000_000},
+        "ResponseMetadata": {"HTTPStatusCode": 500},
+    }
+    error = client._of_answer("get a", answer)
+    assert isinstance(error, SinkRetryableError)
+    assert len(str(error)) < 1000
+    assert str(error).isprintable()

@@ -17,6 +17,7 @@ from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, open
 sa = pytest.importorskip("sqlalchemy")
 
 from kafka_eos_source.sinks.sql import SqlSink, names  # noqa: E402
+from kafka_eos_source.sinks.sql.two_phase import MySql  # noqa: E402
 
 
 @pytest.fixture
@@ -108,3 +109,12 @@ def test_transaction_names_are_short_enough_and_can_be_parsed() -> None:
     assert names.parse(context, name) == txn
     for other in ({"name": "other"}, {"application_id": "other"}, {"cluster_id": "other"}):
         assert names.parse(replace(context, **other), name) is None
+
+
+def test_other_programs_may_name_their_xa_transactions_with_any_bytes() -> None:
+    class Server:
+        def exec_driver_sql(self, _statement: str) -> list[tuple[object, ...]]:
+            return [(1, 2, 0, b"\xff\xfe"), (1, 40, 0, b"keos_0123456789abcdef_7_0123456789abcdef0123")]
+
+    found = MySql().prepared(Server())
+    assert found[1:] == ["keos_0123456789abcdef_7_0123456789abcdef0123"]

@@ -59,7 +59,7 @@ class Scripted(TwoPhaseSink):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if self.context.store is not None and self.context.store.has_rows(str(txn)):
-            self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn)))
+            self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn), ""))
         return self._record_call("commit")
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:

@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 from simulated.kafka import SimulatedKafka, name_of
+from wire_kit import CODECS, any_records
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.config import producer_config
@@ -48,7 +49,6 @@ KERNEL: Any = kernel()
 ALL = sum(set(WANTS.values()))
 #: More than any batch of these tests has.
 MOST = 1 << 30
-CODECS = (model.NONE, model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD)
 #: Far more than any of these inputs may cost.
 SECONDS = 5.0
 
@@ -296,38 +296,12 @@ def ours(batch: bytes, *, checks: bool = True) -> list[Row]:
     return rows
 
 
-_contents = st.none() | st.binary(max_size=5) | st.just(b"x" * 130)
-_names = st.sampled_from([b"", b"a", "é".encode(), b"with\0nul", b"long" * 40]) | st.lists(
-    st.sampled_from(
-        [
-            b"a",
-            b"\0",
-            b"\x80",
-            b"\xc2",
-            b"\xe0\xa0",
-            b"\xed\xa0\x80",
-            b"\xf0\x90\x80",
-            b"\xf5",
-            "é€😀".encode(),
-        ]
-    )
-).map(b"".join)
-_records = st.builds(
-    Record,
-    st.just(0),
-    _contents,
-    _contents,
-    st.lists(st.tuples(_names, st.none() | st.binary(max_size=3)), max_size=3),
-    st.integers(-(2**40), 2**41),
-)
-
-
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
     """Batches as producers and brokers make them, and as compaction leaves them."""
     log = model.Log(end=draw(st.sampled_from([0, 7, 1 << 40])))
     log.append(
-        draw(st.lists(_records, min_size=1, max_size=5)),
+        draw(st.lists(any_records(-(2**40), 130, broken_names=True), min_size=1, max_size=5)),
         codec=draw(st.sampled_from(CODECS)),
         append_ms=draw(st.none() | st.integers(0, 2**41)),
         horizon_ms=draw(st.none() | st.integers(0, 2**41)),

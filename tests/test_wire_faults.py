@@ -16,12 +16,26 @@ from hypothesis import strategies as st
 from simulated.kafka import (
     CONCURRENT,
     LAST_EPOCH,
-    NOT_COORDINATOR,
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,
     UNSUPPORTED_VERSION,
     Fault,
     SimulatedKafka,
+)
+from wire_kit import (
+    FAULT,
+    PARTITIONS,
+    ROWS,
+    SECONDS,
+    SOURCE,
+    TOPIC,
+    expected,
+    planned,
+    producer,
+    rows,
+    soon,
+    write,
+    write_until_committed,
 )
 
 from kafka_eos_source.errors import (
@@ -32,20 +46,14 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import connection, queue
 from kafka_eos_source.kafka.wire import producer as module
 from kafka_eos_source.kafka.wire.connection import Network
 from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.model import GroupOffset
 
 KERNEL = kernel.kernel()
 
-TOPIC, PARTITIONS, ROWS = "t", 3, 60
-SOURCE = TopicPartition("source", 0)
-#: More than any step takes that does not hang.
-SECONDS = 20.0
 KINDS = [
     "ApiVersions",
     "FindCoordinator",
@@ -57,105 +65,12 @@ KINDS = [
     "TxnOffsetCommit",
     "EndTxn",
 ]
-TRANSIENT = [NOT_LEADER, 7, NOT_COORDINATOR, NOT_ENOUGH_REPLICAS, 14, 15, 20, CONCURRENT]
-
-
-def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
-    """Returns a client whose batches are tiny, so that each partition has many of them."""
-    config = {
-        "bootstrap.servers": cluster.bootstrap,
-        "socket.timeout.ms": "200",
-        "socket.connection.setup.timeout.ms": "300",
-        "batch.size": "300",
-        **properties,
-    }
-    return WireProducer(producer_config(config, "app"))
-
-
-def soon(seconds: float = SECONDS) -> Deadline:
-    return Deadline.after_seconds(seconds)
-
-
-def rows(transaction: int, count: int = ROWS) -> pa.RecordBatch:
-    values = [b"%d-%04d" % (transaction, number) for number in range(count)]
-    partitions = [number % PARTITIONS for number in range(count)]
-    return pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
-    )
-
-
-def write(client: WireProducer, transaction: int, count: int = ROWS) -> None:
-    """Runs one transaction, whose token is its number."""
-    client.begin()
-    client.send(rows(transaction, count), TOPIC, soon())
-    client.flush(soon())
-    client.send_offsets([GroupOffset(SOURCE, transaction, "token")], "group", soon())
-    client.commit(soon())
-
-
-def expected(transactions: int, count: int = ROWS) -> dict[int, list[bytes]]:
-    return {
-        partition: [
-            b"%d-%04d" % (transaction, number)
-            for transaction in range(transactions)
-            for number in range(partition, count, PARTITIONS)
-        ]
-        for partition in range(PARTITIONS)
-    }
-
-
-def write_until_committed(cluster: SimulatedKafka, transactions: int, **properties: str) -> None:
-    """Writes transactions as `commit.machine` does: after an error, a new producer and the token decide."""
-    client: WireProducer | None = None
-    limit = soon(60)
-    number = 0
-    while number < transactions:
-        assert not limit.expired, f"transaction {number} was never committed"
-        try:
-            if client is None:
-                client = producer(cluster, **properties)
-                client.init(soon())
-                # a token that is there decides: the transaction whose outcome was unknown was committed
-                number = cluster.offsets.get(SOURCE, (-1, ""))[0] + 1
-                continue
-            assert client.is_clean()
-            write(client, number)
-            number += 1
-        except KafkaEosError as error:
-            if client is not None:
-                if not isinstance(error, OutcomeUnknownError):
-                    client.abort(soon())
-                client.close()
-            client = None
-    if client is not None:
-        client.close()
-
-
-def planned(*faults: tuple[str, int, Fault]) -> Callable[[str], Fault | None]:
-    """Returns a `SimulatedKafka.fault` that misbehaves at the n-th request of a kind."""
-    seen: Counter[str] = Counter()
-    plan = {(kind, number): fault for kind, number, fault in faults}
-
-    def fault(kind: str) -> Fault | None:
-        seen[kind] += 1
-        return plan.get((kind, seen[kind]))
-
-    return fault
 
 
 @pytest.fixture(params=[2, 1], ids=["transaction.version=2", "transaction.version=1"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
     with SimulatedKafka({TOPIC: PARTITIONS}, brokers=2, version=request.param) as made:
         yield made
-
-
-FAULT = st.one_of(
-    st.builds(Fault, st.sampled_from(["error", "unsure"]), st.sampled_from(TRANSIENT)),
-    st.builds(Fault, st.sampled_from(["cut", "lost", "silent", "move"])),
-    st.builds(Fault, st.sampled_from(["late", "delay"]), st.sampled_from([5, 60, 300])),
-    st.builds(Fault, st.just("truncate"), st.integers(0, 80)),
-    st.builds(Fault, st.just("throttle"), st.sampled_from([1, 40])),
-)
 
 
 @given(

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from fetched_log import ABORT, COMMIT, Log, Record
 from simulated.kafka import LAST_EPOCH, Fault, SimulatedKafka
-from test_wire_faults import (
+from wire_kit import (
     PARTITIONS,
     TOPIC,
     expected,

@@ -11,8 +11,8 @@ from fetched_log import OUT_OF_ORDER
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from simulated.kafka import NOT_LEADER, TOO_LARGE, Fault, SimulatedKafka
-from test_wire_faults import FAULT, PARTITIONS, ROWS, TOPIC, expected, planned, rows, soon, write
-from test_wire_faults import producer as transactional
+from wire_kit import FAULT, PARTITIONS, ROWS, TOPIC, expected, planned, rows, soon, write
+from wire_kit import producer as transactional
 
 from kafka_eos_source.commit import direct
 from kafka_eos_source.errors import (

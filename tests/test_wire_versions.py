@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from fetched_log import ABORT, COMMIT, Log, Record
 from simulated.kafka import SimulatedKafka
-from test_wire_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, soon, write, write_until_committed
+from wire_kit import PARTITIONS, SOURCE, TOPIC, expected, producer, soon, write, write_until_committed
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster

@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from itertools import chain
 from pathlib import Path
@@ -51,7 +51,6 @@ from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import sealing
-from kafka_eos_source.stage.sealing import SealingPlan
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
@@ -59,8 +58,16 @@ _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
 
 
-#: Tasks seal rows from this size on, so that the small batches of these tests have sealed batches and rows.
-sealing.SealingPlan = partial(SealingPlan, least_bytes=200)  # type: ignore[assignment,misc]
+_ask = sealing._ask
+
+
+def _ask_for_small(kafka: Mapping[str, str], topic: str) -> sealing.SealingPlan | None:
+    """Makes tasks seal rows from 200 bytes on, so that small batches have sealed batches and rows."""
+    plan = _ask(kafka, topic)
+    return plan and replace(plan, least_bytes=200)
+
+
+sealing._ask = _ask_for_small
 
 
 class Checkpoint:

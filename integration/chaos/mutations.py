@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, own_folders
+from kafka_eos_source.sinks import manifest
+from kafka_eos_source.sinks.filesystem import layout
 from kafka_eos_source.stage import files
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.changelog.restore import _Chunk
@@ -56,6 +59,16 @@ def _no_epoch_of_its_own() -> None:
         begin(self)
 
     WireProducer.begin = begin_as_before  # type: ignore[method-assign]
+
+
+def _no_digests_of_manifests() -> None:
+    """Believes whatever a sink finds after a restart."""
+    manifest.check = lambda *_: None  # type: ignore[assignment]
+
+
+def _no_names_in_manifests() -> None:
+    """Moves files wherever a manifest says."""
+    layout._NAME = layout._STAGED = re.compile(".*")
 
 
 def _lose_a_record() -> None:
@@ -421,6 +434,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "token check": _no_token_check,
     "own epoch": _no_epoch_of_its_own,
     "lose a record": _lose_a_record,
+    "digests of manifests": _no_digests_of_manifests,
+    "names in manifests": _no_names_in_manifests,
     "count check": _no_count_check,
     "init before token": _token_before_init,
     "plan check": _no_plan_check,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -254,6 +255,91 @@ def test_t332_a_batch_whose_folder_was_archived_is_not_written_again(everywhere:
     batch.rename(archive / batch.name)
     scenario.run(sink=everywhere.sink)
     (archive / batch.name).rename(batch)
+    everywhere.verdict()
+
+
+@pytest.mark.fault("T387", "somebody edits the manifest of a prepared batch", "the driver is stopped")
+def test_t387_an_edited_manifest_moves_nothing_and_the_restored_one_is_committed(
+    everywhere: Everywhere,
+) -> None:
+    """Kafka holds the batch, and a name in the manifest leads out of the sink's folder."""
+    _refused_until_restored(everywhere, _edited_manifest)
+    assert _victim(everywhere).read_text() == "mine"
+
+
+@pytest.mark.fault("T388", "somebody replaces rows in the checkpoint", "the driver is stopped")
+def test_t388_replaced_rows_reach_no_database_and_the_restored_ones_do(everywhere: Everywhere) -> None:
+    """SQLite has no prepared transactions, so the rows wait in the checkpoint. Size and schema stay."""
+    _refused_until_restored(everywhere, _replaced_rows)
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_digests_and_names_files_of_the_user_are_replaced_and_forged_rows_stored(
+    everywhere: Everywhere,
+) -> None:
+    """Proves that the two tests above can fail."""
+    _stopped_when_kafka_has_the_batch(everywhere)
+    _edited_manifest(everywhere)
+    _replaced_rows(everywhere)
+    everywhere.scenario.run(sink=everywhere.sink, mutations=["digests of manifests", "names in manifests"])
+    assert _victim(everywhere).read_bytes().startswith(b"PAR1"), "rows replaced a file of the user"
+    assert any("forged" in value for _, value in everywhere.stored())
+
+
+def _victim(everywhere: Everywhere) -> Path:
+    return everywhere.scenario.folder / ".bashrc"
+
+
+def _edited_manifest(everywhere: Everywhere) -> tuple[Path, bytes]:
+    """Lets a manifest name a file elsewhere; returns the manifest, and what it was."""
+    _victim(everywhere).write_text("mine")
+    (manifest,) = everywhere.folder.glob("_kafka_eos/*/prepared/*.json")
+    original = manifest.read_bytes()
+    content = json.loads(original)
+    gathered = manifest.parents[1] / "ending" / manifest.stem
+    content["files"][0]["name"] = os.path.relpath(_victim(everywhere), gathered)
+    manifest.write_text(json.dumps(content, indent=1))
+    return manifest, original
+
+
+def _replaced_rows(everywhere: Everywhere) -> tuple[Path, bytes]:
+    """Replaces a value of the rows in the checkpoint; returns their file, and what it was."""
+    (rows,) = everywhere.scenario.checkpoint.glob("kafka-eos/sinks/warehouse/*.arrow")
+    original = rows.read_bytes()
+    value = everywhere.scenario.sent[0][1].encode()
+    assert value in original
+    rows.write_bytes(original.replace(value, b"forged"))
+    assert len(value) == len(b"forged")
+    return rows, original
+
+
+def _stopped_when_kafka_has_the_batch(everywhere: Everywhere) -> None:
+    scenario, step = everywhere.scenario, "commit.after_commit"
+    scenario.feed(60)
+    killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}", sink=everywhere.sink)
+    assert killed.wait() == -9, killed.tail()
+
+
+def _refused_until_restored(
+    everywhere: Everywhere, forge: Callable[[Everywhere], tuple[Path, bytes]]
+) -> None:
+    """Forges a file while the driver is stopped, starts it twice, and puts the file back as it was."""
+    _stopped_when_kafka_has_the_batch(everywhere)
+    file, original = forge(everywhere)
+    before = set(everywhere.folder.rglob("*"))
+    for _ in range(2):
+        refused = everywhere.scenario.start(sink=everywhere.sink)
+        assert refused.wait() == 1, refused.tail()
+        log = refused.log.read_text()
+        assert "SINK_FAILED" in log, refused.tail()
+        assert f"{file} was changed after the batch was prepared" in log, refused.tail()
+        if forge is _edited_manifest:
+            now = set(everywhere.folder.rglob("*"))
+            assert before <= now, "files were moved"
+            assert {each.parent.name for each in now - before} <= {"0"}, "the replay only stages its rows"
+            assert not list(everywhere.folder.glob("batch=*"))
+    file.write_bytes(original)
+    everywhere.scenario.run(sink=everywhere.sink)
     everywhere.verdict()
 
 

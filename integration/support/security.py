@@ -34,7 +34,12 @@ from kafka_eos_source.errors import KafkaEosError
 #: Users and passwords for SASL/PLAIN. The first user may do everything.
 PASSWORDS = {"admin": "admin-pass-7f", "alice": "alice-pass-9c"}
 #: Users and passwords for SCRAM, on the TLS listener.
-SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d", "operator": "operator-pass-1c"}
+SCRAM_PASSWORDS = {
+    "reader": "reader-pass-3b",
+    "writer": "writer-pass-5d",
+    "operator": "operator-pass-1c",
+    "person": "person-pass-2a",
+}
 
 
 #: Secret options that this login does not need, each with a value that nothing else has.

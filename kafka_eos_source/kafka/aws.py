@@ -76,7 +76,7 @@ def checked(given: Mapping[str, str], bootstrap_servers: str) -> str:
 
 
 def token(config: str) -> tuple[str, float]:
-    """Returns a token and its expiry. A token provider; see ``docs/security.md``.
+    """Returns a token and its expiry. A token provider; see ``docs/logins.md``.
 
     Args:
         config: from `checked`.

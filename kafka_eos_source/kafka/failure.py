@@ -42,11 +42,13 @@ _FENCED = frozenset(
     }
 )
 
+_ACLS = "`kafka-eos acls` prints all rights that a query needs."
 #: Error code → the ACL that is missing.
 _AUTHORIZATION = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (for a source: Read; for a sink: Write and Describe, "
-    "and Read of every topic whose offsets it commits, including the output topic itself)",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read)",
+    "and Read of every topic whose offsets it commits, including the output topic itself; for state and "
+    "token.topic also DescribeConfigs)",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
 }
@@ -183,7 +185,7 @@ def classify(
             fix=FENCED_FIX,
         )
     if code in _AUTHORIZATION:
-        return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}.")
+        return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}. {_ACLS}")
     if code == KafkaError._SSL:
         return AuthorizationError(text, fix=_TLS_FIX)
     if code in _LOGIN:

@@ -102,7 +102,7 @@ def translated(kafka: Mapping[str, str]) -> LoginOptions:
             fix="remove the option, and set kafka.sasl.mechanism=OAUTHBEARER. For an OAuth service, such as "
             "Keycloak or Okta, set kafka.sasl.oauthbearer.token.endpoint.url, .client.id and .client.secret. "
             f"For others, write a Python function, and set kafka.{PROVIDER}=module:function. "
-            "docs/security.md has examples for Entra ID, Google and AWS.",
+            "docs/logins.md has examples for Entra ID, Google and AWS.",
         )
     return LoginOptions(options, stated)
 

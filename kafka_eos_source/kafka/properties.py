@@ -245,7 +245,7 @@ _CONNECTION = (
     _supported(
         "debug",
         Choices(*DEBUG_CONTEXTS),
-        "writes the log of these contexts to standard error; see [security](security.md#what-a-connection-does)",
+        "writes the log of these contexts to standard error; see [logging in](logins.md#what-a-connection-does)",
     ),
     _supported(
         "log_level",
@@ -311,7 +311,7 @@ _LOGIN = (
     _supported(
         "sasl.mechanisms",
         Choice(*MECHANISMS, "AWS_MSK_IAM"),
-        "the login; see [security](security.md)",
+        "the login; see [logging in](logins.md)",
     ),
     _supported("sasl.username", TEXT, "user of PLAIN and SCRAM"),
     _supported("sasl.password", TEXT, "password of PLAIN and SCRAM"),
@@ -390,7 +390,7 @@ _OTHER_LOGIN = (
     _supported(
         "sasl.oauthbearer.token.provider",
         TEXT,
-        "a Python function that gives tokens: `module:function`; see [security](security.md)",
+        "a Python function that gives tokens: `module:function`; see [logging in](logins.md)",
     ),
     _supported(
         "sasl.oauthbearer.allow.http",

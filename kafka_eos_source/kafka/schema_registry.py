@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
+    InvalidSchemaError,
     OperatorError,
     RegistryUnavailableError,
     SchemaNotFoundError,
@@ -24,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
@@ -38,6 +40,12 @@ T = TypeVar("T")
 #: How long a call is retried if the registry cannot be reached; in milliseconds.
 RETRY_TIMEOUT = "retry.timeout.ms"
 _RETRY_TIMEOUT_MS = 60_000
+#: The most bytes of a schema with everything that it imports. Records of larger schemas are bad records.
+MOST_BYTES = "schema.limit.bytes"
+_MOST_BYTES = 4 << 20
+#: After so many ids of one slice of records that the registry does not have, no more ids are asked for.
+MOST_UNKNOWN_IDS = "schema.limit.unknown.ids"
+_MOST_UNKNOWN_IDS = 200
 _ANSWER_SECONDS = 10
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -51,6 +59,7 @@ _POOL_IS_OPTIONAL = (2, 15)
 #: Codes of the registry's errors: subject, version and schema not found.
 _NOT_FOUND = (40401, 40402, 40403)
 _TEMPORARY = (408, 425, 429)
+_UNPROCESSABLE = 422
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,8 @@ class SchemaRegistry:
 
     Args:
         options: the properties of Confluent's client (``url``, ``basic.auth.user.info``, ``ssl.ca.location``,
-            …), `RETRY_TIMEOUT` and `ALLOW_HTTP`. A name with the suffix ``.env`` gives the name of an
-            environment variable that contains the value.
+            …), `RETRY_TIMEOUT`, `ALLOW_HTTP`, `MOST_BYTES` and `MOST_UNKNOWN_IDS`. A name with the suffix
+            ``.env`` gives the name of an environment variable that contains the value.
 
     Raises:
         InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
@@ -94,7 +103,9 @@ class SchemaRegistry:
     def __init__(self, options: Mapping[str, Any]) -> None:
         settings = _from_environment(options)
         self._secrets = _secrets(settings)
-        self._retry_seconds = _milliseconds(settings.pop(RETRY_TIMEOUT, _RETRY_TIMEOUT_MS)) / 1000
+        self._retry_seconds = _number(settings, RETRY_TIMEOUT, _RETRY_TIMEOUT_MS, "milliseconds") / 1000
+        self.most_bytes = int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes"))
+        self.most_unknown_ids = int(_number(settings, MOST_UNKNOWN_IDS, _MOST_UNKNOWN_IDS, "schema ids"))
         self.url = shown_urls(str(settings.get("url", "")))
         _check_urls(str(settings.get("url", "")))
         _refuse_plain_http(settings)
@@ -106,34 +117,30 @@ class SchemaRegistry:
         Raises:
             SchemaNotFoundError: if the registry says that it has no such schema.
             RegistryUnavailableError: if the registry does not answer.
-            AuthorizationError, OperatorError: if it refuses the request.
+            InvalidSchemaError: if the schema imports something without a name, subject or version.
+            AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
-        found = self._call(lambda: self._client.get_schema(schema_id), f"schema id {schema_id}")
-        return _stored(schema_id, found)
+        what = f"schema id {schema_id}"
+        return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
         which: Any = "latest" if version is None else version
-        found = self._call(
-            lambda: self._client.get_version(subject, which), f"version {which} of subject {subject!r}"
-        )
-        return _stored(found.schema_id, found.schema)
+        what = f"version {which} of subject {subject!r}"
+        return self._call(lambda: _stored_version(self._client.get_version(subject, which)), what)
 
     def referenced(self, reference: StoredReference) -> StoredSchema:
         """Returns the schema that another one imports, even if it was deleted since, as by `by_id`."""
         what = f"version {reference.version} of subject {reference.subject!r}, imported as {reference.name!r}"
-        found = self._call(
-            lambda: self._client.get_version(reference.subject, reference.version, deleted=True), what
-        )
-        return _stored(found.schema_id, found.schema)
+        place = (reference.subject, reference.version)
+        return self._call(lambda: _stored_version(self._client.get_version(*place, deleted=True)), what)
 
     def find(self, subject: str, schema: StoredSchema) -> int:
         """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
-        found = self._call(
-            lambda: self._client.lookup_schema(subject, _of_client(schema)),
+        return self._call(
+            lambda: int(self._client.lookup_schema(subject, _of_client(schema)).schema_id),
             f"the given schema under subject {subject!r}",
         )
-        return int(found.schema_id)
 
     def register(self, subject: str, schema: StoredSchema) -> int:
         """Registers a schema under a subject, and returns its id, which stays the same if it is known.
@@ -142,12 +149,16 @@ class SchemaRegistry:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
         """
-        return int(
-            self._call(
-                lambda: self._client.register_schema(subject, _of_client(schema)),
-                f"the new schema of subject {subject!r}",
-            )
+        return self._call(
+            lambda: int(self._client.register_schema(subject, _of_client(schema))),
+            f"the new schema of subject {subject!r}",
         )
+
+    def forget(self) -> None:
+        """Drops the schemas that Confluent's client keeps without limit; `registry.catalog` keeps its own."""
+        clear = getattr(self._client, "clear_caches", None)  # older versions do not have it
+        if clear is not None:
+            clear()
 
     def answers(self) -> None:
         """Checks that the registry can be reached and accepts the credentials. Raises as `by_id`."""
@@ -198,10 +209,14 @@ class SchemaRegistry:
                 timed_out=timed_out,
                 report=report,
             )
-        except ValueError as error:  # the body of an answer is not JSON
+        except (
+            *SHAPE_ERRORS,
+            RecursionError,
+        ) as error:  # the body of an answer is not JSON, or not that of a registry
+            self.forget()  # the client may have cached it
             raise OperatorError(
-                f"{self.url} answered a request for {what} with something else than JSON: "
-                f"{_reason(error, self._secrets)}.",
+                f"{self.url} answered a request for {what} with something else than JSON of a schema "
+                f"registry: {_reason(error, self._secrets)}.",
                 fix="check that the URL is that of a schema registry, and not of a proxy or a web page.",
             ) from error
 
@@ -212,6 +227,12 @@ class SchemaRegistry:
             return SchemaNotFoundError(
                 f"the schema registry {self.url} does not have {what} (error {code}).",
                 fix="check the URL, the subject and the id; register the schema if it is new.",
+            )
+        if status == _UNPROCESSABLE and what.startswith("version"):
+            return InvalidSchemaError(
+                f"the schema registry {self.url} does not accept the request for {what} (HTTP {status}): "
+                f"{_reason(failure, self._secrets)}.",
+                fix="check the subject and the version.",
             )
         if status in (401, 403):
             return AuthorizationError(
@@ -289,16 +310,17 @@ def _secrets(settings: Mapping[str, Any]) -> Secrets:
     return Secrets.of(settings) | Secrets(frozenset({user, user.partition(":")[2]}))
 
 
-def _milliseconds(value: Any) -> float:
+def _number(settings: dict[str, Any], name: str, default: float, unit: str) -> float:
+    """Removes an option from the settings, and returns its value."""
+    value = settings.pop(name, default)
     try:
         found = float(value)
     except (TypeError, ValueError):
         found = -1.0
-    if found < 0:
+    if not 0 <= found < float("inf"):
         raise InvalidOptionError(
-            f"option {RETRY_TIMEOUT!r} of the schema registry has the value {value!r}; expected a number of "
-            "milliseconds.",
-            fix=f"for example {_RETRY_TIMEOUT_MS}.",
+            f"option {name!r} of the schema registry has the value {value!r}; expected a number of {unit}.",
+            fix=f"for example {default}.",
         )
     return found
 
@@ -357,12 +379,26 @@ def _reason(failure: object, secrets: Secrets) -> str:
 
 
 def _stored(schema_id: int, found: Any) -> StoredSchema:
-    references = tuple(
-        StoredReference(str(each.name), str(each.subject), int(each.version))
-        for each in found.references or ()
-    )
-    kind = str(found.schema_type or "AVRO").upper()
-    return StoredSchema(schema_id, kind, str(found.schema_str), references)
+    kind = found.schema_type or "AVRO"
+    if not isinstance(found.schema_str, str) or not isinstance(kind, str):
+        raise TypeError("it has no schema")
+    references = []
+    for each in found.references or ():
+        texts, version = (each.name, each.subject), each.version
+        if not all(isinstance(text, str) for text in texts) or type(version) is not int:
+            raise InvalidSchemaError(
+                f"schema id {schema_id} imports the name {each.name!r}, subject {each.subject!r}, version "
+                f"{version!r}; expected two texts and a number.",
+                fix="register the schema again with complete references.",
+            )
+        references.append(StoredReference(each.name, each.subject, version))
+    return StoredSchema(schema_id, kind.upper(), found.schema_str, tuple(references))
+
+
+def _stored_version(found: Any) -> StoredSchema:
+    if type(found.schema_id) is not int:
+        raise TypeError("it has no id")
+    return _stored(found.schema_id, found.schema)
 
 
 def _of_client(schema: StoredSchema) -> Any:

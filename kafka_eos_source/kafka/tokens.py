@@ -471,7 +471,7 @@ def check_tokens(kafka: Mapping[str, str]) -> None:
         raise InvalidOptionError(
             "kafka.sasl.mechanism=OAUTHBEARER needs to know where tokens come from.",
             fix="set kafka.sasl.oauthbearer.token.endpoint.url with kafka.sasl.oauthbearer.client.id and "
-            f".client.secret, or kafka.{PROVIDER}=module:function; docs/security.md has examples.",
+            f".client.secret, or kafka.{PROVIDER}=module:function; docs/logins.md has examples.",
         )
     metadata = kafka.get("sasl.oauthbearer.metadata.authentication.type", "none").lower()
     if metadata not in ("none", "azure_imds"):

@@ -190,7 +190,10 @@ def _without_token(
     inspection: Inspection, target: Target, kafka: KafkaView, outcome: BatchOutcome | None
 ) -> Adoption:
     checkpoint = inspection.checkpoint
-    if checkpoint is None or inspection.verdict.condition != short_name(TokenMissingError):
+    is_missing = inspection.verdict.condition == short_name(TokenMissingError)
+    if kafka.unrecovered is not None and not is_missing:  # nobody knows what the token topic holds
+        return Adoption(("The group holds no token.",), refused=Finding.of(kafka.unrecovered))
+    if checkpoint is None or not is_missing:
         return Adoption(("Kafka holds no token, and the query does not need one.", inspection.verdict.text))
     batch_id = checkpoint.next_batch
     messages = [f"Kafka holds no token of application.id={inspection.application_id!r}."]

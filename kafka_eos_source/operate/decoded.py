@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.registry import formats
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.decoding import decode_foreign, foreign_decoder
 from kafka_eos_source.registry.framing import Frame, Messages, frames, paths
 
 
@@ -56,8 +56,10 @@ def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[by
 
 def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
     """Replaces the messages of a frame in ``texts`` by their JSON."""
-    decoder = formats.decoder(writer, frame.path, None, None)
-    done = decoder.decode(column.column.take(pa.array(frame.rows)), frame.start)
+    decoder = foreign_decoder(frame, writer, None, None)
+    if isinstance(decoder, str):
+        return
+    done = decode_foreign(decoder, column.column.take(pa.array(frame.rows)), frame.start)
     for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values.to_pylist(), strict=True)):
         if at not in done.errors:
             texts[row] = json.dumps(value, ensure_ascii=False, default=_as_json).encode()

@@ -30,6 +30,21 @@ ERROR = {
 
 #: What each command prints if it succeeds, by the command's name.
 SHAPES: dict[str, Any] = {
+    "acls": {
+        "looked_up": "whether topics were looked up in the query's group",
+        "rights": [
+            {
+                "principal": "who needs the right, such as `User:sink`",
+                "part": "the part of the query, or the command",
+                "operation": "Kafka's name of the right",
+                "resource": "`topic`, `group`, `transactional id` or `cluster`",
+                "name": "name of the resource",
+                "prefixed": "whether the name is a prefix",
+                "purpose": "what it is for",
+                "without": "what happens without it; null = the part ends with an error",
+            }
+        ],
+    },
     "adopt": {
         "adopted": "whether the token was committed",
         "batch": OrNull(

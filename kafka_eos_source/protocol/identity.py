@@ -28,7 +28,8 @@ GROUP_PREFIX = "kafka-eos."
 
 #: Prefix of the query ids of batch writes without ``txnVersion``.
 ONCE = "once:"
-_ONCE_NAMES = "kafka-eos-batch-"
+#: Prefix of the ids that batch writes without an ``application.id`` generate.
+ONE_WRITE_NAMES = "kafka-eos-batch-"
 _SERIES = "txnAppId:"
 
 
@@ -55,7 +56,7 @@ class Identity:
     @property
     def disposable(self) -> bool:
         """Whether the group was created for one batch write, which deletes it at its end."""
-        return self.once and self.group_id.startswith(group_of(_ONCE_NAMES))
+        return self.once and self.group_id.startswith(group_of(ONE_WRITE_NAMES))
 
 
 def target(topic: str | None, sinks: Mapping[str, str]) -> str:
@@ -173,8 +174,8 @@ def of_one_write(
         write_id: a unique id of this write.
         application_id, group_id, topic, anchor_topic: options of the write; None if they are not set.
     """
-    own = application_id or f"{_ONCE_NAMES}{_process_id(os.getpid())}"
-    group = group_of(application_id or f"{_ONCE_NAMES}{write_id}", group_id)
+    own = application_id or f"{ONE_WRITE_NAMES}{_process_id(os.getpid())}"
+    group = group_of(application_id or f"{ONE_WRITE_NAMES}{write_id}", group_id)
     return Identity(own, group, f"{ONCE}{write_id}", anchor(anchor_topic, topic), once=True)
 
 

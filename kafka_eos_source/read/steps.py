@@ -12,6 +12,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.options.option import STEPS_IN_READ
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.mapping import MapInRead
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _MAP, _OPERATOR = "map.in.read", "operator.in.read"
-_MALFORMED = (ValueError, TypeError, KeyError, InvalidSchemaError)
+_MALFORMED = (*SHAPE_ERRORS, InvalidSchemaError)
 
 
 class StepInRead(Protocol):

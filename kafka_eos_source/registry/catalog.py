@@ -6,12 +6,20 @@ Python workers, and every query in them, go on while the registry is down.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kafka_eos_source.errors import InvalidSchemaError, OperatorError, SchemaNotFoundError
-from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReference, StoredSchema, shown_urls
+from kafka_eos_source.kafka.schema_registry import (
+    MOST_BYTES,
+    MOST_UNKNOWN_IDS,
+    SchemaRegistry,
+    StoredSchema,
+    shown_urls,
+)
 from kafka_eos_source.registry.codec import Reference, Schema
 from kafka_eos_source.registry.formats import schema_format
 from kafka_eos_source.runtime.deadline import Deadline
@@ -26,7 +34,12 @@ _MOST_AWAITED = 100
 #: How long an id that was awaited in vain is not asked for again.
 _ASK_AGAIN_SECONDS = 5.0
 _MOST_UNKNOWN = 10_000
-_DEEPEST = 50
+#: So many ids are asked for at the same time, and so many before the answers are counted.
+_TOGETHER, _COUNTED = 8, 32
+#: Limits of what one schema imports, each of which is a request to the registry.
+_DEEPEST, _MOST_REFERENCES = 50, 1000
+#: The schemas that were used last, of which a process keeps so many bytes.
+_MOST_KEPT_BYTES = 128 << 20
 
 
 class Catalog:
@@ -39,8 +52,11 @@ class Catalog:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._client: SchemaRegistry | None = None
+        #: By id, those last that were used last.
         self._schemas: dict[int, Schema] = {}
-        #: When each unknown id was asked for, and the registry's answer.
+        self._kept_bytes = 0
+        #: When each unknown id was asked for, and the registry's answer. Later answers about a schema that
+        #: cannot be used would be the same, so the time of these is infinite.
         self._unknown: dict[int, tuple[float, str]] = {}
 
     @property
@@ -56,8 +72,10 @@ class Catalog:
         Raises:
             OperatorError: if this process knows the id with another text.
         """
-        known = self._schemas.setdefault(schema_id, schema)
-        if known is not schema and not _is_same(known, schema):
+        known = self._schemas.get(schema_id)
+        if known is None:
+            self._keep(schema_id, schema)
+        elif known is not schema and not _is_same(known, schema):
             raise OperatorError(
                 f"schema id {schema_id} of the registry {shown_urls(str(self._options.get('url', '')))} is "
                 f"{known.format} {known.text[:300]!r} in this process, which has read it before, and "
@@ -68,67 +86,112 @@ class Catalog:
             )
 
     def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
-        """Returns the schema of each id; text with the reason for an id that the registry does not have.
+        """Returns the schema of each id; text with the reason for an id whose schema cannot be used.
+
+        After `MOST_UNKNOWN_IDS` ids that the registry does not have, it is not asked for the others.
+
+        Args:
+            ids: the ids, those first that are the least likely to be wrong.
 
         Raises:
             RegistryUnavailableError: if the registry does not answer for an id that is not cached.
             AuthorizationError, OperatorError: if it refuses the request.
         """
-        found: dict[int, Schema] = {}
-        unknown: dict[int, str] = {}
+        found: dict[int, Schema | str] = {}
+        asked_for = []
         for each in ids:
             cached = self._schemas.get(each)
-            asked, why = self._unknown.get(each, (-_ASK_AGAIN_SECONDS, ""))
+            asked, why = self._unknown.get(each, (-math.inf, ""))
             if cached is not None:
-                found[each] = cached
+                found[each] = self._schemas[each] = self._schemas.pop(each)
             elif time.monotonic() - asked < _ASK_AGAIN_SECONDS:
-                unknown[each] = why
+                found[each] = why
             else:
-                self._ask(each, found, unknown)
-        new = [each for each in unknown if each not in self._unknown]
-        awaited = new[:_MOST_AWAITED]
+                asked_for.append(each)
+        if not asked_for:
+            return found
+        most_unknown = self.registry.most_unknown_ids
+        answers = self._ask(asked_for, most_unknown)
+        awaited = [
+            each
+            for each, answer in answers.items()
+            if isinstance(answer, SchemaNotFoundError) and each not in self._unknown
+        ][:_MOST_AWAITED]
         deadline = Deadline.after_seconds(_KNOWN_AFTER_SECONDS)
         pauses = Pauses(deadline, 0.1, 1.0)
         is_last = False
-        while not is_last and any(each in unknown for each in awaited):
+        while awaited and not is_last:
             pauses.wait()
             # after the deadline, once more for each id, however long the registry took for the others
             is_last = deadline.expired
-            for each in awaited:
-                if each in unknown and each not in self._unknown:
-                    self._ask(each, found, unknown)
-        for each in new:
-            if each in unknown:
-                self._remember(each, unknown[each])
-        return {**found, **unknown}
+            answers |= self._ask(awaited)
+            awaited = [each for each in awaited if isinstance(answers[each], SchemaNotFoundError)]
+        for each, answer in answers.items():
+            found[each] = self._taken(each, answer)
+        for each in asked_for[len(answers) :]:
+            found[each] = (
+                f"the registry was not asked for schema id {each}, because it does not have {most_unknown} "
+                "other ids of the same slice of records. Its option "
+                f"{MOST_UNKNOWN_IDS!r} raises that limit"
+            )
+        self.registry.forget()
+        return found
 
-    def _ask(self, schema_id: int, found: dict[int, Schema], unknown: dict[int, str]) -> None:
-        """Asks for an id and what its schema imports, and puts the answer into one of the two."""
-        try:
-            schema = self.schema(self.registry.by_id(schema_id))
-        except InvalidSchemaError as error:  # of an unknown format, or a circle: later answers are the same
-            unknown[schema_id] = f"schema id {schema_id} cannot be used: {error.message}"
-            self._remember(schema_id, unknown[schema_id])
-            return
-        except SchemaNotFoundError as error:  # the id, or a schema that it imports
-            unknown[schema_id] = error.message
-            if schema_id in self._unknown:
-                self._remember(schema_id, error.message)
-            return
-        found[schema_id] = self._schemas[schema_id] = schema
-        unknown.pop(schema_id, None)
-        self._unknown.pop(schema_id, None)
+    def _ask(
+        self, ids: Sequence[int], most_unknown: float = math.inf
+    ) -> dict[int, Schema | InvalidSchemaError | SchemaNotFoundError]:
+        """Asks for the schemas of some ids, until the registry does not have `most_unknown` of them."""
+        registry = self.registry  # made here, and not by several threads
 
-    def _remember(self, schema_id: int, why: str) -> None:
-        if len(self._unknown) >= _MOST_UNKNOWN:
-            self._unknown.clear()
-        self._unknown[schema_id] = (time.monotonic(), why)
+        def ask(schema_id: int) -> Schema | InvalidSchemaError | SchemaNotFoundError:
+            try:
+                return self.schema(registry.by_id(schema_id))
+            except (InvalidSchemaError, SchemaNotFoundError) as answer:  # about the id, or what it imports
+                return answer.with_traceback(None)
+
+        if len(ids) == 1:
+            return {ids[0]: ask(ids[0])}
+        answers: dict[int, Schema | InvalidSchemaError | SchemaNotFoundError] = {}
+        unknown = 0
+        with ThreadPoolExecutor(_TOGETHER, "kafka-eos-registry") as pool:
+            for first in range(0, len(ids), _COUNTED):
+                if unknown >= most_unknown:
+                    break
+                some = ids[first : first + _COUNTED]
+                for each, answer in zip(some, pool.map(ask, some), strict=True):  # a failure cancels the rest
+                    answers[each] = answer
+                    unknown += not isinstance(answer, Schema)
+        return answers
+
+    def _taken(
+        self, schema_id: int, answer: Schema | InvalidSchemaError | SchemaNotFoundError
+    ) -> Schema | str:
+        """Keeps an answer, and returns it as `of_ids` does."""
+        if isinstance(answer, Schema):
+            self._unknown.pop(schema_id, None)
+            self._keep(schema_id, answer)
+            return answer
+        asked, why = time.monotonic(), answer.message
+        if isinstance(answer, InvalidSchemaError):
+            asked, why = math.inf, f"schema id {schema_id} cannot be used: {why}"
+        if schema_id not in self._unknown and len(self._unknown) >= _MOST_UNKNOWN:
+            self._unknown.pop(next(iter(self._unknown)))
+        self._unknown[schema_id] = (asked, why)
+        return why
+
+    def _keep(self, schema_id: int, schema: Schema) -> None:
+        """Keeps a schema, and drops those that were not used for the longest time if they are too many."""
+        self._schemas[schema_id] = schema
+        self._kept_bytes += _bytes(schema)
+        while self._kept_bytes > _MOST_KEPT_BYTES and len(self._schemas) > 1:
+            self._kept_bytes -= _bytes(self._schemas.pop(next(iter(self._schemas))))
 
     def of_id(self, schema_id: int) -> Schema:
         """Returns the schema of an id, and keeps it. Raises the errors of `SchemaRegistry.by_id`."""
         found = self._schemas.get(schema_id)
         if found is None:
-            found = self._schemas[schema_id] = self.schema(self.registry.by_id(schema_id))
+            found = self.schema(self.registry.by_id(schema_id))
+            self._keep(schema_id, found)
         return found
 
     def of_version(self, subject: str, version: int | None) -> tuple[int, Schema]:
@@ -152,23 +215,69 @@ class Catalog:
 
         Raises:
             SchemaNotFoundError: if an imported schema is gone.
-            InvalidSchemaError: if schemas import each other in a circle.
+            InvalidSchemaError: if schemas import each other in a circle, are too many or too large, or are
+                not text.
         """
-        return self._schema(stored, {}, 0)
+        return _Imports(self.registry).schema(stored, 0)
 
-    def _schema(self, stored: StoredSchema, known: dict[StoredReference, Schema], depth: int) -> Schema:
-        if depth > _DEEPEST:
-            raise InvalidSchemaError(
-                f"schema id {stored.schema_id} imports other schemas more than {_DEEPEST} levels deep.",
-                fix="remove the circle among the references in the registry.",
-            )
+
+class _Imports:
+    """Reads what one schema imports. Each imported schema is read once, and then shared."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        #: By subject and version; None while its own imports are read.
+        self._known: dict[tuple[str, int], Schema | None] = {}
+        self._bytes = 0
+        self._references = 0
+
+    def schema(self, stored: StoredSchema, depth: int) -> Schema:
+        """Returns a stored schema with its imports (see `Catalog.schema`)."""
+        self._check(stored, depth)
         references = []
         for each in stored.references:
-            key = StoredReference("", each.subject, each.version)
-            if key not in known:
-                known[key] = self._schema(self.registry.referenced(each), known, depth + 1)
-            references.append(Reference(each.name, known[key]))
+            key = (each.subject, each.version)
+            if key not in self._known:
+                self._known[key] = None
+                self._known[key] = self.schema(self._registry.referenced(each), depth + 1)
+            schema = self._known[key]
+            if schema is None:
+                raise InvalidSchemaError(
+                    f"schema id {stored.schema_id} is in a circle of schemas that import each other: it "
+                    f"imports {each.name[:300]!r}, which imports it.",
+                    fix="remove the circle among the references in the registry.",
+                )
+            references.append(Reference(each.name, schema))
         return Schema(schema_format(stored.format), stored.text, tuple(references))
+
+    def _check(self, stored: StoredSchema, depth: int) -> None:
+        """Checks the text and the number of references of a schema, before they are read."""
+        try:
+            self._bytes += len(stored.text.encode())
+            for each in stored.references:
+                (each.name + each.subject).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidSchemaError(
+                f"schema id {stored.schema_id} is not text: {error.reason} in it, or in its references.",
+                fix="register it again without this character.",
+            ) from None
+        self._references += len(stored.references)
+        if self._bytes > self._registry.most_bytes:
+            raise InvalidSchemaError(
+                f"schema id {stored.schema_id}, or a schema that imports it, has more than "
+                f"{self._registry.most_bytes} bytes, including what it imports.",
+                fix=f"raise the option {MOST_BYTES!r} of the registry.",
+            )
+        if depth > _DEEPEST or self._references > _MOST_REFERENCES:
+            raise InvalidSchemaError(
+                f"schema id {stored.schema_id}, or a schema that imports it, imports more than "
+                f"{_MOST_REFERENCES} schemas, or others more than {_DEEPEST} levels deep.",
+                fix="register schemas that import less.",
+            )
+
+
+def _bytes(schema: Schema) -> int:
+    return sum(len(each.text) for each in (schema, *(inner.schema for inner in schema.imports())))
 
 
 def _is_same(one: Schema, other: Schema) -> bool:

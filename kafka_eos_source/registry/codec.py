@@ -4,12 +4,19 @@ Confluent's wire format puts a frame before each payload: a zero byte, the schem
 and, for Protobuf only, the path of the message inside its file. Codecs do not know the frame. A decoder skips
 `start` bytes of each message; an encoder puts `prefix` before each payload. Callers group messages by frame,
 because all messages of one frame share one writer schema.
+
+A record names its writer schema, so it can name any schema that anybody registered. Codecs therefore compile
+schemas within the limits below, in time that is linear in what they read, and refuse everything else with
+`InvalidSchemaError`. The limits count what a schema contains, and not seconds, so that a slow machine makes
+no record bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -18,6 +25,13 @@ import pyarrow as pa
 #: kilobytes can decode to gigabytes, and a batch has 10,000 records, so the limit is for the call. It is also
 #: the most that a single record can take.
 MOST_BYTES = 256 << 20
+
+#: The most columns of a reader schema, and the most types of a JSON Schema. A type counts at each place where
+#: it is used, because it becomes columns there.
+MAX_FIELDS = 20_000
+#: How deep types may be nested in each other. Arrow's and Spark's code for types is recursive.
+MAX_DEPTH = 64
+_LONGEST_PATH = 300
 
 SchemaFormat = Literal["AVRO", "PROTOBUF", "JSON"]
 
@@ -30,9 +44,12 @@ class Reference:
     schema: Schema
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schema:
-    """The text of a schema with everything that it refers to.
+    """The text of a schema with everything that it refers to. Schemas with equal contents are equal.
+
+    Schemas may share their references. Nothing may walk through them as through a tree, which can be
+    exponentially larger: use `digest` and `imports`.
 
     Attributes:
         format: How records of this schema are encoded.
@@ -42,7 +59,45 @@ class Schema:
 
     format: SchemaFormat
     text: str
-    references: tuple[Reference, ...] = ()
+    references: tuple[Reference, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of the schema and of everything that it imports."""
+        made = hashlib.sha256()
+        for part in (self.format, self.text, *(each.name for each in self.references)):
+            encoded = part.encode("utf-8", "surrogatepass")
+            made.update(b"%d:" % len(encoded) + encoded)
+        for each in self.references:
+            made.update(each.schema.digest)
+        return made.digest()
+
+    def __eq__(self, other: object) -> bool:
+        """Compares the contents."""
+        return isinstance(other, Schema) and (self is other or self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        """Returns a hash of the contents."""
+        return hash(self.digest)
+
+    def imports(self) -> Iterator[Reference]:
+        """Yields everything that the schema imports, each name and schema once, after its own imports."""
+        yield from _imports(self, set())
+
+
+def _imports(schema: Schema, seen: set[tuple[str, bytes]]) -> Iterator[Reference]:
+    for each in schema.references:
+        key = (each.name, each.schema.digest)
+        if key not in seen:
+            seen.add(key)
+            yield from _imports(each.schema, seen)
+            yield each
+
+
+def inside(path: str, step: str) -> str:
+    """Returns the path of a field inside another, for errors; only the end of a long path."""
+    found = path + step
+    return found if len(found) <= _LONGEST_PATH else "…" + found[1 - _LONGEST_PATH :]
 
 
 @dataclass(frozen=True)

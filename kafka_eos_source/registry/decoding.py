@@ -1,7 +1,34 @@
-"""Decodes a column of framed messages into one column of the reader schema's type."""
+"""Decodes a column of framed messages into one column of the reader schema's type.
+
+This module is the border between what somebody else wrote and the query. Each error is either about one
+record, for which the options for bad records decide, or about the whole task::
+
+    what happens                                                        whose error
+    ------------------------------------------------------------------  -------------------------------------
+    the registry says that it does not have the id                      the record's (after `catalog`'s wait)
+    the registry says that it does not have a schema that is imported   the record's
+    the imports are incomplete, a circle, too many, too deep            the record's
+    the schema is larger than `schema.limit.bytes`, or not text         the record's
+    more ids of a slice than `schema.limit.unknown.ids` are unknown     the record's, of further ids
+    the schema has an unknown format, or another one than the reader's  the record's
+    the schema cannot be compiled, or does not fit the reader schema    the record's
+    compiling the schema takes too many steps, or protoc too long       the record's
+    compiling, or decoding a payload, raises any other exception        the record's, and a warning is logged
+    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429  the task's: RegistryUnavailableError
+    the registry refuses the login (401, 403)                           the task's: AuthorizationError
+    the answer is not that of a registry (HTML, wrong types, 404        the task's: OperatorError
+    without a code)
+    a library or protoc is missing, or the machine ends protoc          the task's
+    memory or files are used up (MemoryError, OSError)                  the task's
+    the query's own reader schema cannot be used                        the query's, when it is defined
+
+An outage must not send good records to the dead letters, so everything counts as the task's that could be
+different on another machine, or later. What a codec refuses depends only on the two schemas.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,15 +36,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.registry import formats
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Schema
 from kafka_eos_source.registry.framing import Frame, Messages, Rows, frames, paths
 from kafka_eos_source.registry.slices import slices
 
-#: The most characters of the error of one row.
+_log = logging.getLogger(__name__)
+
+#: Errors of the machine or of this package, and never of a record.
+_OF_TASK = (KafkaEosError, MemoryError, OSError, ImportError)
+#: The most characters of the error of one row. Schemas of others can be large, and so can be what is wrong.
 MOST_CHARACTERS = 1_000
+#: How many decoders a process keeps for each column: each record can name a schema, and a message in it.
+_MOST_DECODERS = 1000
 
 
 @dataclass(frozen=True)
@@ -58,32 +91,39 @@ class Decoding:
         known_schemas = catalog(self.registry)
         if self.reader_id is not None:
             known_schemas.add(self.reader_id, self.reader)
-        schemas = known_schemas.of_ids(each.schema_id for each in groups) if groups else {}
+        # Ids of many records first: ids of garbage are all different.
+        ids = [each.schema_id for each in sorted(groups, key=lambda group: -len(group.rows))]
+        schemas = known_schemas.of_ids(ids) if ids else {}
         known: list[tuple[Frame, Decoder]] = []
+        decoders = _decoders.setdefault(self._key, {})
         for group in groups:
             writer = schemas[group.schema_id]
             if isinstance(writer, str):
-                errors.update(dict.fromkeys(group.rows.tolist(), writer))
+                errors.update(dict.fromkeys(group.rows.tolist(), shortened(writer)))
                 continue
             framed = [group]
             if writer.format == "PROTOBUF":
                 framed, malformed = paths(messages, group)
                 errors.update(malformed)
             for frame in framed:
-                decoder = self._decoder(frame, writer)
+                decoder = self._decoder(decoders, frame, writer)
                 if isinstance(decoder, str):
                     errors.update(dict.fromkeys(frame.rows.tolist(), decoder))
                 else:
                     known.append((frame, decoder))
         return self._in_order(messages, known, errors, most_bytes)
 
-    def _decoder(self, frame: Frame, writer: Schema) -> Decoder | str:
+    def _decoder(
+        self, decoders: dict[tuple[int, tuple[int, ...]], Decoder | str], frame: Frame, writer: Schema
+    ) -> Decoder | str:
         """Returns the decoder of a frame, which is kept; text if its schema does not fit the reader's."""
-        decoders = _decoders.setdefault(self._key, {})
         place = (frame.schema_id, frame.path)
-        found = decoders.get(place)
+        found = decoders.pop(place, None)
         if found is None:
-            found = decoders[place] = self._new_decoder(frame, writer)
+            found = self._new_decoder(frame, writer)
+            if len(decoders) >= _MOST_DECODERS:
+                decoders.pop(next(iter(decoders)))
+        decoders[place] = found  # the last, because it was used last
         return found
 
     @property
@@ -97,10 +137,7 @@ class Decoding:
                 f"schema id {frame.schema_id} has the format {writer.format}; expected {self.reader.format}, "
                 "the format of the reader schema"
             )
-        try:
-            return formats.decoder(writer, frame.path, self.reader, self.message)
-        except InvalidSchemaError as error:  # the record cannot be read, however often the task is repeated
-            return f"schema id {frame.schema_id} does not fit the reader schema: {error.message}"
+        return foreign_decoder(frame, writer, self.reader, self.message)
 
     def _in_order(
         self,
@@ -117,7 +154,7 @@ class Decoding:
         rows = len(messages.column)
         if len(known) == 1 and len(known[0][0].rows) == len(messages.present):
             frame, decoder = known[0]  # the usual case: nothing is copied
-            decoded = decoder.decode(messages.column, frame.start, most_bytes)
+            decoded = decode_foreign(decoder, messages.column, frame.start, most_bytes)
             for row, text in decoded.errors.items():
                 errors[row] = _of_schema(frame, text)
             return Converted.of(self._fit(decoded.values), errors)
@@ -125,7 +162,7 @@ class Decoding:
         place = np.full(rows, -1, np.int64)
         done, left = 0, most_bytes
         for frame, decoder in known:
-            decoded = decoder.decode(_rows_of(messages.column, frame.rows), frame.start, left)
+            decoded = decode_foreign(decoder, _rows_of(messages.column, frame.rows), frame.start, left)
             for row, text in decoded.errors.items():
                 errors[int(frame.rows[row])] = _of_schema(frame, text)
             made = len(decoded.values)
@@ -163,6 +200,75 @@ class Decoding:
 _decoders: dict[tuple[object, ...], dict[tuple[int, tuple[int, ...]], Decoder | str]] = {}
 
 
+def foreign_decoder(
+    frame: Frame, writer: Schema, reader: Schema | None, message: str | None
+) -> Decoder | str:
+    """Returns the decoder of a schema that a record names; text, for the record's error, if there is none.
+
+    Args:
+        frame: what names the schema, and the message in it.
+        writer: the schema.
+        reader: the schema of the result; None = the writer's.
+        message: full name of the message type in the reader's file; for Protobuf.
+    """
+    try:
+        return formats.decoder(writer, frame.path, reader, message)
+    except InvalidSchemaError as error:
+        does_not = "does not fit the reader schema" if reader is not None else "cannot be used"
+        return shortened(f"schema id {frame.schema_id} {does_not}: {error.message}")
+    except _OF_TASK:
+        raise
+    except Exception as error:  # noqa: BLE001 - becomes the error of rows
+        _log.warning("schema id %d cannot be compiled", frame.schema_id, exc_info=error)
+        text = f"schema id {frame.schema_id} cannot be compiled: {type(error).__name__}: {error}"
+        return shortened(text)
+
+
+def decode_foreign(
+    decoder: Decoder, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES
+) -> Converted:
+    """Decodes messages as `decoder` does; one for which it raises an exception has an error instead."""
+    try:
+        return decoder.decode(messages, start, most_bytes)
+    except _OF_TASK:
+        raise
+    except Exception as error:  # noqa: BLE001 - becomes the error of a row
+        _log.warning("records cannot be decoded together; they are decoded one by one", exc_info=error)
+        return _by_halves(decoder, messages, start, most_bytes, error)
+
+
+def _by_halves(
+    decoder: Decoder, messages: pa.Array, start: int, most_bytes: int, error: Exception
+) -> Converted:
+    """Decodes messages for which a decoder raised an error, until it is known whose error that is."""
+    if len(messages) == 1:
+        text = f"the record cannot be decoded: {type(error).__name__}: {error}"
+        return Converted(pa.nulls(1, decoder.arrow_type), {0: text})
+    middle = len(messages) // 2
+    parts: list[pa.Array] = []
+    errors: dict[int, str] = {}
+    done = 0
+    for half in (messages[:middle], messages[middle:]):
+        try:
+            found = decoder.decode(half, start, most_bytes)
+        except _OF_TASK:
+            raise
+        except Exception as failure:  # noqa: BLE001 - becomes the error of a row
+            found = _by_halves(decoder, half, start, most_bytes, failure)
+        parts.append(found.values)
+        errors |= {done + row: text for row, text in found.errors.items()}
+        done += len(found.values)
+        most_bytes -= found.values.nbytes
+        if len(found.values) < len(half) or most_bytes < 0:
+            break
+    return Converted.of(pa.concat_arrays(parts), errors)
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of the text of an error."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
 def _differ_only_in_time(one: pa.DataType, other: pa.DataType) -> bool:
     """Returns whether two types are the same except for units of time, and for what may be null."""
     if one.id != other.id:
@@ -192,5 +298,4 @@ def _rows_of(column: pa.Array, rows: Rows) -> pa.Array:
 
 def _of_schema(frame: Frame, text: str) -> str:
     """Returns the error of a row. It may quote the record, such as a key of a map, but not all of it."""
-    shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
-    return f"schema id {frame.schema_id}: {shown}"
+    return shortened(f"schema id {frame.schema_id}: {text}")

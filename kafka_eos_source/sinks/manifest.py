@@ -125,7 +125,7 @@ def check(found: str, wanted: str, where: str) -> None:
 def refused(where: str, what: str) -> SinkFailedError:
     """Returns the error for a manifest, or a file of a batch, that must not be believed."""
     return SinkFailedError(
-        f"{where} {what}. Nothing was published.",
+        f"{where} {what}. No row of the batch was published.",
         fix="find out who wrote to that place, and take the right away from whoever should not have it. Put "
         "the file back as it was, for example from a backup, and restart the query, which then continues. "
         "Without it, see SINK_FAILED in docs/runbooks.md: the rows of the batch are in Kafka's topic.",

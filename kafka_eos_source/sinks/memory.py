@@ -1,4 +1,7 @@
-"""A sink in the memory of this process, for tests. As in an external system, rows outlive the sink object."""
+"""A sink in the memory of this process, for tests. As in an external system, rows outlive the sink object.
+
+Only this process can change what it has prepared, so it needs no digest.
+"""
 
 from __future__ import annotations
 

@@ -5,25 +5,30 @@
     <checkpointLocation>/kafka-eos/sinks/<name>/<id>.json    a note
     <checkpointLocation>/kafka-eos/sinks/<name>/<id>.arrow   rows, as an Arrow IPC stream
 
-Readers never see a partial file: each is written under a temporary name and then renamed.
+Readers never see a partial file: each is written under a temporary name and then renamed. Both kinds have a
+digest (`sinks.manifest`), which a sink returns from `prepare`, so that `commit` believes nothing else.
+Whoever may write to the checkpoint can hide that something is prepared, or pretend that it is done.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.file_systems import file_system, fsync, make_folder, new_file
-from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.runtime.file_systems import WriteOnlyFile, file_system, fsync, make_folder, new_file
+from kafka_eos_source.sinks import manifest as manifests
 
 _NOTE, _ROWS, _TEMPORARY = ".json", ".arrow", ".new"
+_PIECE_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,52 +43,87 @@ class NotesFolder:
 
     location: str
 
-    def put(self, name: str, note: Mapping[str, Any]) -> None:
+    def put(self, name: str, note: Mapping[str, Any]) -> str:
         """Writes a note and replaces an earlier one of the same name.
+
+        Returns:
+            The digest of the note.
 
         Raises:
             OSError: if the file cannot be written.
         """
-        self._write(f"{name}{_NOTE}", lambda out: out.write(json.dumps(note).encode()))
+        data = manifests.encode(note)
+        self._write(f"{name}{_NOTE}", lambda out: out.write(data))
+        return manifests.digest(data)
 
-    def get(self, name: str) -> dict[str, Any] | None:
+    def get(self, name: str, digest: str, read: Callable[[Mapping[str, Any]], T]) -> T | None:
         """Reads a note.
 
+        Args:
+            name: name of the note.
+            digest: digest that the note must have; empty if nobody vouches for it.
+            read: see `manifest.parsed`.
+
         Returns:
-            The note, or None if none of that name exists.
+            What ``read`` returned, or None if no note of that name exists.
 
         Raises:
+            SinkFailedError: if it is another note than the one with the digest, or damaged.
             OSError: if the file cannot be read.
         """
-        fs, path = file_system(self.location)
+        fs, path = self._file(f"{name}{_NOTE}")
         try:
-            with fs.open_input_stream(f"{path}/{name}{_NOTE}") as source:
-                return dict(parse_json(source.read()))
+            return manifests.parsed(manifests.stored(fs, path), digest, f"the note {path}", read)
         except FileNotFoundError:
             return None
 
-    def put_rows(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    def digest(self, name: str) -> str | None:
+        """Returns the digest of a note, whatever is in it; None if none of that name exists."""
+        fs, path = self._file(f"{name}{_NOTE}")
+        try:
+            return manifests.digest(manifests.stored(fs, path))
+        except FileNotFoundError:
+            return None
+
+    def put_rows(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
         """Writes rows and replaces earlier ones of the same name.
+
+        Returns:
+            The digest of the rows.
 
         Raises:
             OSError: if the file cannot be written.
         """
+        found = hashlib.sha256()
 
         def write(out: pa.NativeFile) -> None:
-            with pa.ipc.new_stream(out, schema) as stream:
+            with pa.ipc.new_stream(_Hashed(out, found), schema) as stream:
                 for batch in batches:
                     stream.write_batch(batch)
 
         self._write(f"{name}{_ROWS}", write)
+        return manifests.shortened(found)
 
-    def rows(self, name: str) -> Iterator[pa.RecordBatch]:
+    def rows(self, name: str, digest: str) -> Iterator[pa.RecordBatch]:
         """Reads the rows of a name.
+
+        Args:
+            name: name of the rows.
+            digest: digest that they must have; empty if nobody vouches for them. It is checked before the
+                first batch, and takes a second read of the file.
 
         Raises:
             FileNotFoundError: if no rows of that name exist.
+            SinkFailedError: if they have another digest.
         """
-        fs, path = file_system(self.location)
-        with fs.open_input_file(f"{path}/{name}{_ROWS}") as source:
+        fs, path = self._file(f"{name}{_ROWS}")
+        with fs.open_input_file(path) as source:
+            if digest:
+                found = hashlib.sha256()
+                while piece := source.read(_PIECE_BYTES):
+                    found.update(piece)
+                manifests.check(manifests.shortened(found), digest, f"the file of rows {path}")
+                source.seek(0)
             yield from pa.ipc.open_stream(source)
 
     def has_rows(self, name: str) -> bool:
@@ -124,6 +164,10 @@ class NotesFolder:
             if each.base_name.endswith(_TEMPORARY):
                 fs.delete_file(each.path)
 
+    def _file(self, name: str) -> tuple[pafs.FileSystem, str]:
+        fs, path = file_system(self.location)
+        return fs, f"{path}/{name}"
+
     def _write(self, name: str, write: Callable[[pa.NativeFile], object]) -> None:
         fs, path = file_system(self.location)
         make_folder(fs, path)
@@ -140,3 +184,16 @@ class NotesFolder:
             if fs.get_file_info(temporary).type == pafs.FileType.File:
                 fs.delete_file(temporary)
             raise
+
+
+class _Hashed(WriteOnlyFile):
+    """File that hashes what is written to it."""
+
+    def __init__(self, out: pa.NativeFile, sha256: hashlib._Hash) -> None:
+        self._out = out
+        self._sha256 = sha256
+
+    def write(self, data: Any) -> int:
+        self._sha256.update(data)
+        self._out.write(data)
+        return len(data)

@@ -5,6 +5,9 @@ prepare, the driver lists the files in a note in the query's checkpoint. At comm
 table adds the files and records the id of the batch. The sink checks before each try whether the table
 already contains the id. If another writer commits in between, the format refuses the new version, and the
 sink checks again.
+
+After a restart, a sink believes the table about what is committed, and the note about the files only if the
+note's digest is in the token in Kafka.
 """
 
 from __future__ import annotations
@@ -185,6 +188,14 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         return self.is_committed(table, txn)
 
     @abstractmethod
+    def read_note(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Validates a note that `prepare` wrote, and returns it.
+
+        Raises:
+            ValueError, KeyError, TypeError: if it is none, or names files that no task of this sink wrote.
+        """
+
+    @abstractmethod
     def incompatibility(self, table: T, note: Mapping[str, Any]) -> str:
         """Describes why the files of a note no longer fit the table; empty if they fit."""
 
@@ -206,7 +217,7 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         while True:
             # Read the note before the table: another process that commits the batch removes the note after
             # the table contains the files.
-            note = notes.get(str(txn))
+            note = notes.get(str(txn), txn.digest, self.read_note)
             table = self.load()
             if table is not None and self.is_committed(table, txn):
                 break

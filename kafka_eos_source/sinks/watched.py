@@ -134,8 +134,8 @@ class _PulsingNotesFolder(NotesFolder):
 
     pulse: Pulse
 
-    def rows(self, name: str) -> Iterator[pa.RecordBatch]:
-        return _pulsing(super().rows(name), self.pulse)
+    def rows(self, name: str, digest: str) -> Iterator[pa.RecordBatch]:
+        return _pulsing(super().rows(name, digest), self.pulse)
 
 
 def _pulsing(batches: Iterator[pa.RecordBatch], pulse: Pulse) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
 import pyarrow as pa
 
 _SNAPPY_FRAME = b"\x82SNAPPY\x00"
@@ -23,6 +24,8 @@ _LZ4_BLOCK_SIZE = 0x7FFFFFFF
 #: The decompressed parts of a stream double in size up to this one. The C library returns memory of more
 #: than 32 MiB to the system as soon as it is freed.
 _FIRST_PART_BYTES, _LARGEST_PART_BYTES = 64 << 10, 48 << 20
+#: By codec: records rarely have more bytes for each compressed one, so that one part is enough.
+_USUAL_RATIO = {1: 8, 3: 4, 4: 8}
 #: How much of a gzip stream is looked at behind a member, because the rest of that is copied for each member.
 _MEMBER_BYTES = 4 << 10
 #: How much of a gzip stream is decompressed at a time behind the first part; zlib needs twice as much.
@@ -59,19 +62,22 @@ def decompressed(codec: int, packed: memoryview, most_bytes: int) -> memoryview:
         packed = packed[: _past_lz4_frame(packed)]
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), "lz4" if codec == 3 else "zstd")
     parts: list[memoryview] = []
-    room, size = most_bytes + 1, max(_FIRST_PART_BYTES, 4 * len(packed))
-    while not parts or len(parts[-1]) == size:  # else the stream has ended
-        size = min(room, size if not parts else max(_FIRST_PART_BYTES, min(2 * size, _LARGEST_PART_BYTES)))
-        part, filled = memoryview(bytearray(size)), 0
+    room, size = most_bytes + 1, max(_FIRST_PART_BYTES, _USUAL_RATIO[codec] * len(packed))
+    while True:
+        size = min(room, size)
+        part, filled = np.empty(size, np.uint8), 0
         while count := stream.readinto(part[filled:]):
             filled += count
-        parts.append(part[:filled])
         room -= filled
         if not room:
             raise TooLargeError
-    if len(parts) == 1 and 2 * len(parts[0]) < size:
-        return memoryview(bytes(parts[0]))  # because an answer may have thousands of small batches
-    return _joined(parts)
+        has_ended = filled < size
+        if 2 * filled < size:  # because an answer may have thousands of small batches
+            part.resize(filled, refcheck=False)
+        parts.append(part.data[:filled])
+        if has_ended:
+            return _joined(parts)
+        size = max(_FIRST_PART_BYTES, min(2 * size, _LARGEST_PART_BYTES))
 
 
 def _joined(parts: list[memoryview]) -> memoryview:
@@ -90,7 +96,7 @@ def _joined(parts: list[memoryview]) -> memoryview:
 def _from_gzip(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses the members of a stream, up to something that does not look like another one."""
     parts: list[memoryview] = []
-    at, room = 0, most_bytes + 1
+    at, room, first = 0, most_bytes + 1, max(_FIRST_PART_BYTES, _USUAL_RATIO[1] * len(packed))
     while True:
         unpacker, has_more, tail = zlib.decompressobj(wbits=31), False, b""
         while not unpacker.eof:
@@ -100,7 +106,7 @@ def _from_gzip(packed: memoryview, most_bytes: int) -> memoryview:
                     raise ValueError("its end is missing")
                 chunk = packed[at : at + _MEMBER_BYTES] if parts else packed
                 at += len(chunk)
-            most = min(room, max(_FIRST_PART_BYTES, 4 * len(packed)) if not parts else _GZIP_PART_BYTES)
+            most = min(room, _GZIP_PART_BYTES if parts else first)
             part = unpacker.decompress(chunk, most)
             parts.append(memoryview(part))
             room -= len(part)
@@ -132,8 +138,10 @@ def _past_lz4_frame(packed: memoryview) -> int:
 
 def _from_snappy(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses Java's frames of blocks (xerial), or a block without a frame, as librdkafka writes it."""
+    codec = pa.Codec("snappy")
     if packed[: len(_SNAPPY_FRAME)] != _SNAPPY_FRAME:
-        return _snappy_block(packed, most_bytes)
+        size = _snappy_bytes(packed, most_bytes)
+        return memoryview(codec.decompress(pa.py_buffer(packed), size)).cast("B")
     parts: list[memoryview] = []
     at, room = _SNAPPY_FRAME_BYTES, most_bytes
     while at + 4 <= len(packed):
@@ -144,14 +152,16 @@ def _from_snappy(packed: memoryview, most_bytes: int) -> memoryview:
         at += 4
         if size > len(packed) - at:
             raise ValueError("a block is cut off")
-        parts.append(_snappy_block(packed[at : at + size], room))
-        room -= len(parts[-1])
+        block = packed[at : at + size]
+        part = codec.decompress(block, _snappy_bytes(block, room), asbytes=True)
+        parts.append(memoryview(part))
+        room -= len(part)
         at += size
     return _joined(parts)
 
 
-def _snappy_block(block: memoryview, most_bytes: int) -> memoryview:
-    """Decompresses a block, which begins with its decompressed size.
+def _snappy_bytes(block: memoryview, most_bytes: int) -> int:
+    """Returns the decompressed size with which a block begins.
 
     Raises:
         TooLargeError: if that is more than ``most_bytes``.
@@ -167,4 +177,4 @@ def _snappy_block(block: memoryview, most_bytes: int) -> memoryview:
         raise ValueError(f"a block of {len(block)} bytes cannot have {size}")
     if size > most_bytes:
         raise TooLargeError
-    return memoryview(pa.Codec("snappy").decompress(pa.py_buffer(block), size)).cast("B")
+    return size

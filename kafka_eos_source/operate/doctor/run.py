@@ -27,6 +27,7 @@ from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.operate.doctor import cluster, dead_letters, executors, machine, query, rights, versions
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure, ok
 from kafka_eos_source.operate.inspect import Inspection
+from kafka_eos_source.operate.rights import Names
 from kafka_eos_source.operate.shared_options import open_reader
 from kafka_eos_source.operate.state_list import stores_of
 from kafka_eos_source.operate.target import Target
@@ -210,7 +211,14 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
         inspection = _inspection(patient.target, soon())
     except KafkaEosError as error:
         yield failure("retention", error, "the state of the query decides which checks can run")
-    used = _names(patient, inspection, topics)
+    used = names_of(
+        patient.target,
+        inspection,
+        topics,
+        patient.source_topics,
+        patient.token_topic,
+        patient.dead_letter_topic,
+    )
     if _wanted(patient, "replicas"):
         yield cluster.replicas(found, used.topics if used is not None else ())
     if used is not None and _wanted(patient, "rights"):
@@ -245,29 +253,49 @@ def _inspection(target: Target, deadline: Deadline) -> Inspection | None:
         return None  # a checkpoint that does not exist yet, and no application.id
 
 
-def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str, int]) -> rights.Names | None:
-    target = patient.target
+def names_of(
+    target: Target,
+    inspection: Inspection | None,
+    topics: Mapping[str, int],
+    source_topics: Collection[str] = (),
+    token_topic: str | None = None,
+    dead_letter_topic: str | None = None,
+) -> Names | None:
+    """Returns the resources of a query, as far as its options, its checkpoint and its group name them.
+
+    Args:
+        target: the query.
+        inspection: its state; None = not known.
+        topics: number of partitions of each topic on the cluster.
+        source_topics, token_topic, dead_letter_topic: see `Patient`.
+
+    Returns:
+        None if the ``application.id`` is not known.
+    """
     application_id = inspection.application_id if inspection is not None else target.application_id
     if application_id is None:
         return None
     checkpoint = inspection.checkpoint if inspection is not None else None
     held = inspection.kafka if inspection is not None else None
+    in_group = {tp.topic for tp in (held.offsets if held is not None else ())}
+    # the name alone may also be that of a store of another query, whose id begins with this one
     changelogs = set(stores_of(application_id, topics).values())
-    read = {*patient.source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
+    changelogs = changelogs & in_group or changelogs
+    read = {*source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
     # the group has offsets of the topics read, of changelogs, and of the anchor topic
-    known = {tp.topic for tp in (held.offsets if held is not None else ())} - read - changelogs
+    known = in_group - read - changelogs
     anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
     anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
     first = checkpoint.identity if checkpoint is not None else None
-    return rights.Names(
+    return Names(
         application_id,
         group_of(application_id, target.group_id),
         read=read,
         written={anchor} if anchor is not None else set(),
         anchor_topic=anchor,
-        token_topic=patient.token_topic or (None if first is None else first.token_topic),
+        token_topic=token_topic or (None if first is None else first.token_topic),
         changelogs=changelogs,
-        dead_letter_topic=patient.dead_letter_topic,
+        dead_letter_topic=dead_letter_topic,
     )
 
 

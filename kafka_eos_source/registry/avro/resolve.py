@@ -10,6 +10,7 @@ from kafka_eos_source.registry.avro.defaults import encode_default
 from kafka_eos_source.registry.avro.program import Column, Kind, Node, Op, Program
 from kafka_eos_source.registry.avro.schema import Field, Type
 from kafka_eos_source.registry.avro.types import is_struct_of_members, to_arrow
+from kafka_eos_source.registry.codec import inside
 
 #: The types that a reader may declare for a type of the writer.
 _READABLE_AS = {
@@ -31,7 +32,9 @@ _OPS = {
     "fixed": Op.FIXED,
     "enum": Op.ENUM,
 }
-_MIN_BYTES = {"null": 0, "float": 4, "double": 8}
+#: The most types of the writer and symbols of enums that are compared with the reader's. Each is compared at
+#: every place where it is used, and each branch of a union with each branch of the reader's.
+_MOST_STEPS = 200_000
 
 #: Units of timestamps per second.
 _UNITS = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}
@@ -68,9 +71,11 @@ def compile_program(writer: Type, reader: Type) -> Program:
 class _Compiler:
     program: Program = field(default_factory=Program)
     _skipped: dict[int, int] = field(default_factory=dict)
+    _steps: int = 0
 
     def compile(self, writer: Type, reader: Type, column: Column, path: str) -> int:
         """Adds the nodes that read the writer's type into a column, and returns the number of the first."""
+        self._count(1)
         if writer.kind == "union":
             return self._from_union(writer, reader, column, path)
         if reader.kind == "union":
@@ -81,7 +86,7 @@ class _Compiler:
             step = "[]" if writer.kind == "array" else "{}"
             index = self.program.reserve(path)
             target = column.children[0] if writer.kind == "array" else column.children[0].children[1]
-            item = self.compile(writer.item, reader.item, target, path + step)
+            item = self.compile(writer.item, reader.item, target, inside(path, step))
             self._fill_container(index, writer, item, column.index)
             return index
         if writer.kind == reader.kind and writer.name and not _has_name(reader, writer):
@@ -120,8 +125,10 @@ class _Compiler:
     def _enum(self, writer: Type, reader: Type, column: int) -> Node:
         program = self.program
         first = len(program.symbols)
+        self._count(len(writer.symbols))
+        symbols = frozenset(reader.symbols)
         for symbol in writer.symbols:
-            known = symbol if symbol in reader.symbols else reader.default
+            known = symbol if symbol in symbols else reader.default
             encoded = b"" if known is None else known.encode()
             program.symbols.extend((len(program.text), -1 if known is None else len(encoded)))
             program.text.extend(encoded)
@@ -137,15 +144,15 @@ class _Compiler:
         }
         children = []
         for source in writer.fields:
-            inside = f"{path}.{source.name}"
+            place = inside(path, f".{source.name}")
             if source.name in targets:
                 one, child = targets[source.name]
-                children.append(self.compile(source.type, one.type, child, inside))
+                children.append(self.compile(source.type, one.type, child, place))
             else:
-                children.append(self._skip(source.type, inside))
+                children.append(self._skip(source.type, place))
         for found, one, child in zip(sources, reader.fields, column.children, strict=True):
             if found is None:
-                children.append(self._default(one, child, f"{path}.{one.name}"))
+                children.append(self._default(one, child, inside(path, f".{one.name}")))
         first = self.program.link(children)
         self.program.nodes[index] = Node(Op.RECORD, column.index, first, len(children))
         return index
@@ -199,7 +206,7 @@ class _Compiler:
                     return self.compile(writer, values[number], column, path)
                 index = self.program.reserve(path)
                 child = self.compile(
-                    writer, values[number], column.children[number], f"{path}.member{number}"
+                    writer, values[number], column.children[number], inside(path, f".member{number}")
                 )
                 self.program.nodes[index] = Node(Op.MEMBER, column.index, a=number, b=child)
                 return index
@@ -211,32 +218,45 @@ class _Compiler:
     def _forget(self, known: int) -> None:
         """Removes the nodes of a branch that turned out not to match."""
         del self.program.nodes[known:], self.program.paths[known:]
-        self._skipped = {key: node for key, node in self._skipped.items() if node < known}
-        self.program.reasons = {n: text for n, text in self.program.reasons.items() if n < known}
+        skipped, reasons = self._skipped, self.program.reasons  # both are in the order of their nodes
+        while skipped and next(reversed(skipped.values())) >= known:
+            skipped.popitem()
+        while reasons and next(reversed(reasons)) >= known:
+            reasons.popitem()
 
     def _skip(self, writer: Type, path: str) -> int:
         """Adds the nodes that skip a field. A named type is compiled once, so that recursion ends."""
+        self._count(1)
         if id(writer) in self._skipped:
             return self._skipped[id(writer)]
         index = self.program.reserve(path)
         if writer.kind in ("record", "enum", "fixed"):
             self._skipped[id(writer)] = index
         if writer.kind == "record":
-            children = [self._skip(one.type, f"{path}.{one.name}") for one in writer.fields]
+            children = [self._skip(one.type, inside(path, f".{one.name}")) for one in writer.fields]
             self.program.nodes[index] = Node(Op.RECORD, -1, self.program.link(children), len(children))
         elif writer.kind == "union":
             children = [self._skip(branch, path) for branch in writer.branches]
             self.program.nodes[index] = Node(Op.UNION, -1, self.program.link(children), len(children))
         elif writer.kind in ("array", "map"):
-            self._fill_container(index, writer, self._skip(writer.item, f"{path}[]"), -1)
+            self._fill_container(index, writer, self._skip(writer.item, inside(path, "[]")), -1)
         else:
             op = Op.BYTES if writer.kind == "string" else _OPS[writer.kind]
             self.program.nodes[index] = Node(op, -1, 0, len(writer.symbols), writer.size)
         return index
 
+    def _count(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise InvalidSchemaError(
+                f"reading the writer schema takes more than {_MOST_STEPS:,} steps: it has too many types in "
+                "unions, or symbols in enums",
+                fix="simplify the schema of the records",
+            )
+
     def _fill_container(self, index: int, writer: Type, item: int, column: int) -> None:
         is_map = writer.kind == "map"
-        at_least = _min_bytes(writer.item, ()) + is_map
+        at_least = writer.item.min_bytes + is_map
         self.program.nodes[index] = Node(Op.MAP if is_map else Op.ARRAY, column, a=item, b=at_least)
 
 
@@ -276,14 +296,3 @@ def _scaling(writer: Type, reader: Type) -> tuple[int, int]:
     unit = _UNITS[logical.rpartition("-")[2]]
     wanted = max(_UNITS[reader.logical.rpartition("-")[2]], _UNITS["micros"])
     return max(wanted // unit, 1), max(unit // wanted, 1)
-
-
-def _min_bytes(writer: Type, around: tuple[Type, ...]) -> int:
-    """Returns how many bytes a value takes at least."""
-    if writer.kind == "record":
-        if writer in around:
-            return 0
-        return sum(_min_bytes(one.type, (*around, writer)) for one in writer.fields)
-    if writer.kind == "fixed":
-        return writer.size
-    return _MIN_BYTES.get(writer.kind, 1)

@@ -6,11 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
 from kafka_eos_source.runtime.json_input import parse_json
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
+
+#: How many bytes a value takes at least; the others take one.
+_MIN_BYTES = {"null": 0, "float": 4, "double": 8}
+#: Avro's lengths are ints of Java, and no record is larger.
+MOST_BYTES_OF_FIXED = (1 << 31) - 1
+_MOST_CHARACTERS = 1000
+_MOST_SHOWN = 100
+_MOST_BRANCHES_SHOWN = 5
 
 #: The logical types that change how a value is stored, and the types that may carry them. All others are
 #: ignored, as the specification demands of unknown logical types.
@@ -53,6 +61,11 @@ class Type:
         branches: Of a union.
         size: Of a fixed type, in bytes.
         precision, scale: Of a decimal.
+        depth: How many levels of types are nested in it. These three are 0 while the type is being parsed,
+            which is what a type sees that contains itself.
+        places: How many types are in it, counting each at every place where it is used; `MAX_FIELDS` + 1 if
+            there are more.
+        min_bytes: How many bytes a value takes at least.
     """
 
     kind: str
@@ -67,6 +80,9 @@ class Type:
     size: int = 0
     precision: int = 0
     scale: int = 0
+    depth: int = 0
+    places: int = 0
+    min_bytes: int = 0
 
     @property
     def item(self) -> Type:
@@ -88,10 +104,12 @@ class Type:
         if self.kind in ("array", "map"):
             return f"{self.kind} of {self.item}"
         if self.kind == "union":
-            return f"union [{', '.join(map(str, self.branches))}]"
+            shown = [*map(str, self.branches[:_MOST_BRANCHES_SHOWN])]
+            return f"union [{', '.join(shown)}{', …' if len(shown) < len(self.branches) else ''}]"
+        name = self.name if len(self.name) <= _MOST_SHOWN else f"{self.name[:_MOST_SHOWN]}…"
         if self.logical == "decimal":
-            return f"{self.name or self.kind} (decimal({self.precision}, {self.scale}))"
-        named = f"{self.kind} {self.name}" if self.name else self.kind
+            return f"{name or self.kind} (decimal({self.precision}, {self.scale}))"
+        named = f"{self.kind} {name}" if name else self.kind
         return f"{named} ({self.logical})" if self.logical else named
 
 
@@ -108,23 +126,18 @@ def parse(schema: Schema) -> Type:
         )
     names: dict[str, Type] = {}
     try:
-        _add_references(schema, names)
+        for reference in schema.imports():
+            if reference.name in names:
+                continue
+            _Parser(names).parse(_json(reference.schema.text, f"the referenced schema {reference.name!r}"))
+            if reference.name not in names:
+                raise InvalidSchemaError(
+                    f"the schema that is referenced as {reference.name!r} defines no type of that name",
+                    fix="register the reference under the full name of the type that it defines",
+                )
         return _Parser(names).parse(_json(schema.text, "the schema"))
     except RecursionError:
         raise InvalidSchemaError("the Avro schema is nested too deeply", fix="flatten the schema") from None
-
-
-def _add_references(schema: Schema, names: dict[str, Type]) -> None:
-    for reference in schema.references:
-        if reference.name in names:
-            continue
-        _add_references(reference.schema, names)
-        _Parser(names).parse(_json(reference.schema.text, f"the referenced schema {reference.name!r}"))
-        if reference.name not in names:
-            raise InvalidSchemaError(
-                f"the schema that is referenced as {reference.name!r} defines no type of that name",
-                fix="register the reference under the full name of the type that it defines",
-            )
 
 
 def _json(text: str, what: str) -> Any:
@@ -132,7 +145,7 @@ def _json(text: str, what: str) -> Any:
         return parse_json(text)
     except ValueError as failure:
         raise InvalidSchemaError(
-            f"{what} is not JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"
+            f"{what} cannot be read as JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"
         ) from failure
 
 
@@ -142,40 +155,63 @@ class _Parser:
     path: list[str] = field(default_factory=list)
 
     def parse(self, found: Any, namespace: str = "") -> Type:
+        while isinstance(found, dict) and isinstance(found.get("type"), dict | list):
+            found = found["type"]  # {"type": {"type": …}}
         if isinstance(found, str):
             return self._named(found, namespace)
         if isinstance(found, list):
             return self._union(found, namespace)
         if not isinstance(found, dict) or "type" not in found:
-            raise self._refusal(f"{found!r} is not a type: expected a name, a list or an object with 'type'")
+            raise self._refusal(
+                f"{_shown(found)} is not a type: expected a name, a list or an object with 'type'"
+            )
         kind = found["type"]
         if not isinstance(kind, str):
-            return self.parse(kind, namespace)  # {"type": {"type": …}}
+            raise self._refusal(f"{_shown(kind)} is not a type: expected a name, a list or an object")
         if kind in _NAMED:
             return self._definition(kind, found, namespace)
         if kind == "array":
-            return Type("array", items=self._within("[]", found.get("items"), namespace))
+            return self._measured(Type("array", items=self._within("[]", found.get("items"), namespace)))
         if kind == "map":
-            return Type("map", items=self._within("{}", found.get("values"), namespace))
+            return self._measured(Type("map", items=self._within("{}", found.get("values"), namespace)))
         if kind in PRIMITIVES:
-            return self._with_logical(Type(kind), found)
+            return self._measured(self._with_logical(Type(kind), found))
         return self._named(kind, namespace)
 
     def _within(self, step: str, found: Any, namespace: str) -> Type:
         self.path.append(step)
+        if len(self.path) > MAX_DEPTH:
+            raise self._too_deep()
         try:
             return self.parse(found, namespace)
         finally:
             self.path.pop()
 
+    def _measured(self, made: Type) -> Type:
+        """Fills in what follows from the types inside a type, once these are known."""
+        parts = [one.type for one in made.fields] or list(made.branches)
+        parts += [made.items] if made.items is not None else []
+        made.depth = 1 + max((each.depth for each in parts), default=0)
+        made.places = min(1 + sum(each.places for each in parts), MAX_FIELDS + 1)
+        if made.depth > MAX_DEPTH * 2:  # a nullable type is two: the union, and the type in it
+            raise self._too_deep()
+        if made.kind == "record":
+            made.min_bytes = min(sum(each.min_bytes for each in parts), MOST_BYTES_OF_FIXED)
+        else:
+            made.min_bytes = made.size if made.kind == "fixed" else _MIN_BYTES.get(made.kind, 1)
+        return made
+
+    def _too_deep(self) -> InvalidSchemaError:
+        return self._refusal(f"types are nested more than {MAX_DEPTH} levels deep", "flatten the schema")
+
     def _named(self, name: str, namespace: str) -> Type:
         if name in PRIMITIVES:
-            return Type(name)
+            return self._measured(Type(name))
         for full in (_full_name(name, namespace), name):
             if full in self.names:
                 return self.names[full]
         raise self._refusal(
-            f"type {name!r} is not defined",
+            f"type {_shown(name)} is not defined",
             "define it before its first use, or register the schema with a reference to it",
         )
 
@@ -184,9 +220,9 @@ class _Parser:
         keys = [branch.name or branch.kind for branch in branches]
         if not branches or "union" in keys or len(set(keys)) < len(keys):
             raise self._refusal(
-                f"the union [{', '.join(keys)}] is empty, or has a type twice, or a union as a branch"
+                f"the union {_shown(keys)} is empty, or has a type twice, or a union as a branch"
             )
-        return Type("union", branches=branches)
+        return self._measured(Type("union", branches=branches))
 
     def _definition(self, kind: str, found: dict[str, Any], namespace: str) -> Type:
         name = found.get("name")
@@ -194,7 +230,11 @@ class _Parser:
             raise self._refusal(f"a type of kind {kind} has no name")
         space = found.get("namespace", namespace) or ""
         if not isinstance(space, str):
-            raise self._refusal(f"type {name!r} has namespace {space!r}: expected a string")
+            raise self._refusal(f"type {name!r} has namespace {_shown(space)}: expected a string")
+        if max(len(name), len(space)) > _MOST_CHARACTERS:  # each type inside repeats its namespace
+            raise self._refusal(
+                f"type {_shown(name)} has a name or namespace of more than {_MOST_CHARACTERS} characters"
+            )
         full = _full_name(name, space)
         if full in self.names:
             raise self._refusal(f"type {full!r} is defined twice")
@@ -208,11 +248,14 @@ class _Parser:
             self._fill_enum(made, found)
         else:
             size = found.get("size")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                raise self._refusal(f"fixed type {full!r} has size {size!r}: expected a number of bytes")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_BYTES_OF_FIXED:
+                raise self._refusal(
+                    f"fixed type {full!r} has size {_shown(size)}: expected a number of bytes up to "
+                    f"{MOST_BYTES_OF_FIXED}"
+                )
             made.size = size
             self._with_logical(made, found)
-        return made
+        return self._measured(made)
 
     def _fill_enum(self, made: Type, found: dict[str, Any]) -> None:
         symbols = found.get("symbols")
@@ -221,24 +264,28 @@ class _Parser:
             or not all(isinstance(symbol, str) for symbol in symbols)
             or len(set(symbols)) < len(symbols)
         ):
-            raise self._refusal(f"enum {made.name!r} has symbols {symbols!r}: expected different strings")
+            raise self._refusal(
+                f"enum {made.name!r} has symbols {_shown(symbols)}: expected different strings"
+            )
         made.symbols = tuple(symbols)
         made.default = found.get("default")
         if made.default is not None and made.default not in made.symbols:
             raise self._refusal(
-                f"the default {made.default!r} of enum {made.name!r} is not one of its symbols"
+                f"the default {_shown(made.default)} of enum {made.name!r} is not one of its symbols"
             )
 
     def _fields(self, found: Any, record: str, namespace: str) -> tuple[Field, ...]:
         if not isinstance(found, list):
             raise self._refusal(f"record {record!r} has no list of fields")
         made: list[Field] = []
+        names: set[str] = set()
         for one in found:
             name = one.get("name") if isinstance(one, dict) else None
             if not isinstance(name, str) or "type" not in one:
-                raise self._refusal(f"record {record!r} has a field without a name or type: {one!r}")
-            if any(other.name == name for other in made):
+                raise self._refusal(f"record {record!r} has a field without a name or type: {_shown(one)}")
+            if name in names:
                 raise self._refusal(f"record {record!r} has two fields {name!r}")
+            names.add(name)
             kind = self._within(f".{name}", one["type"], namespace)
             made.append(Field(name, kind, self._aliases(one), "default" in one, one.get("default")))
         return tuple(made)
@@ -246,7 +293,7 @@ class _Parser:
     def _aliases(self, found: dict[str, Any]) -> tuple[str, ...]:
         aliases = found.get("aliases") or []
         if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-            raise self._refusal(f"{found['name']!r} has aliases {aliases!r}: expected a list of names")
+            raise self._refusal(f"{found['name']!r} has aliases {_shown(aliases)}: expected a list of names")
         return tuple(aliases)
 
     def _with_logical(self, made: Type, found: dict[str, Any]) -> Type:
@@ -266,8 +313,18 @@ class _Parser:
         return made
 
     def _refusal(self, message: str, fix: str = "correct the schema") -> InvalidSchemaError:
-        where = "".join(self.path).lstrip(".")
+        where = inside("", "".join(self.path).lstrip("."))
         return InvalidSchemaError(f"Avro schema{f', field {where}' if where else ''}: {message}", fix=fix)
+
+
+def _shown(found: Any) -> str:
+    """Returns a part of a schema for an error, without converting all of a large one to text."""
+    if isinstance(found, list | dict) and len(found) > _MOST_BRANCHES_SHOWN:
+        return f"a {type(found).__name__} of {len(found)} entries"
+    if isinstance(found, int) and found.bit_length() > 64:
+        return "a number of more than 64 bits"
+    text = repr(found)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _full_name(name: str, namespace: str) -> str:

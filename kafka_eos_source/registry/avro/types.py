@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.avro.schema import Type
+from kafka_eos_source.registry.codec import MAX_FIELDS, inside
 
 #: The largest precision of Spark's decimals.
 MAX_PRECISION = 38
@@ -37,29 +38,35 @@ def to_arrow(found: Type, path: str = "", around: tuple[Type, ...] = ()) -> pa.D
     """Returns the Arrow type of decoded values. Every field is nullable, as with `from_avro`.
 
     Raises:
-        InvalidSchemaError: if no Spark type can hold the values: a recursive type, or a decimal of more
-            than 38 digits.
+        InvalidSchemaError: if no Spark type can hold the values: a recursive type, a decimal of more than 38
+            digits, or a type with more fields than `MAX_FIELDS`.
     """
+    if found.places > MAX_FIELDS:
+        raise InvalidSchemaError(
+            f"{_where(path)} has more than {MAX_FIELDS:,} fields, counting those of a type at each place "
+            "where it is used",
+            fix="read with a reader schema that leaves out fields",
+        )
     if found in around:
         raise InvalidSchemaError(
             f"{_where(path)} has the recursive type {found.name!r}, which no Spark type can express",
             fix="read with a reader schema that leaves out the field that makes the type recursive",
         )
     if found.kind == "record":
-        inside = (*around, found)
+        outer = (*around, found)
         return pa.struct(
-            [pa.field(f.name, to_arrow(f.type, f"{path}.{f.name}", inside)) for f in found.fields]
+            [pa.field(f.name, to_arrow(f.type, inside(path, f".{f.name}"), outer)) for f in found.fields]
         )
     if found.kind == "array":
-        return pa.list_(to_arrow(found.item, f"{path}[]", around))
+        return pa.list_(to_arrow(found.item, inside(path, "[]"), around))
     if found.kind == "map":
-        return pa.map_(pa.string(), to_arrow(found.item, f"{path}{{}}", around))
+        return pa.map_(pa.string(), to_arrow(found.item, inside(path, "{}"), around))
     if found.kind == "union":
         values = found.values
         if is_struct_of_members(found):
             return pa.struct(
                 [
-                    pa.field(f"member{number}", to_arrow(value, f"{path}.member{number}", around))
+                    pa.field(f"member{number}", to_arrow(value, inside(path, f".member{number}"), around))
                     for number, value in enumerate(values)
                 ]
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.json_schema.decode import JsonDecoder
 from kafka_eos_source.registry.json_schema.encode import JsonEncoder, check_key, is_list
@@ -104,7 +104,7 @@ def _validator(schema: Schema) -> Callable[[Any], str | None]:
         from jsonschema import exceptions, validators
         from referencing.exceptions import Unresolvable
     except ImportError as failure:
-        raise InvalidSchemaError(f"validation needs a package: {failure}", fix=INSTALL) from failure
+        raise InvalidOptionError(f"validation needs a package: {failure}", fix=INSTALL) from failure
     contents, resolver = open_schema(schema)
     kind = validators.validator_for(contents, default=validators.Draft7Validator)
     try:

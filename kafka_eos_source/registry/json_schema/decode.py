@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +30,8 @@ _DIGITS_OF_INT64 = 19
 _TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
 _RFC3339 = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(\.\d{1,6})\d*)?(Z|[+-]\d\d:\d\d)$"
 
-#: What Arrow accepts as numbers, and other parsers do not; also some numbers that all of them accept.
-_ODD_NUMBERS = "NaN|Inf|[0-9][eE][+]?[0-9]{3}|[0-9]{100}"
+#: In each document that has, without an exponent, a number beyond a double; in few others.
+_LARGE_NUMBER = re.compile(rb"[0-9]{100}")
 
 _Rows = npt.NDArray[np.int64]
 
@@ -122,6 +123,18 @@ class JsonDecoder:
                 return pa.concat_arrays([self._parse(half, of, errors) for half, of in halves])
         return self._parse_each(payloads, rows, errors, Collector(self._parsed_type, _UNLIMITED))
 
+    def _with_skipped_properties(self, payload: pa.Array) -> pa.Scalar | None:
+        """Returns a document as Arrow reads it, which skips properties with too many levels or large numbers.
+
+        So it is read alone as it is read among others. None for all other documents.
+        """
+        text = payload[0].as_py()
+        has_levels = text.count(b"[") + text.count(b"{") > MOST_LEVELS
+        if not self._is_exact_with_arrow or not (has_levels or _LARGE_NUMBER.search(text)):
+            return None
+        found = self._parse_with_arrow(payload)
+        return None if found is None else found[0]
+
     def _parse_with_arrow(self, payloads: pa.Array) -> pa.Array | None:
         """Returns the documents; None if Arrow refuses one, or might read one differently.
 
@@ -133,10 +146,8 @@ class JsonDecoder:
             texts = pc.ascii_trim(payloads.cast(pa.large_string()), " \t\r\n")
         except pa.ArrowInvalid:  # not UTF-8
             return None
-        if not all(map(_can_be_parsed, _with_many_levels(payloads))):
-            return None
         whole = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-        odd = pc.match_substring_regex(texts, _ODD_NUMBERS)
+        odd = pc.match_substring_regex(texts, "NaN|Inf")  # which Arrow accepts as numbers
         if not pc.all(whole).as_py() or pc.any(odd).as_py():
             return None
         nothing, newline = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
@@ -158,13 +169,15 @@ class JsonDecoder:
         if table.num_rows != len(payloads):
             return None
         columns = [column.combine_chunks() for column in table.columns]
+        if any(map(_has_infinity, columns)):  # made of a number beyond a double
+            return None
         return pa.StructArray.from_arrays(columns, fields=list(self._parsed_type))
 
     def _parse_each(
         self, payloads: pa.Array, rows: _Rows, errors: dict[int, str], collector: Collector
     ) -> pa.Array:
-        for row, payload in zip(rows.tolist(), (each.as_py() for each in payloads), strict=True):
-            value = None
+        for at, row in enumerate(rows.tolist()):
+            payload, value = payloads[at].as_py(), None
             # Whatever the bytes are, nothing else is raised here; tests/test_registry_foreign.py tries.
             try:
                 document = parse_json_fast(payload)
@@ -175,28 +188,23 @@ class JsonDecoder:
                 else:
                     errors[row] = reason
             except JsonError as failure:
-                errors[row] = f"the value is not JSON that can be read: {failure}"
+                skipped = self._with_skipped_properties(payloads[at : at + 1])
+                if skipped is None:
+                    errors[row] = f"the value is not JSON that can be read: {failure}"
+                else:
+                    value = skipped.as_py()
             except UnfitError as failure:
                 errors[row] = str(failure)
             collector.add(value)
         return collector.converted({}).values
 
 
-def _with_many_levels(payloads: pa.Array) -> list[bytes]:
-    """Returns the documents that may have more levels than `parse_json` reads. Arrow's parser reads any."""
-    if not pc.max(pc.binary_length(payloads)).as_py() > 2 * MOST_LEVELS:  # the usual case
-        return []
-    opened = pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{"))
-    found: list[bytes] = payloads.filter(pc.greater(opened, MOST_LEVELS)).to_pylist()
-    return found
-
-
-def _can_be_parsed(document: bytes) -> bool:
-    try:
-        parse_json_fast(document)
-    except JsonError:
-        return False
-    return True
+def _has_infinity(array: pa.Array) -> bool:
+    if pa.types.is_floating(array.type):
+        return bool(pc.any(pc.is_inf(array)).as_py())
+    if pa.types.is_struct(array.type):
+        return any(map(_has_infinity, array.flatten()))
+    return pa.types.is_list(array.type) and _has_infinity(array.values)
 
 
 def _parsed(kind: Kind) -> pa.DataType:

@@ -9,13 +9,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
 from kafka_eos_source.runtime.json_input import parse_json
 
 INSTALL = 'pip install "kafka-eos-source[jsonschema]"'
 _DEFAULT_DRAFT = "http://json-schema.org/draft-07/schema#"  # what Confluent's clients assume
-_MAX_DEPTH = 64
+#: What a malformed schema raises, here and in the package referencing, which does not check schemas.
+_MALFORMED = (TypeError, AttributeError, KeyError, ValueError, LookupError, RecursionError)
+#: The keywords that decide types, and on which one another's effect depends.
+_KEYWORDS = (
+    *("type", "enum", "const", "format", "properties", "required", "additionalProperties"),
+    *("patternProperties", "items", "prefixItems", "$ref", "oneOf", "anyOf", "allOf"),
+)
+#: How deep schemas may be in each other: an object is as deep as its references and keywords.
+_DEEPEST = 2 * MAX_DEPTH
 
 
 class Kind(Enum):
@@ -91,7 +99,14 @@ def read_shape(schema: Schema) -> Shape:
             fix="use the functions of that format, or another subject",
         )
     contents, resolver = open_schema(schema)
-    return _Reader().read(contents, resolver, "#", ())
+    try:
+        return _Reader().read(contents, resolver, "#", ())
+    except _MALFORMED as failure:
+        raise InvalidSchemaError(
+            f"a keyword of the JSON Schema has a malformed value ({type(failure).__name__}: "
+            f"{str(failure)[:200]})",
+            fix="correct the schema",
+        ) from failure
 
 
 def open_schema(schema: Schema) -> tuple[Any, Any]:
@@ -99,16 +114,29 @@ def open_schema(schema: Schema) -> tuple[Any, Any]:
     try:
         from referencing import Registry
     except ImportError as failure:
-        raise InvalidSchemaError(f"JSON Schemas need a package: {failure}", fix=INSTALL) from failure
-    registry: Any = Registry()
-    waiting = [(each.name, each.schema) for each in schema.references]
-    while waiting:
-        name, each = waiting.pop()
-        registry = registry.with_resource(name, _resource(each, f"reference {name!r}"))
-        waiting += [(inner.name, inner.schema) for inner in each.references]
-    resource = _resource(schema, "schema")
-    uri = resource.id() or ""
-    return resource.contents, registry.with_resource(uri, resource).resolver(uri)
+        raise InvalidOptionError(f"JSON Schemas need a package: {failure}", fix=INSTALL) from failure
+    try:
+        registry: Any = Registry()
+        for each in schema.imports():
+            registry = registry.with_resource(each.name, _resource(each.schema, f"reference {each.name!r}"))
+        resource = _resource(schema, "schema")
+        uri = resource.id() or ""
+        registry = registry.with_resource(uri, resource)
+        return resource.contents, _crawled(registry).resolver(uri)
+    except _MALFORMED as failure:
+        raise InvalidSchemaError(
+            f"a keyword of the JSON Schema, or of its references, has a malformed value "
+            f"({type(failure).__name__}: {str(failure)[:200]})",
+            fix="correct the schema",
+        ) from failure
+
+
+def _crawled(registry: Any) -> Any:
+    """Returns a registry that knows the anchors in its schemas, so that look-ups do not search them again."""
+    try:
+        return registry.crawl()
+    except _MALFORMED:
+        return registry  # somewhere; a look-up that needs the place says so
 
 
 def _resource(schema: Schema, what: str) -> Any:
@@ -121,7 +149,7 @@ def _resource(schema: Schema, what: str) -> Any:
         raise InvalidSchemaError(f"the {what} is not JSON: {failure}", fix="correct the schema") from failure
     if not isinstance(contents, (dict, bool)):
         raise InvalidSchemaError(
-            f"the {what} is not a JSON Schema, but {contents!r}", fix="correct the schema"
+            f"the {what} is not a JSON Schema, but a {type(contents).__name__}", fix="correct the schema"
         )
     specification: Any = specification_with(_DEFAULT_DRAFT)
     return Resource.from_contents(contents, default_specification=specification)
@@ -129,6 +157,12 @@ def _resource(schema: Schema, what: str) -> Any:
 
 class _Reader:
     """Reads the keywords that decide types. All others only restrict values, and do not change the type."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._depth = 0
+        #: The types of the values of each enum, by its identity: it may be used at many places.
+        self._enums: dict[int, set[str]] = {}
 
     def read(self, schema: Any, resolver: Any, path: str, open_references: tuple[str, ...]) -> Shape:
         """Returns the shape of a schema.
@@ -140,11 +174,31 @@ class _Reader:
             open_references: the references inside which it is. One that contains itself becomes JSON text,
                 because a column cannot have a recursive type.
         """
-        if isinstance(schema, bool) or len(path) > _MAX_DEPTH * 64:
+        self._read += 1
+        if self._read > MAX_FIELDS:
+            raise InvalidSchemaError(
+                f"the JSON Schema has more than {MAX_FIELDS:,} schemas inside, counting each at every place "
+                "where it is used",
+                fix="read with a reader schema that leaves out properties",
+            )
+        if self._depth == _DEEPEST:
+            raise InvalidSchemaError(
+                f"{path} of the JSON Schema: schemas are nested more than {_DEEPEST} levels deep",
+                fix="flatten the schema",
+            )
+        self._depth += 1
+        try:
+            return self._shape(schema, resolver, path, open_references)
+        finally:
+            self._depth -= 1
+
+    def _shape(self, schema: Any, resolver: Any, path: str, open_references: tuple[str, ...]) -> Shape:
+        if isinstance(schema, bool):
             return Shape(Kind.TEXT, nullable=True)
         if not isinstance(schema, dict):
             raise InvalidSchemaError(
-                f"{path} of the JSON Schema is not a schema: {schema!r}", fix="correct the schema"
+                f"{path} of the JSON Schema is not a schema, but a {type(schema).__name__}",
+                fix="correct the schema",
             )
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in schema:
@@ -169,7 +223,7 @@ class _Reader:
             found = resolver.lookup(name)
         except Unresolvable as failure:
             raise InvalidSchemaError(
-                f"{path} of the JSON Schema refers to {name!r}, which is not among its references",
+                f"{path} of the JSON Schema refers to {str(name)[:300]!r}, which is not among its references",
                 fix="register the schema that it refers to under that name, as a reference",
             ) from failure
         key = f"{found.resolver._base_uri}|{id(found.contents)}"
@@ -180,14 +234,14 @@ class _Reader:
     def _choice(
         self, schema: dict[str, Any], keyword: str, resolver: Any, path: str, outer: tuple[str, ...]
     ) -> Shape:
-        rest = {name: value for name, value in schema.items() if name != keyword}
+        rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != keyword}
         shapes, nullable = [], False
         for index, each in enumerate(schema[keyword]):
             if isinstance(each, dict) and each.get("type") == "null":
                 nullable = True
                 continue
             both = {**rest, **each} if isinstance(each, dict) and "$ref" not in each else each
-            shapes.append(self.read(both, resolver, f"{path}/{keyword}/{index}", outer))
+            shapes.append(self.read(both, resolver, inside(path, f"/{keyword}/{index}"), outer))
         if not shapes:
             return Shape(Kind.TEXT, nullable=True)
         nullable = nullable or any(shape.nullable for shape in shapes)
@@ -201,9 +255,9 @@ class _Reader:
         return Shape(Kind.TEXT, nullable)
 
     def _all(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
-        rest = {name: value for name, value in schema.items() if name != "allOf"}
+        rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != "allOf"}
         shapes = [
-            self.read(each, resolver, f"{path}/allOf/{index}", outer)
+            self.read(each, resolver, inside(path, f"/allOf/{index}"), outer)
             for index, each in enumerate(schema["allOf"])
         ]
         if rest.keys() & {"type", "properties", "items", "enum", "const", "format"}:
@@ -220,7 +274,7 @@ class _Reader:
         return known[0] if len(known) == 1 else Shape(Kind.TEXT, nullable=True)
 
     def _plain(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
-        types = _types(schema)
+        types = self._types(schema)
         nullable = "null" in types or not types
         kinds = types - {"null"}
         if kinds == {"integer", "number"}:
@@ -234,14 +288,17 @@ class _Reader:
             items = schema.get("items")
             if not isinstance(items, dict) or schema.get("prefixItems"):
                 return Shape(Kind.TEXT, nullable)
-            return Shape(Kind.ARRAY, nullable, items=self.read(items, resolver, f"{path}/items", outer))
+            return Shape(
+                Kind.ARRAY, nullable, items=self.read(items, resolver, inside(path, "/items"), outer)
+            )
         if kind == "string" and schema.get("format") in ("date-time", "date"):
             return Shape(Kind(schema["format"]), nullable)
         try:
             return Shape(Kind(kind), nullable)
         except ValueError as failure:
             raise InvalidSchemaError(
-                f"{path} of the JSON Schema has the unknown type {kind!r}", fix="correct the schema"
+                f"{path} of the JSON Schema has the unknown type {str(kind)[:100]!r}",
+                fix="correct the schema",
             ) from failure
 
     def _object(
@@ -251,7 +308,7 @@ class _Reader:
         others = schema.get("additionalProperties")
         if properties:
             shapes = {
-                name: self.read(each, resolver, f"{path}/properties/{name}", outer)
+                name: self.read(each, resolver, inside(path, f"/properties/{name}"), outer)
                 for name, each in properties.items()
             }
             required = schema.get("required")
@@ -259,24 +316,28 @@ class _Reader:
             return Shape(Kind.OBJECT, nullable, shapes, names, is_closed=others is False)
         if isinstance(others, dict) and others and not schema.get("patternProperties"):
             return Shape(
-                Kind.MAP, nullable, items=self.read(others, resolver, f"{path}/additionalProperties", outer)
+                Kind.MAP,
+                nullable,
+                items=self.read(others, resolver, inside(path, "/additionalProperties"), outer),
             )
         return Shape(Kind.TEXT, nullable)
 
-
-def _types(schema: dict[str, Any]) -> set[str]:
-    """Returns the types that a schema allows, which may follow from other keywords; empty = any."""
-    types = schema.get("type")
-    if isinstance(types, str):
-        return {types}
-    if isinstance(types, list):
-        return set(types)
-    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
-    if values is not None:
-        return {_type_of(value) for value in values}
-    if "properties" in schema or "additionalProperties" in schema:
-        return {"object"}
-    return {"array"} if "items" in schema else set()
+    def _types(self, schema: dict[str, Any]) -> set[str]:
+        """Returns the types that a schema allows, which may follow from other keywords; empty = any."""
+        types = schema.get("type")
+        if isinstance(types, str):
+            return {types}
+        if isinstance(types, list):
+            return set(types)
+        if (values := schema.get("enum")) is not None:
+            if id(values) not in self._enums:
+                self._enums[id(values)] = {_type_of(value) for value in values}
+            return self._enums[id(values)]
+        if "const" in schema:
+            return {_type_of(schema["const"])}
+        if "properties" in schema or "additionalProperties" in schema:
+            return {"object"}
+        return {"array"} if "items" in schema else set()
 
 
 def _type_of(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.registry.codec import inside
 
 _VARINTS = {8: 1, 14: 32, 5: 32, 13: 33, 3: 64, 4: 65}
 #: Kinds of encodings between which Protobuf converts: FieldDescriptor.TYPE_… → family and bits.
@@ -51,26 +52,27 @@ def check_readable(writer: Any, reader: Any) -> None:
     Raises:
         InvalidSchemaError: if the reader would skip or change values. It names the field and both types.
     """
-    _check(writer, reader, "", set())
-
-
-def _check(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]]) -> None:
-    if (writer.full_name, reader.full_name) in seen:
-        return
-    seen.add((writer.full_name, reader.full_name))
-    for field in writer.fields:
-        other = reader.fields_by_number.get(field.number)
-        if other is None:
-            continue
-        inside = f"{path}.{other.name}".lstrip(".")
-        if not _fits(field, other):
-            raise InvalidSchemaError(
-                f"field {inside!r} (number {field.number}): the writer has {describe(field)}, "
-                f"the reader has {describe(other)}, and Protobuf does not convert these without loss",
-                fix="give the changed field a new number, or read with a schema that has the writer's type",
-            )
-        if field.message_type is not None and other.message_type is not None:
-            _check(field.message_type, other.message_type, inside, seen)
+    seen = {(writer.full_name, reader.full_name)}
+    waiting = [(writer, reader, "")]
+    while waiting:
+        written, read, path = waiting.pop()
+        for field in written.fields:
+            other = read.fields_by_number.get(field.number)
+            if other is None:
+                continue
+            place = inside(path, f".{other.name}").lstrip(".")
+            if not _fits(field, other):
+                raise InvalidSchemaError(
+                    f"field {place!r} (number {field.number}): the writer has {describe(field)}, "
+                    f"the reader has {describe(other)}, and Protobuf does not convert these without loss",
+                    fix="give the changed field a new number, or read with a schema that has the writer's "
+                    "type",
+                )
+            if field.message_type is not None and other.message_type is not None:
+                pair = (field.message_type.full_name, other.message_type.full_name)
+                if pair not in seen:
+                    seen.add(pair)
+                    waiting.append((field.message_type, other.message_type, place))
 
 
 def _fits(writer: Any, reader: Any) -> bool:

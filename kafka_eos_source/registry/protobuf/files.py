@@ -1,8 +1,18 @@
 """Compiles the text of a .proto file, with the files that it imports, to descriptors.
 
 The compiler is the real protoc, which grpcio-tools contains. It runs in a process of its own, because it
-reports errors on stderr. The files of a schema come from a registry, so their names are checked before they
-reach a disk.
+reports errors on stderr, and because the files of a schema come from a registry: a process can be given
+limits of CPU time and memory. The names of the files are checked before they reach a disk.
+
+How protoc ends decides whether the schema is at fault, or the machine::
+
+    exit status 1, with a reason on stderr        the schema       InvalidSchemaError
+    killed by SIGXCPU: its CPU time is used up    the schema       InvalidSchemaError
+    crashed (SIGSEGV, SIGABRT, …), no memory      the schema       InvalidSchemaError
+    killed by SIGKILL, SIGTERM, SIGINT, SIGHUP    the machine      RetriableError
+    still running after `_PROTOC_SECONDS`         the machine      RetriableError
+    cannot be started, or its files not written   the machine      RetriableError
+    a package is not installed                    the installation InvalidOptionError
 """
 
 from __future__ import annotations
@@ -12,6 +22,7 @@ import binascii
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,27 +30,67 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RetriableError
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.protobuf.commons import FILES
 
 _INSTALL = 'pip install "kafka-eos-source[protobuf]"'
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
-_PROTOC_SECONDS = 120
+#: The CPU time and memory of one run. Messages, fields or enums of 4 MiB take 2 s and 0.5 GiB, but protoc
+#: needs quadratic time for ``reserved`` numbers and ranges of extensions.
+_PROTOC_CPU_SECONDS = 10
+_PROTOC_BYTES = 4 << 30
+#: A busy machine needs long for this CPU time.
+_PROTOC_SECONDS = 300
+#: What the process exits with if it has not reached protoc.
+_NOT_STARTED = 97
 #: Runs without site, whose .pth files can take longer than protoc.
-_PROTOC = (
-    "import os, sys; sys.path[:0] = sys.argv.pop(1).split(os.pathsep); "
-    "from grpc_tools import protoc; sys.exit(protoc.main(sys.argv))"
-)
+_PROTOC = f"""
+import os, sys
+sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
+try:
+    import resource
+    from grpc_tools import protoc
+    limits = {{"CPU": {_PROTOC_CPU_SECONDS}, "AS": {_PROTOC_BYTES}, "CORE": 0}}
+    for name, most in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+except Exception as failure:
+    print(f"{{type(failure).__name__}}: {{failure}}", file=sys.stderr)
+    sys.exit({_NOT_STARTED})
+sys.exit(protoc.main(sys.argv))
+"""
+#: By which a machine or a person ends processes, whatever they do.
+_OF_MACHINE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Limits of file systems.
+_LONGEST_STEP, _LONGEST_NAME = 255, 1024
 
 
-@lru_cache(maxsize=256)
 def compile_schema(schema: Schema) -> Any:
     """Returns the descriptor of a schema's file (``google.protobuf.descriptor.FileDescriptor``).
 
     Raises:
-        InvalidSchemaError: if protoc refuses the text, an import is missing, or a package is not installed.
+        InvalidSchemaError: if protoc refuses the text, or an import is missing.
+        InvalidOptionError: if a package is not installed.
+        RetriableError: if protoc cannot be run.
     """
+    found = _compiled(schema)
+    if isinstance(found, InvalidSchemaError):
+        raise found
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(schema: Schema) -> Any:
+    """Returns the descriptor, or why there is none, so that protoc runs once for the records of a schema."""
+    try:
+        return _compile(schema)
+    except InvalidSchemaError as failure:
+        return failure.with_traceback(None)
+
+
+def _compile(schema: Schema) -> Any:
     if schema.format != "PROTOBUF":
         raise InvalidSchemaError(
             f"the schema has the format {schema.format}, but a Protobuf schema was expected",
@@ -47,19 +98,22 @@ def compile_schema(schema: Schema) -> Any:
         )
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf.message import DecodeError
     except ImportError as failure:
-        raise InvalidSchemaError(f"Protobuf schemas need a package: {failure}", fix=_INSTALL) from failure
+        raise InvalidOptionError(f"Protobuf schemas need a package: {failure}", fix=_INSTALL) from failure
     files = _referenced_files(schema)
     main = _unused_name(files)
     serialized = _serialized_file(schema.text)
     if serialized is None:
         files[main] = schema.text
     else:  # a client of the registry may store the descriptor itself; only its imports need protoc
+        for name in serialized.dependency:
+            _check_name(name)
         imports = "".join(f'import "{name}";\n' for name in serialized.dependency)
         files[main] = f'syntax = "proto3";\n{imports}'
-    compiled = descriptor_pb2.FileDescriptorSet.FromString(_run_protoc(files, main))
     pool = descriptor_pool.DescriptorPool()
     try:
+        compiled = descriptor_pb2.FileDescriptorSet.FromString(_run_protoc(files, main))
         for file in compiled.file:
             if file.name != main:
                 pool.Add(file)
@@ -68,7 +122,7 @@ def compile_schema(schema: Schema) -> Any:
                 proto.name = main
                 pool.Add(proto)
         return pool.FindFileByName(main)
-    except (TypeError, KeyError) as failure:
+    except (TypeError, KeyError, ValueError, DecodeError) as failure:
         raise InvalidSchemaError(
             f"the descriptors of the schema do not fit together: {failure}", fix="correct the schema"
         ) from failure
@@ -99,7 +153,7 @@ def message_at(schema: Schema, path: tuple[int, ...]) -> Any:
     Raises:
         InvalidSchemaError: if the path leads to no message.
     """
-    candidates = list(compile_schema(schema).message_types_by_name.values())
+    candidates = _outermost(compile_schema(schema))
     found = None
     for index in path:
         if not 0 <= index < len(candidates):
@@ -120,42 +174,36 @@ def path_of(message: Any) -> tuple[int, ...]:
     while message.containing_type is not None:
         path.append(_nested(message.containing_type).index(message))
         message = message.containing_type
-    path.append(list(message.file.message_types_by_name.values()).index(message))
+    path.append(_outermost(message.file).index(message))
     return tuple(reversed(path))
 
 
 def list_messages(file: Any) -> list[Any]:
     """Lists the messages of a file, each before those that are nested in it."""
     found: list[Any] = []
-    waiting = list(file.message_types_by_name.values())
+    waiting = [*reversed(_outermost(file))]
     while waiting:
-        message = waiting.pop(0)
+        message = waiting.pop()
         found.append(message)
-        waiting = _nested(message) + waiting
+        waiting.extend(reversed(_nested(message)))
     return found
 
 
-def _nested(message: Any) -> list[Any]:
+@lru_cache(maxsize=256)  # each record can have a path of its own
+def _outermost(file: Any) -> tuple[Any, ...]:
+    return tuple(file.message_types_by_name.values())
+
+
+@lru_cache(maxsize=1024)
+def _nested(message: Any) -> tuple[Any, ...]:
     """Lists nested messages as Confluent's Java client counts them: the entries of maps do not count."""
-    return [each for each in message.nested_types if not each.GetOptions().map_entry]
+    return tuple(each for each in message.nested_types if not each.GetOptions().map_entry)
 
 
 def _referenced_files(schema: Schema) -> dict[str, str]:
     files: dict[str, str] = {}
-    waiting = list(schema.references)
-    while waiting:
-        reference = waiting.pop()
-        path = PurePosixPath(reference.name)
-        if (
-            path.is_absolute()
-            or not path.parts
-            or ".." in path.parts
-            or re.search(r'[\\\0":]', reference.name)
-        ):
-            raise InvalidSchemaError(
-                f"the reference {reference.name!r} of the schema is not a relative path",
-                fix="register the reference under the path with which the schema imports it",
-            )
+    for reference in schema.imports():
+        _check_name(reference.name)
         if _serialized_file(reference.schema.text) is not None:
             raise InvalidSchemaError(
                 f"the reference {reference.name!r} is stored as a serialized descriptor, not as text",
@@ -166,8 +214,37 @@ def _referenced_files(schema: Schema) -> dict[str, str]:
                 f"two references of the schema have the name {reference.name!r} and different texts",
                 fix="register the schema again, with one version of that file",
             )
-        waiting.extend(reference.schema.references)
-    return {**FILES, **files}
+    files = {**FILES, **files}
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+    for name in files:
+        if name in folders:
+            raise InvalidSchemaError(
+                f"the reference {name!r} of the schema is also the folder of another one",
+                fix="register the references under the paths with which the schema imports them",
+            )
+    return files
+
+
+def _check_name(name: str) -> None:
+    """Checks that a name is that of a file below any folder, on any file system."""
+    path = PurePosixPath(name)
+    encoded = name.encode("utf-8", "surrogatepass")
+    if (
+        path.is_absolute()
+        or not path.parts
+        or str(path) != name  # protoc does not normalize paths
+        or ".." in path.parts
+        or not name.isprintable()  # neither control characters nor half of a surrogate pair
+        or re.search(r'[\\":]', name)
+        or len(encoded) > _LONGEST_NAME
+        or any(len(step.encode("utf-8", "surrogatepass")) > _LONGEST_STEP for step in path.parts)
+    ):
+        shown = name if len(name) <= _LONGEST_STEP else f"{name[:_LONGEST_STEP]}…"
+        raise InvalidSchemaError(
+            f"the reference {shown!r} of the schema is not a relative path of at most {_LONGEST_STEP} bytes "
+            f"for each step, and {_LONGEST_NAME} altogether",
+            fix="register the reference under the path with which the schema imports it",
+        )
 
 
 def _unused_name(files: dict[str, str]) -> str:
@@ -191,25 +268,51 @@ def _serialized_file(text: str) -> Any | None:
 
 
 def _run_protoc(files: dict[str, str], main: str) -> bytes:
+    """Returns what protoc makes of some files. Raises as `compile_schema`."""
     folders = _include_folders()
-    with tempfile.TemporaryDirectory(prefix="kafka-eos-protoc-") as root:
-        for name, text in files.items():
-            path = Path(root, "files", name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-        output = Path(root, "descriptors")
-        packages = os.pathsep.join(path for path in sys.path if path)
-        command = [sys.executable, "-S", "-E", "-c", _PROTOC, packages]
-        command += [f"-I{folder}" for folder in (Path(root, "files"), *folders)]
-        command += ["--include_imports", f"--descriptor_set_out={output}", main]
-        done = subprocess.run(command, capture_output=True, timeout=_PROTOC_SECONDS, cwd=root, check=False)
-        if done.returncode or not output.exists():
-            reason = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
-            raise InvalidSchemaError(
-                f"protoc refuses the schema (named {main} here): {reason}",
-                fix="correct the schema, or register the files that it imports as references",
+    try:
+        contents = {name: text.encode() for name, text in files.items()}
+    except UnicodeEncodeError as failure:
+        raise InvalidSchemaError(
+            f"the schema contains half of a surrogate pair: {failure.reason}", fix="correct the schema"
+        ) from failure
+    try:
+        with tempfile.TemporaryDirectory(prefix="kafka-eos-protoc-") as root:
+            for name, data in contents.items():
+                path = Path(root, "files", name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            output = Path(root, "descriptors")
+            packages = os.pathsep.join(path for path in sys.path if path)
+            command = [sys.executable, "-S", "-E", "-c", _PROTOC, packages]
+            command += [f"-I{folder}" for folder in (Path(root, "files"), *folders)]
+            command += ["--include_imports", f"--descriptor_set_out={output}", main]
+            done = subprocess.run(
+                command, capture_output=True, timeout=_PROTOC_SECONDS, cwd=root, check=False
             )
-        return output.read_bytes()
+            if not done.returncode and output.exists():
+                return output.read_bytes()
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        raise RetriableError(
+            f"protoc could not compile the schema: {failure}. This says nothing about the schema.",
+            fix="check the load, the memory and the temporary folder of the machine.",
+        ) from failure
+    reason = done.stderr.decode("utf-8", "replace").replace(f"{root}/files/", "").strip()
+    if done.returncode == _NOT_STARTED:
+        raise RetriableError(
+            f"protoc cannot be started: {reason}. This says nothing about the schema.", fix=_INSTALL
+        )
+    if -done.returncode in _OF_MACHINE:
+        raise RetriableError(
+            f"somebody ended protoc with signal {-done.returncode}. This says nothing about the schema.",
+            fix="check whether the machine has enough memory.",
+        )
+    if -done.returncode == signal.SIGXCPU:
+        reason = f"it takes more than {_PROTOC_CPU_SECONDS} s of CPU time"
+    raise InvalidSchemaError(
+        f"protoc refuses the schema (named {main} here): {reason or f'exit status {done.returncode}'}",
+        fix="correct the schema, or register the files that it imports as references",
+    )
 
 
 @lru_cache(maxsize=1)
@@ -217,7 +320,7 @@ def _include_folders() -> tuple[Path, ...]:
     """Returns the folders with google/protobuf/*.proto and, where it is installed, google/type/*.proto."""
     tools = importlib.util.find_spec("grpc_tools")
     if tools is None or tools.origin is None:
-        raise InvalidSchemaError(
+        raise InvalidOptionError(
             "Protobuf schemas need protoc, which the package grpcio-tools contains", fix=_INSTALL
         )
     folders = [Path(tools.origin).parent / "_proto"]

@@ -148,8 +148,10 @@ class _Compiler:
     def program(self) -> Program:
         members: list[int] = []
         frames = []
-        for frame, key in enumerate(self._keys):
-            inside = [slot.index for slot in self._slots if slot.frame == frame]
+        of_frames: list[list[int]] = [[] for _ in self._keys]
+        for slot in self._slots:
+            of_frames[slot.frame].append(slot.index)
+        for key, inside in zip(self._keys, of_frames, strict=True):
             closers = [index for index in inside if _needs_close(self._slots[index].field)]
             defaults = [index for index in inside if self._fields[index]["default_bytes"] >= 0]
             singular = [index for index in inside if not self._slots[index].field.is_repeated]

@@ -10,12 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, inside
 
 #: The field of a message without fields, because Spark has no empty structs. Spark uses this name, too.
 EMPTY_FIELD = "__dummy_field_in_empty_struct"
-
-#: More fields, counting those of nested messages at each place where they occur, are refused.
-MAX_FIELDS = 20_000
 
 
 class Kind(IntEnum):
@@ -184,7 +182,7 @@ def build_tree(descriptor: Any) -> Message:
     """Returns the tree of a message.
 
     Raises:
-        InvalidSchemaError: if the message contains itself, or has too many fields.
+        InvalidSchemaError: if the message contains itself, has too many fields, or is nested too deeply.
     """
     return _message(descriptor, "", (), [0])
 
@@ -211,10 +209,16 @@ def _message(descriptor: Any, path: str, outer: tuple[str, ...], count: list[int
             "including those of nested messages",
             fix="read the value as binary and decode it in a function of your own",
         )
-    inside = (*outer, descriptor.full_name)
+    if len(outer) >= MAX_DEPTH:
+        raise InvalidSchemaError(
+            f"field {path!r} of message {outer[0]}: messages are nested more than {MAX_DEPTH} levels deep",
+            fix="read the value as binary and decode it in a function of your own",
+        )
+    around = (*outer, descriptor.full_name)
     is_entry = descriptor.GetOptions().map_entry
     fields = tuple(
-        _field(each, f"{path}.{each.name}".lstrip("."), inside, is_entry, count) for each in descriptor.fields
+        _field(each, inside(path, f".{each.name}").lstrip("."), around, is_entry, count)
+        for each in descriptor.fields
     )
     return Message(descriptor, fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from kafka_eos_source.runtime.file_systems import file_system, fsync
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.delta.statistics import statistics
 from kafka_eos_source.sinks.table_format import BufferedStage
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 _ROW = "__kafka_eos_row"
+_PATH = re.compile(r"part-[0-9]{5,9}-[0-9a-f]{1,64}\.[a-z]+\.parquet")
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,18 @@ class AddedFile:
 
     @classmethod
     def from_json(cls, description: Mapping[str, Any]) -> AddedFile:
-        """Returns the file that `to_json` described."""
-        return cls(**description)
+        """Returns the file that `to_json` described.
+
+        Raises:
+            ValueError, KeyError, TypeError: if it is none that a task of a Delta sink wrote.
+        """
+        path, stats, partition = description["path"], description["stats"], dict(description["partition"])
+        if not (isinstance(path, str) and _PATH.fullmatch(path)):
+            raise ValueError(f"not the name of a data file: {str(path)[:100]!r}")
+        if not all(isinstance(each, str) for each in (stats, *filter(None, partition.values()))):
+            raise ValueError("statistics or partition values are no texts")
+        size, rows = manifests.count(description["bytes"]), manifests.count(description["rows"])
+        return cls(path, size, rows, partition, stats)
 
     def to_json(self) -> dict[str, Any]:
         """Describes the file as a JSON object, for the note of a prepared batch."""

@@ -23,9 +23,11 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     SinkContext,
     SinkTxn,
@@ -192,27 +194,28 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             return Fatal(
                 f"the table {self._to.uri!r} was deleted", "create the table again, then restart the query."
             )
-        if self.is_committed(table, txn) or store.get(str(txn)) is not None:
+        if self.is_committed(table, txn):
             return OK
+        if (digest := store.digest(str(txn))) is not None:
+            return Ok(digest)
         receipts: Sequence[StagedFiles] = staged.receipts
         for each in receipts:
             staged_for = {"table": each.table_id, "partition_by": each.partition_by}
             incompatibility = self.incompatibility(table, staged_for)
             if incompatibility:
                 return Fatal(incompatibility, "restart the query; it then stages the batch again.")
-        note = {
+        note: dict[str, Any] = {
             "table": receipts[0].table_id,
             "partition_by": list(receipts[0].partition_by),
             "rows": staged.rows,
-            "files": [file.to_json() for each in receipts for file in each.files],
+            "files": [file for each in receipts for file in each.files],
         }
         missing = self.missing_file(table, note)
         if missing:
             return Fatal(
                 missing, "use a table folder that driver and executors share, then restart the query."
             )
-        store.put(str(txn), note)
-        return OK
+        return Ok(store.put(str(txn), {**note, "files": [file.to_json() for file in note["files"]]}))
 
     @property
     def label(self) -> str:
@@ -236,6 +239,10 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         """Returns whether one of the last 1000 commits records the id."""
         return any(each.get(ID) == str(txn) for each in table.history(_SEARCHED_COMMITS))
 
+    def read_note(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
+        files = [AddedFile.from_json(each) for each in manifests.objects(note["files"])]
+        return {"table": str(note["table"]), "partition_by": list(note["partition_by"]), "files": files}
+
     def incompatibility(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
         metadata, partition_by = table.metadata(), list(note["partition_by"])
         if str(metadata.id) != note["table"]:
@@ -249,8 +256,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def missing_file(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
         fs, root = Folder(self._to.uri, self._to.storage).open()
-        for each in note["files"]:
-            file = AddedFile.from_json(each)
+        for file in note["files"]:
             found = fs.get_file_info(f"{root}{file.path}")
             if found.type != pafs.FileType.File:
                 return f"the data file {file.path} does not exist in {self._to.uri!r}"
@@ -275,7 +281,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         failpoints.reach("sink.delta.before_version")
         try:
             table.create_write_transaction(
-                [AddedFile.from_json(each).action() for each in note["files"]],
+                [file.action() for file in note["files"]],
                 "append",
                 table.schema(),
                 table.metadata().partition_columns,

@@ -27,14 +27,15 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import SinkFailedError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
 from kafka_eos_source.runtime.own_folders import OWNERS_FOLDER
 from kafka_eos_source.sinks import manifest as manifests
@@ -254,29 +255,43 @@ class Layout:
             raise
         self.flush(folder)
 
-    def gather(self, txn: SinkTxn, file: StagedFile) -> None:
-        """Moves a staged file to `gathered`, unless an earlier call did. No link is followed.
+    def gather(self, txn: SinkTxn, files: Sequence[StagedFile]) -> None:
+        """Moves staged files to `gathered`, except those that an earlier call moved. No link is followed.
 
         Raises:
-            SinkFailedError: if the file is not the one that its task wrote.
-            FileNotFoundError: if it is in neither place.
+            SinkFailedError: if a file is not the one that its task wrote.
+            FileNotFoundError: if one is in neither place.
         """
-        target = f"{self.gathered(txn)}/{file.name}"
-        if not isinstance(self.fs, pafs.LocalFileSystem):
-            source = self.staged_file(file.staged)
-            if self._is_whole(source, file):
-                with suppress(FileNotFoundError):  # another process moves it
-                    self.fs.move(source, target)
-        else:
-            batch, _, name = file.staged.partition("/")
-            with suppress(FileNotFoundError), self._opened("staged", batch) as source_folder:
-                found = os.stat(name, dir_fd=source_folder, follow_symlinks=False)
+        self.make_private()
+        self.fs.create_dir(self.gathered(txn), recursive=True)
+        with ExitStack() as opened:
+            is_local = isinstance(self.fs, pafs.LocalFileSystem)
+            target = opened.enter_context(self._opened("ending", str(txn))) if is_local else None
+            sources: dict[str, int | None] = {}
+            for file in files:
+                batch, _, name = file.staged.partition("/")
+                if target is not None and batch not in sources:
+                    sources[batch] = None  # if the folder is gone, its files were gathered
+                    with suppress(FileNotFoundError):
+                        sources[batch] = opened.enter_context(self._opened("staged", batch))
+                self._move(file, sources.get(batch), name, target, f"{self.gathered(txn)}/{file.name}")
+                failpoints.reach("sink.filesystem.within_gather")
+
+    def _move(self, file: StagedFile, source: int | None, name: str, target: int | None, path: str) -> None:
+        """Moves a file between two open folders; by its path if the file system is not local."""
+        staged = self.staged_file(file.staged)
+        with suppress(FileNotFoundError):  # another process moved it
+            if target is None and self._is_whole(staged, file):
+                self.fs.move(staged, path)
+                return
+            if source is not None and target is not None:
+                found = os.stat(name, dir_fd=source, follow_symlinks=False)
                 if not stat.S_ISREG(found.st_mode) or found.st_size != file.size_bytes:
-                    raise _another_file(self.staged_file(file.staged), found.st_size, file)
-                with self._opened("ending", str(txn)) as target_folder:
-                    os.rename(name, file.name, src_dir_fd=source_folder, dst_dir_fd=target_folder)
-        if not self._is_whole(target, file):
-            raise FileNotFoundError(f"neither {self.staged_file(file.staged)} nor {target} exists")
+                    raise _another_file(staged, found.st_size, file)
+                os.rename(name, file.name, src_dir_fd=source, dst_dir_fd=target)
+                return
+        if not self._is_whole(path, file):
+            raise FileNotFoundError(f"neither {staged} nor {path} exists")
 
     def _is_whole(self, path: str, file: StagedFile) -> bool:
         found = self.fs.get_file_info(path)

@@ -259,11 +259,7 @@ class FilesystemSink(TwoPhaseSink):
     def _gather(self, txn: SinkTxn, manifest: Manifest) -> None:
         """Moves the files of the batch into one folder; adds the manifest if the folder will be renamed."""
         at = self._at
-        at.make_private()
-        at.fs.create_dir(at.gathered(txn), recursive=True)
-        for each in manifest.files:
-            at.gather(txn, each)
-            failpoints.reach("sink.filesystem.within_gather")
+        at.gather(txn, manifest.files)
         if at.renames_folders:
             at.write(f"{at.gathered(txn)}/{MANIFEST}", manifest.data)
 

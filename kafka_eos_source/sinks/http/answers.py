@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from enum import Enum
 
-from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 _SHOWN_BYTES = 200
 
@@ -34,6 +34,7 @@ class Answer:
 
     def __str__(self) -> str:
         text = self.body[:_SHOWN_BYTES].decode(errors="replace").strip()
+        text = "".join(each if each.isprintable() else " " for each in text)
         return f"no answer ({text})" if self.status is None else f"HTTP {self.status} {text}".rstrip()
 
 
@@ -108,8 +109,8 @@ def state_of(answer: Answer) -> State | None:
     if answer.status != 200:
         return None
     try:
-        return State(parse_json(answer.body)["state"])
-    except (ValueError, KeyError, TypeError):
+        return State(_member(answer.body, "state"))
+    except (ValueError, TypeError):
         return None
 
 
@@ -119,11 +120,17 @@ def pending_ids(answer: Answer) -> list[str] | None:
     Returns:
         The ids, or None if the answer does not contain a valid list.
     """
-    try:
-        found = parse_json(answer.body)["pending"] if answer.status == 200 else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    found = _member(answer.body, "pending") if answer.status == 200 else None
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+
+
+def _member(body: bytes, name: str) -> object:
+    """Returns a member of a JSON object; None if the body is none that has it, whatever it is instead."""
+    try:
+        found = parse_json(body)
+    except JsonError:
+        return None
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def retry_after_seconds(header: str | None, now: datetime) -> float | None:
@@ -133,12 +140,12 @@ def retry_after_seconds(header: str | None, now: datetime) -> float | None:
         Seconds from `now`, or None if the header is missing or malformed.
     """
     text = (header or "").strip()
-    if text.isdecimal() and len(text) < 10:
+    if text.isascii() and text.isdecimal() and len(text) < 10:
         return float(text)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=timezone.utc)
+        return max(0.0, (at - now).total_seconds())
+    except (ValueError, OverflowError, TypeError, IndexError):  # of a year or offset that no calendar has
         return None
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=timezone.utc)
-    return max(0.0, (at - now).total_seconds())

@@ -9,6 +9,9 @@
 
     OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; the checkpoint has them until then
                 GET  <status.url>                    {"state": "committed"}; this endpoint is optional
+
+After a restart, `TwoPhase` believes the service. `OneRequest` believes the service about what is done, and
+the rows in the checkpoint if their digest is in the token in Kafka.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import shown_url
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
+from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids
 from kafka_eos_source.sinks.http.client import Call, ServiceClient
@@ -99,7 +102,9 @@ class TwoPhase(Protocol):
         answer = self.client.transport.request("GET", target, deadline)
         ids = pending_ids(answer)
         if ids is None:
-            message = f"GET {target}: {answer}; expected a JSON object with the list 'pending'"
+            message = (
+                f"GET {target}: {answer}; expected a JSON object of at most 4 MiB with the list 'pending'"
+            )
             if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
                 raise SinkRetryableError(message)
             raise SinkFailedError(
@@ -160,8 +165,7 @@ class OneRequest(Protocol):
         if self._is_done(txn):
             return OK
         self._prepared_here.add(txn)
-        self._store.put_rows(str(txn), staged.schema, staged.batches())
-        return OK
+        return Ok(self._store.put_rows(str(txn), staged.schema, staged.batches()))
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         store = self._store
@@ -169,7 +173,7 @@ class OneRequest(Protocol):
             store.remove(str(txn))
             return OK
         try:
-            batches = list(store.rows(str(txn)))
+            batches = list(store.rows(str(txn), txn.digest))
         except FileNotFoundError:
             # another process may have committed the batch since the check above
             return OK if self._is_done(txn) else Fatal(f"nothing is prepared under {txn} in {store.location}")
@@ -237,7 +241,7 @@ class OneRequest(Protocol):
         return self.client.send(call, deadline)
 
     def _is_done(self, txn: SinkTxn) -> bool:
-        return self._store.get(_done(txn)) is not None
+        return self._store.digest(_done(txn)) is not None
 
     @property
     def _store(self) -> NotesFolder:

@@ -214,7 +214,8 @@ class HttpSink(TwoPhaseSink):
                 "credentials to one host only.",
                 fix="use a status URL with the scheme and host of the option 'url'.",
             )
-        has_key = any(is_secret(name) for name, _ in parse_qsl(urlsplit(url).query))
+        queries = [urlsplit(each).query for each in (url, status_url or "")]
+        has_key = any(is_secret(name) for query in queries for name, _ in parse_qsl(query))
         if auth is not None or auth_env is not None or has_key:
             sent = (
                 "a key in the query" if auth is None and auth_env is None else f"the header {auth_header!r}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
@@ -101,6 +102,31 @@ def to_json(table: Table, file: DataFile) -> dict[str, Any]:
             for name in _BOUNDS
         },
     }
+
+
+def check(description: Mapping[str, Any]) -> None:
+    """Checks that a description has the shape that `to_json` gives it.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: if it has another one, or names no location.
+    """
+    path, splits = description["path"], description["splits"]
+    if not isinstance(path, str) or ".." in path.split("/"):
+        raise ValueError(f"not the location of a data file: {str(path)[:100]!r}")
+    if description["format"] != "PARQUET":
+        raise ValueError(f"not the format of a data file: {str(description['format'])[:100]!r}")
+    numbers = [description[name] for name in ("bytes", "rows", "spec")]
+    bounds = [each for each in description["partition"] if each is not None]
+    for name in (*_COUNTS, *_BOUNDS):
+        numbers += [int(column) for column in description[name]]
+    for name in _COUNTS:
+        numbers += description[name].values()
+    for name in _BOUNDS:
+        bounds += description[name].values()
+    for number in (*numbers, *(splits or ())):
+        manifests.count(number)
+    for bound in bounds:
+        base64.b64decode(bound, validate=True)
 
 
 def from_json(table: Table, description: Mapping[str, Any]) -> DataFile:

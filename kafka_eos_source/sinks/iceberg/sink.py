@@ -21,9 +21,11 @@ from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import ALLOW_HTTP, is_secret
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     SinkContext,
     SinkTxn,
@@ -32,7 +34,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
 )
 from kafka_eos_source.sinks.iceberg import tables
-from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, from_json, unknown_partitions
+from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
 from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.registry import SECRET_NAME, require
@@ -166,8 +168,10 @@ class IcebergSink(TableFormatSink["Table"]):
                 f"the table {self._to.identifier!r} was deleted",
                 "create the table again, then restart the query.",
             )
-        if self.is_committed(table, txn) or store.get(str(txn)) is not None:
+        if self.is_committed(table, txn):
             return OK
+        if (digest := store.digest(str(txn))) is not None:
+            return Ok(digest)
         receipts: Sequence[StagedFiles] = staged.receipts
         files = [file for each in receipts for file in each.files]
         for uuid in sorted({each.table_uuid for each in receipts}):
@@ -180,8 +184,7 @@ class IcebergSink(TableFormatSink["Table"]):
             return Fatal(
                 missing, "use a file system that driver and executors share, then restart the query."
             )
-        store.put(str(txn), note)
-        return OK
+        return Ok(store.put(str(txn), note))
 
     @property
     def label(self) -> str:
@@ -212,6 +215,11 @@ class IcebergSink(TableFormatSink["Table"]):
             for snapshot in table.snapshots()
             if snapshot.summary is not None
         )
+
+    def read_note(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
+        for each in manifests.objects(note["files"]):
+            check(each)
+        return {"table": str(note["table"]), "files": note["files"]}
 
     def incompatibility(self, table: Table, note: Mapping[str, Any]) -> str:
         if note["table"] != str(table.metadata.table_uuid):

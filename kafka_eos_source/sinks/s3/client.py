@@ -23,6 +23,8 @@ EXTRA = "s3"
 _RETRYABLE_CODES = frozenset(
     ["SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "ExpiredToken", "OperationAborted", "Throttling"]
 )
+#: Of a text that the store answers with.
+_SHOWN_CHARACTERS = 500
 _FIXES = {
     "NoSuchBucket": "create the bucket, or correct the option 'path'.",
     "AccessDenied": "grant driver and executors the actions that docs/sink-s3.md lists.",
@@ -130,7 +132,9 @@ def translated(what: str) -> Iterator[None]:
 def _of_answer(what: str, response: Mapping[str, Any]) -> KafkaEosError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    text = f"S3, {what}: HTTP {status} {code} {response.get('Error', {}).get('Message', '')}".rstrip()
+    message = str(response.get("Error", {}).get("Message", ""))[:_SHOWN_CHARACTERS]
+    message = "".join(each if each.isprintable() else " " for each in message)
+    text = f"S3, {what}: HTTP {status} {code[:_SHOWN_CHARACTERS]} {message}".rstrip()
     if code in ("NoSuchUpload", "NoSuchKey", "404"):
         return MissingError(text)
     if status >= 500 or status == 429 or code in _RETRYABLE_CODES:

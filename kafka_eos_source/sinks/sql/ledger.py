@@ -1,4 +1,7 @@
-"""The ledger: a table that records committed batches, in the same database transaction as their rows."""
+"""The ledger: a table that records committed batches, in the same database transaction as their rows.
+
+The sink believes it, so whoever may write to it can pretend that a batch is committed.
+"""
 
 from __future__ import annotations
 

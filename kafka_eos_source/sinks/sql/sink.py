@@ -5,6 +5,10 @@ before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction
 finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
 that another program writes in between can still violate a constraint. The driver logs a warning about that at
 the start.
+
+After a restart, the sink believes the database: the ledger about what is committed, and the list of prepared
+transactions, whose content nobody can change. Rows in the checkpoint must have the digest in their note, and
+the note the digest in the token in Kafka.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import datetime
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -23,9 +27,11 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
+    Ok,
     Outcome,
     Retryable,
     SinkContext,
@@ -200,7 +206,7 @@ class SqlSink(TwoPhaseSink):
             if ledger.has(connection, self._ledger, gid):
                 return OK
             if self._prepares_transactions and gid in self._listed(connection):
-                return OK
+                return Ok(_IN_DATABASE)
 
         def work(connection: Any) -> None:
             ledger.add(connection, self._ledger, gid, txn, staged.rows)
@@ -209,19 +215,22 @@ class SqlSink(TwoPhaseSink):
 
         if self._transactions is None or not self._prepares_transactions:
             database.dry_run(self._engine, work, self.table)
-            self._store.put_rows(gid, staged.schema, staged.batches())
-            self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
-            return OK
+            digest = self._store.put_rows(gid, staged.schema, staged.batches())
+            note = {"id": str(txn), "rows": staged.rows, "table": self.table, "digest": digest}
+            return Ok(self._store.put(gid, note))
         seconds = max(1, int(deadline.remaining_seconds(_LOCK_SECONDS)))
         self._transactions.prepare(self._engine, gid, work, seconds)
-        return OK
+        return Ok(_IN_DATABASE)
 
     @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(txn)
         failpoints.reach("sink.sql.before_commit")
-        if self._prepares_transactions:
+        # The token says where the batch was prepared, perhaps with another two.phase. Without it, both places
+        # are searched.
+        is_in_database = txn.digest == _IN_DATABASE if txn.digest else self._prepares_transactions
+        if is_in_database and self._transactions is not None:
             return self._commit_prepared(gid, txn)
         return self._commit_stored(gid, txn)
 
@@ -319,8 +328,8 @@ class SqlSink(TwoPhaseSink):
                 listed = gid in self._listed(connection)
                 if ledger.has(connection, self._ledger, gid):
                     return OK
-            # the batch may be from a time when the database did not allow prepared transactions
-            if self.context.store is not None and self.context.store.get(gid) is not None:
+            store = None if txn.digest else self.context.store
+            if store is not None and store.digest(gid) is not None:
                 return self._commit_stored(gid, txn)
             if pauses.expired:
                 break
@@ -343,24 +352,24 @@ class SqlSink(TwoPhaseSink):
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
-        note = self._store.get(gid)
+        note = self._store.get(gid, txn.digest, _read_note)
         with database.autocommit(self._engine) as connection:
             done = ledger.has(connection, self._ledger, gid)
         if done:
             self._store.remove(gid)
             return OK
-        if note is None and self._transactions is not None:
-            # the batch may be from a time when two.phase was not never
+        if note is None and self._transactions is not None and not txn.digest:
             return self._commit_prepared(gid, txn)
         if note is None:
             return Fatal(f"nothing is prepared under {gid}", _LOST)
-        batches = self._store.rows(gid)
+        row_count, digest = note
+        batches = self._store.rows(gid, digest)
         first = next(batches, None)
         table = None if first is None else self._table_for(first.schema)
         try:
             with self._engine.begin() as connection:
                 # insert into the ledger first, so that a second process that commits the batch waits here
-                ledger.add(connection, self._ledger, gid, txn, int(note["rows"]))
+                ledger.add(connection, self._ledger, gid, txn, row_count)
                 if first is not None:
                     rows.write(
                         connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
@@ -410,4 +419,13 @@ class SqlSink(TwoPhaseSink):
         return self._table
 
 
+def _read_note(note: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the number of rows, and their digest."""
+    if not isinstance(note["digest"], str) or not note["digest"]:
+        raise ValueError("the digest of the rows is missing")
+    return manifests.count(note["rows"]), note["digest"]
+
+
+#: Digest of a batch that the database holds as a prepared transaction. No note in the checkpoint has it.
+_IN_DATABASE = "database"
 _LOST = "see SINK_FAILED in docs/runbooks.md: neither the database nor the checkpoint has the prepared batch."

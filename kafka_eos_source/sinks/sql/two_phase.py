@@ -108,7 +108,8 @@ class MySql(PreparedTransactions):
 
     def prepared(self, connection: Any) -> list[str]:
         rows = connection.exec_driver_sql("XA RECOVER")
-        return [each.decode() if isinstance(each, bytes) else str(each) for *_, each in rows]
+        # other programs' ids may be any bytes
+        return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for *_, each in rows]
 
 
 def supported_by(connection: Any) -> tuple[PreparedTransactions | None, str]:

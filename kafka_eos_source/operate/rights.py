@@ -1,0 +1,344 @@
+"""The least rights of each part of a query: one table for ``kafka-eos acls``, ``doctor`` and the docs.
+
+A test with a real broker takes each right of the table away, and expects the error that names it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.protocol.identity import ONE_WRITE_NAMES, group_of
+
+#: The parts of a query, each of which may log in as a principal of its own.
+QUERY = ("source", "sink", "operator")
+#: Batch writes need the rights of the sink, and these.
+BATCH = "batch write"
+#: What else may need rights: commands of ``kafka-eos`` that a person runs.
+COMMANDS = ("inspect", "fence", "adopt", "tail", "dead-letters list", "state restore")
+
+
+class Right(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        part: who needs it: one of `QUERY`, `BATCH` or `COMMANDS`.
+        resource: a key of `RESOURCES`.
+        operation: Kafka's name of the operation, such as ``READ``.
+        purpose: what it is for.
+        without: what happens without it; "" = the part ends with ``NOT_AUTHORIZED``.
+    """
+
+    part: str
+    resource: str
+    operation: str
+    purpose: str
+    without: str = ""
+
+
+#: The resources of the table: Kafka's kind of resource, and its name for the documentation.
+RESOURCES = {
+    "read": ("topic", "topics read"),
+    "committed": ("topic", "topics read on the same cluster"),
+    "written": ("topic", "topics written"),
+    "limited": ("topic", "topics written, and `deadLetter.topic` if it is set"),
+    "anchor": ("topic", "`anchor.topic`, else `topic`"),
+    "token": ("topic", "`token.topic`"),
+    "dead": ("topic", "`deadLetter.topic`"),
+    "changelog": ("topic", "changelogs"),
+    "id": ("transactional id", "transactional id"),
+    "group": ("group", "group"),
+    "cluster": ("cluster", "the cluster"),
+}
+
+TABLE = (
+    Right("source", "read", "READ", "planning and reading; the source joins no group"),
+    Right(
+        "source",
+        "group",
+        "DESCRIBE",
+        "finding out where a group stands",
+        "no `startingOffsets=group`, no `onRolledBackCheckpoint=jump`, and after a restart an idle stream "
+        "does not know which timers are due",
+    ),
+    Right(
+        "source",
+        "cluster",
+        "DESCRIBE_CONFIGS",
+        "looking up `offsets.retention.minutes`",
+        "four hours are assumed",
+    ),
+    Right("sink", "id", "WRITE", "the transactions"),
+    Right("sink", "group", "READ", "token and source offsets, and a look at the members"),
+    Right("sink", "written", "WRITE", "the records"),
+    Right("sink", "committed", "READ", "committing the source offsets"),
+    Right("sink", "anchor", "READ", "committing the token, which is an offset of partition 0"),
+    Right("sink", "token", "WRITE", "the record of the token"),
+    Right("sink", "token", "READ", "finding the newest record on each start"),
+    Right("sink", "token", "DESCRIBE_CONFIGS", "looking up whether it is compacted", "the sink only warns"),
+    Right("sink", "dead", "WRITE", "dead letters"),
+    Right(
+        "sink",
+        "limited",
+        "DESCRIBE_CONFIGS",
+        "looking up `max.message.bytes`, with `onInvalidRecord=dead-letter`",
+        "a record that is too large fails its batch",
+    ),
+    Right("sink", "changelog", "WRITE", "the changes of the state"),
+    Right("sink", "changelog", "READ", "committing how far the state is complete"),
+    Right(
+        "operator", "changelog", "CREATE", "creating them, unless you do: compacted, one partition per shard"
+    ),
+    Right("operator", "changelog", "DESCRIBE_CONFIGS", "looking up how long it keeps deletes"),
+    Right("operator", "changelog", "READ", "restoring a shard"),
+    Right("operator", "group", "DESCRIBE", "finding out which batch the changelog holds"),
+    Right("operator", "id", "WRITE", "ending the transaction of a driver that died in it"),
+    Right(BATCH, "group", "DELETE", "removing the group of the write", "the group expires"),
+    Right("inspect", "group", "DESCRIBE", "the token and the offsets"),
+    Right("inspect", "anchor", "DESCRIBE", "the offset that carries the token"),
+    Right("inspect", "committed", "DESCRIBE", "the offsets of the sources, and where the logs end"),
+    Right("inspect", "token", "READ", "the record of the token"),
+    Right("fence", "id", "WRITE", "fencing producers, and aborting their transaction"),
+    Right("fence", "group", "DESCRIBE", "the token"),
+    Right("adopt", "id", "WRITE", "the transaction"),
+    Right("adopt", "group", "READ", "the token and the offsets"),
+    Right("adopt", "committed", "READ", "committing the source offsets"),
+    Right("adopt", "anchor", "READ", "committing the token"),
+    Right("adopt", "token", "WRITE", "the record of the token"),
+    Right("adopt", "token", "READ", "its newest record"),
+    Right("tail", "written", "READ", "the records"),
+    Right("dead-letters list", "dead", "READ", "the letters"),
+    Right("state restore", "changelog", "READ", "the state; also `state get` and `state verify`"),
+    Right("state restore", "changelog", "DESCRIBE_CONFIGS", "how long it keeps deletes"),
+    Right("state restore", "group", "DESCRIBE", "how far the state is complete"),
+)
+
+#: Operations that contain another one, as Kafka's authorizer sees it.
+_CONTAINED = {"DESCRIBE": {"READ", "WRITE", "DELETE", "ALTER"}, "DESCRIBE_CONFIGS": {"ALTER_CONFIGS"}}
+_FLAGS = {"topic": "--topic", "group": "--group", "transactional id": "--transactional-id"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """The resources that a query uses.
+
+    Attributes:
+        application_id: the transactional id.
+        group_id: the consumer group.
+        read: topics that it reads.
+        written: output topics.
+        anchor_topic: topic whose partition 0 carries the token; None = not known.
+        token_topic: the option ``token.topic``; None = not set.
+        changelogs: changelog topics of its stateful operators.
+        dead_letter_topic: the option ``deadLetter.topic``; None = not set.
+        elsewhere: whether the topics read are on another cluster, so that the sink commits no such offsets.
+        prefixes: whether id and group are prefixes of the names that batch writes generate.
+    """
+
+    application_id: str
+    group_id: str
+    read: Collection[str] = ()
+    written: Collection[str] = ()
+    anchor_topic: str | None = None
+    token_topic: str | None = None
+    changelogs: Collection[str] = ()
+    dead_letter_topic: str | None = None
+    elsewhere: bool = False
+    prefixes: bool = False
+
+    @property
+    def topics(self) -> set[str]:
+        """All topics on the sink's cluster."""
+        read = () if self.elsewhere else self.read
+        some = (self.anchor_topic, self.token_topic, self.dead_letter_topic)
+        return {*read, *self.written, *self.changelogs, *(each for each in some if each is not None)}
+
+    def of(self, resource: str) -> Collection[str]:
+        """Returns the names that a resource of the table stands for; there may be none."""
+        single = {
+            "anchor": self.anchor_topic,
+            "token": self.token_topic,
+            "dead": self.dead_letter_topic,
+            "id": self.application_id,
+            "group": self.group_id,
+            "cluster": "kafka-cluster",
+        }
+        if resource in single:
+            name = single[resource]
+            return () if name is None else (name,)
+        return {
+            "read": self.read,
+            "committed": () if self.elsewhere else self.read,
+            "written": self.written,
+            "limited": () if self.dead_letter_topic is None else {*self.written, self.dead_letter_topic},
+            "changelog": self.changelogs,
+        }[resource]
+
+
+def of_batch_writes(application_id: str | None, group_id: str | None, **topics: Any) -> Names:
+    """Returns the resources of batch writes, which generate their names without an ``application.id``."""
+    own = application_id or ONE_WRITE_NAMES
+    return Names(own, group_of(own, group_id), prefixes=application_id is None, **topics)
+
+
+@dataclass(frozen=True, order=True)
+class Need:
+    """A right that a part of a query needs.
+
+    Attributes:
+        kind: ``topic``, ``group``, ``transactional id`` or ``cluster``.
+        name: name of the resource.
+        operation: Kafka's name of the operation, such as ``READ``.
+        without: what happens without it; "" = the part ends with ``NOT_AUTHORIZED``.
+        purpose: what the query needs it for.
+        prefixed: whether ``name`` is a prefix of the names meant.
+        part: who needs it.
+    """
+
+    kind: str
+    name: str
+    operation: str
+    without: str
+    purpose: str
+    prefixed: bool = False
+    part: str = ""
+
+    @property
+    def title(self) -> str:
+        """The operation as Kafka's tools write it."""
+        return title(self.operation)
+
+
+def title(operation: str) -> str:
+    """Returns an operation as Kafka's tools write it, such as ``DescribeConfigs``."""
+    return operation.replace("_", " ").title().replace(" ", "")
+
+
+def needs(names: Names, parts: Collection[str]) -> list[Need]:
+    """Returns the rights that these parts of a query need together, each once.
+
+    A right that another one contains is left out: whoever may read a topic may describe it.
+    """
+    found: dict[tuple[str, str, str], Need] = {}
+    for each in TABLE:
+        if each.part not in parts or (each.part == "operator" and not names.changelogs):
+            continue
+        kind = RESOURCES[each.resource][0]
+        for name in sorted(names.of(each.resource)):
+            prefixed = names.prefixes and kind in ("group", "transactional id")
+            need = Need(kind, name, each.operation, each.without, each.purpose, prefixed, each.part)
+            kept = found.setdefault((kind, name, each.operation), need)
+            if kept.without and not need.without:
+                found[kind, name, each.operation] = need
+    return [each for each in found.values() if not _is_contained(each, found)]
+
+
+def _is_contained(need: Need, found: Mapping[tuple[str, str, str], Need]) -> bool:
+    larger = (found.get((need.kind, need.name, each)) for each in _CONTAINED.get(need.operation, ()))
+    return any(each is not None and not each.without for each in larger)
+
+
+def arguments(need: Need, *more: str) -> str:
+    """Returns the arguments with which ``kafka-acls.sh`` names a right.
+
+    Args:
+        need: the right.
+        more: operations on the same resource.
+    """
+    operations = " ".join(f"--operation {title(each)}" for each in (need.operation, *more))
+    where = "--cluster" if need.kind == "cluster" else f"{_FLAGS[need.kind]} {shlex.quote(need.name)}"
+    return f"{operations} {where}" + (" --resource-pattern-type prefixed" if need.prefixed else "")
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A right and who gets it.
+
+    Attributes:
+        principal: such as ``User:sink``.
+        need: the right.
+    """
+
+    principal: str
+    need: Need
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the grant as `json_shapes` documents it."""
+        return {
+            "principal": self.principal,
+            "part": self.need.part,
+            "operation": self.need.title,
+            "resource": self.need.kind,
+            "name": self.need.name,
+            "prefixed": self.need.prefixed,
+            "purpose": self.need.purpose,
+            "without": self.need.without or None,
+        }
+
+
+def grants(names: Names, principals: Mapping[str, str]) -> list[Grant]:
+    """Returns what each principal needs.
+
+    Args:
+        names: the query's resources.
+        principals: who each part logs in as, by part. Parts may share a principal.
+
+    Raises:
+        InvalidOptionError: if a name or a principal would grant more than it says.
+    """
+    for each in (names.application_id, names.group_id, *names.topics, *names.read):
+        if each == "*" or not each.isprintable():
+            raise InvalidOptionError(
+                f"no least rights for the name {each!r}: in an ACL, '*' stands for every resource, and "
+                "control characters hide what a command does.",
+                fix="give the topic, the group or the application.id another name.",
+            )
+    for each in principals.values():
+        kind, separator, name = each.partition(":")
+        if not (kind and separator and name and each.isprintable()) or name == "*":
+            raise InvalidOptionError(
+                f"{each!r} is no principal; expected a type and a name such as User:sink, and not everybody.",
+                fix="use the name that the broker's log shows for the login.",
+            )
+    by_principal: dict[str, list[str]] = {}
+    for part, principal in principals.items():
+        by_principal.setdefault(principal, []).append(part)
+    return [Grant(who, each) for who, parts in by_principal.items() for each in needs(names, parts)]
+
+
+def script(found: Sequence[Grant], brokers: str | None) -> Iterator[str]:
+    """Yields a shell script that grants these rights with Kafka's own tool; optional ones are comments in it.
+
+    Args:
+        found: the grants.
+        brokers: addresses of the brokers; None = a variable of the shell.
+    """
+    server = '"$BROKERS"' if brokers is None else shlex.quote(brokers)
+    tool = f"kafka-acls.sh --bootstrap-server {server} --command-config admin.properties --add"
+    together: dict[tuple[str, str, str, str], list[Need]] = {}
+    for each in found:
+        key = (each.principal, each.need.kind, each.need.name, each.need.without)
+        together.setdefault(key, []).append(each.need)
+    for (principal, _, _, without), (first, *others) in together.items():
+        line = f"{tool} --allow-principal {shlex.quote(principal)} "
+        line += arguments(first, *(each.operation for each in others))
+        if without:
+            yield f"# optional, for {first.purpose}; without it: {without}".replace("`", "")
+        yield f"# {line}" if without else line
+
+
+def documented() -> str:
+    """Returns the table for docs/security.md; ``python -m`` with this module prints it."""
+    rows = ["| who | right | on | for |", "|---|---|---|---|"]
+    for each in TABLE:
+        last = f" Without it: {each.without}." if each.without else ""
+        on = RESOURCES[each.resource][1]
+        rows.append(f"| {each.part} | {title(each.operation)} | {on} | {each.purpose}.{last} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(documented(), end="")

@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of the border for foreign bytes: ``./dev fuzz MINUTES``."""

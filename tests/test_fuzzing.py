@@ -1,0 +1,83 @@
+"""Foreign bytes raise only the errors that `fuzzing.targets` allows: stored inputs, and new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from fuzzing import engine
+from fuzzing.targets import TARGETS, Target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CORPUS = Path(__file__).with_name("corpus")
+#: What reads JSON of other programs: these tests find errors there without the one function that parses it.
+_JSON = {"token", "token-record", "position", "offset-log", "manifest", "oauth", "jwt", "http-sink", "json"}
+_NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name in _JSON and find_spec("kafka_eos_source.runtime.json_input") is None,
+            reason="needs runtime.json_input",
+        ),
+    )
+    for name in TARGETS
+]
+
+
+def _stored() -> Iterator[tuple[str, Path]]:
+    for name in TARGETS:
+        for path in sorted((CORPUS / name).glob("*")):
+            yield name, path
+
+
+@pytest.mark.parametrize(("name", "path"), [*_stored()], ids=lambda each: getattr(each, "name", each))
+def test_what_was_found_stays_fixed(name: str, path: Path) -> None:
+    engine.run(TARGETS[name], path.read_bytes())
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_seeds_and_random_bytes_raise_only_what_is_allowed(name: str) -> None:
+    target = TARGETS[name]
+    for seed in target.seeds:
+        engine.run(target, seed)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.binary(max_size=200))
+    def check(data: bytes) -> None:
+        engine.run(target, data)
+
+    check()
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_mutated_seeds_raise_only_what_is_allowed(name: str) -> None:
+    target = TARGETS[name]
+    if target.seeds:
+        findings: list[str] = []
+
+        def found(data: bytes, error: engine.FindingError) -> None:
+            findings.append(f"{error}: {data[:200]!r}")
+
+        engine.search(target, 60, [], 1, found, most_runs=300)
+        assert findings == []
+
+
+def test_the_search_finds_what_is_not_allowed() -> None:
+    def run(data: bytes) -> None:
+        if b"\xff" in data:
+            raise RuntimeError(data)
+        raise ValueError
+
+    findings: list[bytes] = []
+    target = Target(run, (ValueError,), (b"ab",))
+    engine.search(target, 60, [], 2, lambda data, _: findings.append(data), most_runs=3000)
+    (found,) = findings  # each place once
+    with pytest.raises(engine.FindingError, match="RuntimeError"):
+        engine.run(target, found)
+
+
+def test_the_corpus_is_small() -> None:
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 200_000
