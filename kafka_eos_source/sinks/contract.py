@@ -68,8 +68,8 @@ from kafka_eos_source.sinks.options import SinkOption
 
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10
-#: A token has at most 4096 bytes, and a query 16 sinks.
-_MOST_DIGEST_CHARACTERS = 32
+#: What a digest consists of: hex digits, or Base64. A token has at most 4096 bytes, and a query 16 sinks.
+_DIGEST = re.compile(r"[A-Za-z0-9+/=_:.-]{0,32}")
 
 
 def cluster_hash(cluster_id: str) -> str:
@@ -136,7 +136,7 @@ class Ok:
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError(
-                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most 64 "
+                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most 32 "
                 "letters, digits and characters of '+/=_:.-', because the token in Kafka holds those of all "
                 "sinks"
             )
