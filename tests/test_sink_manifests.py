@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable, Mapping
