@@ -24,7 +24,7 @@ from kafka_eos_source.protocol.token import (
     number_of_shards,
 )
 from kafka_eos_source.protocol.writer_version import package_version
-from kafka_eos_source.sinks import Ok
+from kafka_eos_source.sinks.contract import Ok
 from kafka_eos_source.state.model import BatchContext
 
 NOW_MS = 1_800_000_000_000
@@ -111,29 +111,6 @@ def test_the_longest_legal_token_is_under_one_and_a_quarter_kilobytes() -> None:
         "a" * 249, "q" * 36, "r" * 36, 2**62, 2**62, "s" * 16, "e" * 16, 2**62, "t" * 249 + ":" + "d" * 16, 99
     )
     assert len(token.encode().encode()) < 1280
-
-
-def test_digests_of_the_most_sinks_fit_into_the_metadata_of_an_offset() -> None:
-    names = tuple(f"{number:x}".rjust(32, "s") for number in range(16))
-    longest = Ok("d" * 32).digest
-    with pytest.raises(ValueError, match="33 characters"):
-        Ok("d" * 33)
-    sinks = PreparedSinks("a" * 20, names, dict.fromkeys(names, longest))
-    token = Token(
-        "a" * 249,
-        "q" * 36,
-        "r" * 36,
-        2**62,
-        2**62,
-        "s" * 16,
-        "e" * 16,
-        2**62,
-        "t" * 249 + ":" + "d" * 16,
-        sinks=sinks,
-        shard=ShardProgress("a" * 32, 2**62, 2**62, {f"{n:020d}": 2**62 for n in range(20)}),
-    )
-    assert Token.decode(token.encode()) == token
-    assert len(token.encode().encode()) < 4096
 
 
 def test_the_newest_token_wins() -> None:

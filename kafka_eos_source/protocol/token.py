@@ -153,10 +153,7 @@ class Token:
     unproven_since: int = -1
 
     def encode(self) -> str:
-        """Returns compact JSON: up to 1 KB, 1 KB more with ``shard.counts`` and with 16 sinks each.
-
-        Brokers accept 4096 bytes.
-        """
+        """Returns compact JSON: mostly less than 1 KB, at most 4096 bytes, which is what brokers accept."""
         return json.dumps({**self.to_json(), BY: package_version()}, separators=(",", ":"))
 
     def to_json(self) -> dict[str, Any]:
@@ -224,7 +221,7 @@ class Token:
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 shards=int(found.get("shards", -1)),
                 in_read=bool(found.get("in_read", False)),
-                sinks=_sinks(found["sinks"], found.get("digests", [])) if "sinks" in found else None,
+                sinks=_sinks(found["sinks"], found.get("digests")) if "sinks" in found else None,
                 due=_due(*found["due"]) if "due" in found else None,
                 unproven_since=int(found.get("unproven", -1)),
             )
@@ -334,7 +331,11 @@ def _due(at_ms: object, clock_ms: object) -> Due:
     return Due(int(str(at_ms)), int(str(clock_ms)))
 
 
-def _sinks(found: list[str], digests: list[str]) -> PreparedSinks:
+def _sinks(found: list[str], digests: list[str] | None) -> PreparedSinks:
     sink_transaction_id, *names = map(str, found)
-    by_name = dict(zip(names, map(str, digests), strict=True)) if digests else {}
-    return PreparedSinks(sink_transaction_id, tuple(names), {n: each for n, each in by_name.items() if each})
+    if digests is None:
+        return PreparedSinks(sink_transaction_id, tuple(names))
+    if not isinstance(digests, list):
+        raise TypeError(f"digests {digests!r}")
+    by_name = {name: str(digest) for name, digest in zip(names, digests, strict=True) if digest}
+    return PreparedSinks(sink_transaction_id, tuple(names), by_name)

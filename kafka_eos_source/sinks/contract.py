@@ -69,7 +69,7 @@ from kafka_eos_source.sinks.options import SinkOption
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10
 #: What a digest consists of: hex digits, or Base64. A token has at most 4096 bytes, and a query 16 sinks.
-_DIGEST = re.compile(r"[A-Za-z0-9+/=_:.-]{0,32}")
+_DIGEST = re.compile(r"[A-Za-z0-9+/=_:.-]{0,64}")
 
 
 def cluster_hash(cluster_id: str) -> str:
