@@ -136,7 +136,7 @@ class Ok:
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError(
-                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most 32 "
+                f"the digest {self.digest[:100]!r} has {len(self.digest)} characters; expected at most 64 "
                 "letters, digits and characters of '+/=_:.-', because the token in Kafka holds those of all "
                 "sinks"
             )
