@@ -305,7 +305,7 @@ def test_schemas_that_do_not_match(writer: Any, reader: Any, message: str) -> No
         ("7", "7 is not a type"),
         ('{"type": "record", "name": "R", "aliases": 5, "fields": []}', "'R' has aliases 5: expected a list"),
         ('{"type": "record", "name": "R", "namespace": 7, "fields": []}', "'R' has namespace 7"),
-        ("[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("[" * 5000 + "]" * 5000, "nested more than 254 levels deep"),
     ],
 )
 def test_schemas_that_are_not_valid(text: str, message: str) -> None:

@@ -217,10 +217,10 @@ ATTACKS: dict[str, tuple[Callable[[], Schema], str | None]] = {
     ),
     "avro: 150 records in each other": (lambda: avro(("d", nested(150))), "nested"),
     "avro: 2,000 records in each other by name": (lambda: avro(*chain(2000)), "nested"),
-    "avro: 100,000 brackets": (lambda: Schema("AVRO", "[" * 100_000), "nested too deeply"),
+    "avro: 100,000 brackets": (lambda: Schema("AVRO", "[" * 100_000), "nested more than 254 levels deep"),
     "avro: types of types": (
         lambda: Schema("AVRO", '{"type":' * 5000 + '"int"' + "}" * 5000),
-        "nested too deeply",
+        "nested more than 254 levels deep",
     ),
     "avro: arrays of arrays": (
         lambda: Schema("AVRO", '{"type":"array","items":' * 90 + '"int"' + "}" * 90),
