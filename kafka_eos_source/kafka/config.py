@@ -18,12 +18,6 @@ from kafka_eos_source.kafka import login_options, tls
 from kafka_eos_source.kafka.properties import PROPERTIES, Fate, canonical, refused, unknown
 from kafka_eos_source.kafka.secrets import is_secret, shown
 
-#: The option of a source that becomes a property of its consumers: the most memory that the records of one
-#: compressed batch may need. Beyond the largest value, the offsets of Arrow's columns could become too small.
-#: Brokers accept batches of 1 MiB unless they are set up for more, and data rarely compresses to a fiftieth.
-MOST_DECOMPRESSED = "max.decompressed.batch.bytes"
-MOST_DECOMPRESSED_BYTES, LARGEST_MOST_DECOMPRESSED_BYTES = 256 << 20, 1 << 30
-
 __all__ = [
     "admin_config",
     "check_consumer",

@@ -29,6 +29,7 @@ from kafka_eos_source.options.option import (
     STREAM_WRITE,
 )
 from kafka_eos_source.options.table import ISOLATION_LEVELS
+from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED
 from kafka_eos_source.sinks import naming, registry
 
 __all__ = [
@@ -84,7 +85,7 @@ def parse_read(
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
         skip_damaged=_skip_damaged(found["skipDamagedRecords"], subscription),
-        most_decompressed_bytes=found[config.MOST_DECOMPRESSED],
+        most_decompressed_bytes=found[MOST_DECOMPRESSED],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
         step_in_read=_step_in_read(found),

@@ -8,11 +8,6 @@ is looked up here by its name, and a second module would only add the question w
 from __future__ import annotations
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.kafka.config import (
-    LARGEST_MOST_DECOMPRESSED_BYTES,
-    MOST_DECOMPRESSED,
-    MOST_DECOMPRESSED_BYTES,
-)
 from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
@@ -25,6 +20,11 @@ from kafka_eos_source.options.option import (
     Option,
 )
 from kafka_eos_source.options.state_table import OPTIONS_OF_STATE
+from kafka_eos_source.protocol.record_batch import (
+    LARGEST_MOST_DECOMPRESSED_BYTES,
+    MOST_DECOMPRESSED,
+    MOST_DECOMPRESSED_BYTES,
+)
 from kafka_eos_source.sinks.registry import sink_names
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 #: Bytes before the first record.
 HEADER_BYTES = 61
+#: The option of a source that becomes a property of its consumers: the most memory that the records of one
+#: compressed batch may need. Beyond the largest value, the offsets of Arrow's columns could become too small.
+#: Brokers accept batches of 1 MiB unless they are set up for more, and data rarely compresses to a fiftieth.
+MOST_DECOMPRESSED = "max.decompressed.batch.bytes"
+MOST_DECOMPRESSED_BYTES, LARGEST_MOST_DECOMPRESSED_BYTES = 256 << 20, 1 << 30
 
 _RECORDS = slice(57, 61)
 

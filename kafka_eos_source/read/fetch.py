@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.config import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.protocol.record_batch import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.runtime.deadline import Deadline

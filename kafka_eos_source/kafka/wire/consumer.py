@@ -18,7 +18,6 @@ from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
-from kafka_eos_source.kafka.config import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
@@ -36,6 +35,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
 from kafka_eos_source.kafka.wire.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.wire.partitions import FetchSizes, LeaderLookup, Partition
 from kafka_eos_source.model import Epochs, TopicPartition
+from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
