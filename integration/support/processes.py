@@ -60,16 +60,21 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def kill_marked(mark: str, value: str, seconds: float = 30.0) -> None:
-    """Sends SIGKILL repeatedly until no marked process is left, to catch those forked in the meantime."""
+    """Sends SIGKILL repeatedly until no marked process is left, to catch those forked in the meantime.
+
+    A process that is ending has lost its environment, and so its mark, a moment before it is gone.
+    """
+    killed: set[psutil.Process] = set()
 
     def none_left() -> bool:
         found = marked(mark, value)
+        killed.update(found)
         for process in found:
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
-        return not found
+        return not any(is_alive(each) for each in killed)
 
     await_condition(none_left, seconds, f"no process is left of {mark}={value}")
 
