@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 CORPUS = Path(__file__).with_name("corpus")
-#: What reads JSON of other programs: these tests find errors there without the one function that parses it.
-_JSON = {"token", "token-record", "position", "offset-log", "manifest", "oauth", "jwt", "http-sink", "json"}
-_NAMES = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            name in _JSON and find_spec("kafka_eos_source.runtime.json_input") is None,
-            reason="needs runtime.json_input",
-        ),
-    )
-    for name in TARGETS
-]
 
 
 def _stored() -> Iterator[tuple[str, Path]]:
@@ -38,7 +25,7 @@ def test_what_was_found_stays_fixed(name: str, path: Path) -> None:
     engine.run(TARGETS[name], path.read_bytes())
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_random_bytes_raise_only_what_is_allowed(name: str) -> None:
     target = TARGETS[name]
     for seed in target.seeds:
@@ -52,7 +39,7 @@ def test_seeds_and_random_bytes_raise_only_what_is_allowed(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_mutated_seeds_raise_only_what_is_allowed(name: str) -> None:
     target = TARGETS[name]
     if target.seeds:

@@ -10,6 +10,9 @@ import click
 from kafka_eos_source.operate.rights import BATCH, COMMANDS
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
+    DEAD_LETTER_TOPIC,
+    SOURCE_TOPICS,
+    TOKEN_TOPIC,
     deadline_of,
     open_reader,
     target_of,
@@ -26,13 +29,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="URI", help="The same as the argument CHECKPOINT.")
 @click.option("--application-id", metavar="ID", help="The query's option application.id.")
 @click.option("--group-id", metavar="ID", help="The query's option kafka.group.id.")
-@click.option(
-    "--source-topic",
-    "source_topics",
-    metavar="TOPIC",
-    multiple=True,
-    help="A topic that the query reads, if its checkpoint does not exist yet; may be repeated.",
-)
+@SOURCE_TOPICS
 @click.option(
     "--other-cluster", is_flag=True, help="The query reads another cluster than the one to which it writes."
 )
@@ -40,8 +37,8 @@ if TYPE_CHECKING:
     "--topic", "topics", metavar="TOPIC", multiple=True, help="A topic that it writes; may be repeated."
 )
 @click.option("--anchor-topic", metavar="TOPIC", help="The sink's option anchor.topic.")
-@click.option("--token-topic", metavar="TOPIC", help="The sink's option token.topic.")
-@click.option("--dead-letter-topic", metavar="TOPIC", help="The sink's option deadLetter.topic.")
+@TOKEN_TOPIC
+@DEAD_LETTER_TOPIC
 @click.option(
     "--store",
     "stores",

@@ -8,7 +8,10 @@ import click
 
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
+    DEAD_LETTER_TOPIC,
     REGISTRY,
+    SOURCE_TOPICS,
+    TOKEN_TOPIC,
     deadline_of,
     parse_pairs,
     registry_of,
@@ -32,15 +35,9 @@ _INDENT = " " * 18
 )
 @click.option("--source-cluster", metavar="WHICH", help="The sink's option source.cluster.")
 @click.option("--staging", metavar="URI", help="The sink's option staging.location.")
-@click.option("--token-topic", metavar="TOPIC", help="The sink's option token.topic.")
-@click.option("--dead-letter-topic", metavar="TOPIC", help="The sink's option deadLetter.topic.")
-@click.option(
-    "--source-topic",
-    "source_topics",
-    metavar="TOPIC",
-    multiple=True,
-    help="A topic that the query reads, if its checkpoint does not exist yet; may be repeated.",
-)
+@TOKEN_TOPIC
+@DEAD_LETTER_TOPIC
+@SOURCE_TOPICS
 @click.option(
     "--principal",
     type=click.Choice(["query", "source", "sink", "operator"]),

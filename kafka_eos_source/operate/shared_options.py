@@ -21,6 +21,19 @@ _DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What `acls` and `doctor` are told about a query.
+SOURCE_TOPICS = click.option(
+    "--source-topic",
+    "source_topics",
+    metavar="TOPIC",
+    multiple=True,
+    help="A topic that the query reads, if its checkpoint does not exist yet; may be repeated.",
+)
+TOKEN_TOPIC = click.option("--token-topic", metavar="TOPIC", help="The sink's option token.topic.")
+DEAD_LETTER_TOPIC = click.option(
+    "--dead-letter-topic", metavar="TOPIC", help="The sink's option deadLetter.topic."
+)
+
 CONNECTION = (
     click.option(
         "--bootstrap-servers",

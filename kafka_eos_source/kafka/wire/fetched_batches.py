@@ -540,7 +540,7 @@ class Arrived:
         #: The node, the number of its answer, and the batches.
         self._fetched: deque[tuple[int, int, FetchedBatches]] = deque()
         self._of_partition: Counter[TopicPartition] = Counter()
-        #: Decodes the first so many of `_fetched`; None = nothing of them was decoded.
+        #: Decodes the first `_in_parts` entries of `_fetched`; None = none of them is being decoded.
         self._parts: Iterator[Part] | None = None
         self._in_parts = 0
 
