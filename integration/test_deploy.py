@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from doc_pages import ROOT, blocks
 
 from integration.support.kafka import produce, read_back
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded.cluster import free_ports
+from tests.support.doc_pages import ROOT, blocks
 
 VALUES = [f"{number:03d}" for number in range(100)]
 SECONDS = 240.0

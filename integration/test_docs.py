@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from doc_pages import PAGES, Block, blocks
 from pyspark.sql import SparkSession
 
 from integration.support import broker
 from integration.support.doc_world import World, fill
 from integration.support.kafka import Admin
 from kafka_eos_source.embedded import EmbeddedKafka
+from tests.support.doc_pages import PAGES, Block, blocks
 
 #: Pages that continue with what the blocks of another page left; they run together.
 CONTINUES = {"reading-state": "state"}

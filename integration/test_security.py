@@ -494,7 +494,7 @@ def test_without_each_right_of_the_table_a_command_fails_and_names_it(complete: 
 def test_forged_offsets_that_contradict_the_checkpoint_stop_the_query_until_they_are_corrected(
     query: Query,
 ) -> None:
-    """Those that look like the query's are believed (docs/security.md, tests/test_commit_verdict.py)."""
+    """Those that look like the query's are believed (docs/security.md, tests/commit/test_verdict.py)."""
     query.allow(*LEAST)
     query.run()
     group, out, read = query.names["group"], query.names["out"], (query.names["in"], 0)

@@ -1,6 +1,6 @@
 """A processor gives the same results as in Spark's own `transformWithState`, batch by batch.
 
-This covers what Spark's `TwsTester` cannot (see `tests/test_state_processor_parity.py`): watermarks, late
+This covers what Spark's `TwsTester` cannot (see `tests/state/processor/test_parity.py`): watermarks, late
 rows, timers in the past, and times to live.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-
-import scripted_processor
-from processor_shard import Shard
-from scripted_processor import INPUT, OUTPUT, Scripted, ops, scripted
+from tests.state.processor import scripted_processor
+from tests.state.processor.processor_shard import Shard
+from tests.state.processor.scripted_processor import INPUT, OUTPUT, Scripted, ops, scripted
 
 pytest.importorskip(
     "google.protobuf", reason="Spark's Python workers talk to their state server with protobuf"

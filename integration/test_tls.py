@@ -18,8 +18,8 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.test_kafka_tls import PASSWORD, WAYS, identities
-from tests.tls_server import Authority, Pair
+from tests.kafka.test_tls import PASSWORD, WAYS, identities
+from tests.support.tls_server import Authority, Pair
 
 
 class Secured:

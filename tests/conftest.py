@@ -6,6 +6,7 @@ from hypothesis import settings
 from kafka_eos_source.kafka import login
 from kafka_eos_source.observe import journal
 from kafka_eos_source.stage import sealing
+from tests import ROOT
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -13,22 +14,22 @@ settings.load_profile("untimed")
 
 #: Files that take longest. They come first, so that no slow file is left for the end.
 _SLOW_FILES = (
-    "test_chain_limits.py",
-    "test_chain_model.py",
-    "test_commit_errors.py",
-    "test_command_line.py",
-    "test_wire_faults.py",
-    "test_wire_records.py",
-    "test_commit_outcome.py",
-    "test_wire_consumer.py",
-    "test_kernel_read.py",
+    "tests/chain/test_limits.py",
+    "tests/chain/test_model.py",
+    "tests/commit/test_errors.py",
+    "tests/operate/test_command_line.py",
+    "tests/kafka/test_faults.py",
+    "tests/kafka/test_records.py",
+    "tests/commit/test_outcome.py",
+    "tests/kafka/test_consumer.py",
+    "tests/native/test_kernel_read.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs slow files first. With ``--no-loadscope-reorder``, xdist keeps this order."""
     place = {name: number for number, name in enumerate(_SLOW_FILES)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable
+    items.sort(key=lambda item: place.get(item.path.relative_to(ROOT).as_posix(), len(place)))  # stable
 
 
 @pytest.fixture(autouse=True)

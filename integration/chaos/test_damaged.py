@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from fetched_log import GZIP, LZ4, SNAPPY, XERIAL, ZSTD, Record, compressed, encoded_record, sealed
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -39,6 +38,17 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.option_values import offset_lists
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+from tests.support.fetched_log import (
+    GZIP,
+    LZ4,
+    SNAPPY,
+    XERIAL,
+    ZSTD,
+    Record,
+    compressed,
+    encoded_record,
+    sealed,
+)
 
 BATCHES, PER_BATCH = 12, 4
 RECORDS_SENT = BATCHES * PER_BATCH

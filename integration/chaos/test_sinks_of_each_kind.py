@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from http_service import HttpService
-from http_service import running as running_service
 
 from integration.chaos.everywhere import pairs
 from integration.chaos.scenario import Scenario
 from integration.support import s3_server
 from integration.support.s3_server import CREDENTIALS, S3Server
+from tests.support.http_service import HttpService
+from tests.support.http_service import running as running_service
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg_catalog = pytest.importorskip("pyiceberg.catalog")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,9 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from benchmarks.avro import spark_avro
 from integration.support.session import builder, end
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from avro_model import encode, schema_of, schemas, values
+from tests.registry.avro_model import encode, schema_of, schemas, values
 
 
 def main(count: int) -> None:

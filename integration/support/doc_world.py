@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from doc_pages import ROOT, Block
-from http_service import running
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.demo import flights as data
+from tests.support.doc_pages import ROOT, Block
+from tests.support.http_service import running
 
 FLIGHTS = 300
 TOPICS = (

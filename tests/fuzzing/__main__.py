@@ -19,7 +19,8 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 CORPUS = ROOT / "tests" / "corpus"
 #: The target of `kernel.c`, which is no Python function.
 KERNEL = "kernel.c"
@@ -42,11 +43,13 @@ def main(minutes: float, names: tuple[str, ...], keep: Path | None, own: bool, c
         return
     clang = os.environ.get("CLANG") or shutil.which("clang")
     if not names:
-        from fuzzing.targets import TARGETS
+        from tests.fuzzing.targets import TARGETS
 
         names = (*TARGETS, *([KERNEL] if clang else ()))
         if not clang:
-            click.echo("no clang: the C code runs without libFuzzer; tests/sanitized.py still watches it")
+            click.echo(
+                "no clang: the C code runs without libFuzzer; tests/support/sanitized.py still watches it"
+            )
     each = minutes / len(names)
     broken = [name for name in names if not _run(name, each, folder, clang, own=own)]
     found = sorted(path for path in (folder / "findings").rglob("*") if path.is_file())
@@ -67,7 +70,16 @@ def _run(name: str, minutes: float, folder: Path, clang: str | None, *, own: boo
         subprocess.run([clang or "clang", *flags, "-I", str(ROOT), source, "-o", str(program)], check=True)
         command = [str(program), *_libfuzzer(name, minutes * 60, folder)]
     else:
-        command = [sys.executable, "-m", "fuzzing", str(minutes), "--child", name, "--keep", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzzing",
+            str(minutes),
+            "--child",
+            name,
+            "--keep",
+            str(folder),
+        ]
         command += ["--own"] * own
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -101,8 +113,8 @@ def _child(name: str, seconds: float, folder: Path, *, own: bool) -> None:
         import atheris
 
         with atheris.instrument_imports(include=["kafka_eos_source", "kafka"]):
-            from fuzzing import engine
-            from fuzzing.targets import TARGETS
+            from tests.fuzzing import engine
+            from tests.fuzzing.targets import TARGETS
 
         target = TARGETS[name]
         for seed in target.seeds:
@@ -110,8 +122,8 @@ def _child(name: str, seconds: float, folder: Path, *, own: bool) -> None:
         atheris.Setup([name, *_libfuzzer(name, seconds, folder)], lambda data: engine.run(target, data))
         atheris.Fuzz()
         return
-    from fuzzing import engine
-    from fuzzing.targets import TARGETS
+    from tests.fuzzing import engine
+    from tests.fuzzing.targets import TARGETS
 
     def found(data: bytes, error: engine.FindingError) -> None:
         (folder / "findings" / name / engine.name_of(data)).write_bytes(data)

@@ -10,13 +10,12 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fuzzing.targets import Target
+from tests import ROOT
+from tests.fuzzing.targets import Target
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = str(ROOT / "kafka_eos_source")
 #: More than any input may take: a finding as well.
 SLOW_SECONDS = 10.0

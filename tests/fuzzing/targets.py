@@ -1,6 +1,6 @@
 """The border for foreign bytes as one table: what reads them, and which errors it may raise.
 
-`tests/test_fuzzing.py` replays the corpus of each target, and ``./dev fuzz`` searches for new inputs. An
+`tests/fuzzing/test_fuzzing.py` replays the corpus of each target; ``./dev fuzz`` searches for new inputs. An
 error that the table does not allow is a finding.
 """
 
@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
-import fetched_log as log
 import kafka.protocol.admin
 import kafka.protocol.consumer
 import kafka.protocol.metadata
@@ -27,6 +26,7 @@ import pyarrow as pa
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.api_message import ApiMessage
 
+import tests.support.fetched_log as log
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.login import LoginRefusedError

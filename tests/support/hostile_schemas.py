@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.registry import catalog, decoding, formats
 from kafka_eos_source.registry.codec import Converted, Reference, Schema, SchemaFormat
 from kafka_eos_source.registry.framing import frame_prefix
-from tests import avro_model
+from tests.registry import avro_model
 
 READERS: dict[str, Schema] = {
     "AVRO": Schema(

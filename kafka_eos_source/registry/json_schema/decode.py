@@ -178,7 +178,7 @@ class JsonDecoder:
     ) -> pa.Array:
         for at, row in enumerate(rows.tolist()):
             payload, value = payloads[at].as_py(), None
-            # Whatever the bytes are, nothing else is raised here; tests/test_registry_foreign.py tries.
+            # Whatever the bytes are, nothing else is raised here; tests/registry/test_foreign.py tries.
             try:
                 document = parse_json_fast(payload)
                 if self._has_text:  # with numbers as they are written

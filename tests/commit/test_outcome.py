@@ -1,0 +1,176 @@
+"""T20: the answer to a commit is wrong or lost, with the real producer on a simulated cluster.
+
+Whatever the broker answered, the product aborts nothing. A new producer reads the token, and the batch is in
+Kafka once, whether the first commit took effect or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
+from tests.commit.wire_commit import (
+    RecordingClients,
+    cluster,
+    commit,
+    far_off,
+    shorten,
+    values,
+    visible_values_and_token,
+)
+from tests.support.simulated_kafka import Fault, SimulatedKafka
+
+ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
+#: Errors of EndTxn for which nothing but the token tells the outcome.
+COMMIT_ERRORS = [
+    "UNKNOWN",
+    "INVALID_TXN_STATE",
+    "PRODUCER_FENCED",
+    "INVALID_PRODUCER_ID_MAPPING",
+]
+QUICK = {"socket_timeout_ms": "1000"}
+
+
+@pytest.fixture
+def simulated() -> Iterator[SimulatedKafka]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.mark.parametrize("error", COMMIT_ERRORS)
+def test_t20_a_failed_commit_that_had_no_effect_is_repeated(simulated: SimulatedKafka, error: str) -> None:
+    """The token is not in Kafka, so the product writes the batch again."""
+    kafka, session = RecordingClients(simulated), ProducerSession()
+    kafka.faults["EndTxn"] = [Fault("error", getattr(KafkaError, error))]
+    assert commit(kafka, session) == Result(Step.COMMITTED, 2)
+    assert kafka.calls == ONCE + ONCE
+    assert simulated.received["EndTxn"] == 2, "something else ended a transaction"
+    visible, token = visible_values_and_token(kafka)
+    assert visible == sorted(values())
+    assert token is not None
+    assert token.transaction_number == 2
+    session.drop()
+
+
+@pytest.mark.parametrize("error", COMMIT_ERRORS)
+def test_t20_a_failed_commit_that_took_effect_is_skipped_after_reading_the_token(
+    simulated: SimulatedKafka, error: str
+) -> None:
+    """The commit took effect, but its answer was lost; the error answers the second request."""
+    kafka, session = RecordingClients(simulated, **QUICK), ProducerSession()
+    kafka.faults["EndTxn"] = [Fault("silent"), Fault("error", getattr(KafkaError, error))]
+    assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
+    assert kafka.calls == [*ONCE, "init", "token"]
+    assert simulated.received["EndTxn"] == 2
+    visible, token = visible_values_and_token(kafka)
+    assert visible == sorted(values())
+    assert token is not None
+    assert token.transaction_number == 1
+    session.drop()
+
+
+def test_t20_a_commit_that_is_never_answered_is_unknown_and_the_replay_skips_the_batch(
+    simulated: SimulatedKafka,
+) -> None:
+    """The deadline passes: the product claims and aborts nothing, and Spark's replay reads the token."""
+    kafka, session, deadline = RecordingClients(simulated, **QUICK), ProducerSession(), far_off()
+    kafka.faults["EndTxn"] = [Fault("silent")] * 5
+    kafka.before["commit"] = lambda: shorten(deadline, 1)
+    with pytest.raises(OutcomeUnknownError):
+        commit(kafka, session, deadline=deadline)
+    assert kafka.calls == ONCE
+    assert session.producer is None
+    assert commit(kafka, ProducerSession()) == Result(Step.SKIPPED, 0)
+    assert visible_values_and_token(kafka)[0] == sorted(values())
+
+
+def test_t20_a_commit_that_never_arrives_is_unknown_and_the_replay_writes_the_batch(
+    simulated: SimulatedKafka,
+) -> None:
+    """The driver sees the same as with a lost answer, but the commit had no effect."""
+    kafka, session, deadline = RecordingClients(simulated, **QUICK), ProducerSession(), far_off()
+
+    def stop_the_broker() -> None:
+        simulated.hung = {1}
+        shorten(deadline, 1)
+
+    kafka.before["commit"] = stop_the_broker
+    with pytest.raises(OutcomeUnknownError):
+        commit(kafka, session, deadline=deadline)
+    assert kafka.calls == ONCE
+    assert session.producer is None
+    simulated.hung = set()
+    replay = ProducerSession()
+    assert commit(kafka, replay) == Result(Step.COMMITTED, 1)
+    assert visible_values_and_token(kafka)[0] == sorted(values())
+    replay.drop()
+
+
+def test_a_producer_whose_commit_was_answered_at_once_is_reused(simulated: SimulatedKafka) -> None:
+    """Only one InitProducerId request reaches the broker: the answers to EndTxn have the next epochs."""
+    kafka, session = RecordingClients(simulated), ProducerSession()
+    for batch_id in range(3):
+        commit(kafka, session, batch_id)
+    assert kafka.calls == ONCE + 2 * ["begin", "flush", "offsets", "commit"]
+    assert simulated.received["InitProducerId"] == 1
+    assert visible_values_and_token(kafka)[0] == sorted(values(0) + values(1) + values(2))
+    session.drop()
+
+
+def test_t18_after_a_commit_that_was_answered_at_the_second_try_comes_another_epoch(
+    simulated: SimulatedKafka,
+) -> None:
+    """The first request took effect; a late copy of it cannot end the next transaction."""
+    kafka, session = RecordingClients(simulated, **QUICK), ProducerSession()
+    kafka.faults["EndTxn"] = [Fault("silent")]
+    before = simulated.epoch
+    assert commit(kafka, session, 0) == Result(Step.COMMITTED, 1)
+    assert simulated.received["EndTxn"] == 2
+    assert simulated.epoch == before + 2, "of InitProducerId and of EndTxn"
+    assert commit(kafka, session, 1) == Result(Step.COMMITTED, 1)
+    assert simulated.epoch == before + 3
+    assert kafka.calls == [*ONCE, "begin", "flush", "offsets", "commit"]
+    assert visible_values_and_token(kafka)[0] == sorted(values(0) + values(1))
+    session.drop()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("call", ["token", "begin", "flush", "offsets", "commit"])
+def test_t30_t31_coordinators_and_leaders_that_move_are_followed_within_the_transaction(
+    version: Literal[1, 2], call: str
+) -> None:
+    """T30 and T31 without killing brokers."""
+    with cluster(3, version) as simulated:
+        kafka, session = RecordingClients(simulated), ProducerSession()
+        kafka.before[call] = simulated.move
+        assert commit(kafka, session) == Result(Step.COMMITTED, 1)
+        assert kafka.calls == ONCE
+        assert visible_values_and_token(kafka)[0] == sorted(values())
+        session.drop()
+
+
+@pytest.mark.parametrize("call", ["token", "begin", "offsets"])
+def test_t29_brokers_that_stay_away_fail_the_batch_at_its_deadline(call: str) -> None:
+    """The batch waits for a broker until its deadline, and no longer."""
+    with cluster() as simulated:
+        kafka, deadline = RecordingClients(simulated, **QUICK), far_off()
+
+        def stop_the_broker() -> None:
+            simulated.hung = {1}
+            shorten(deadline, 1)
+
+        kafka.before[call] = stop_the_broker
+        with pytest.raises(UnavailableError, match="no answer from Kafka"):
+            commit(kafka, ProducerSession(), deadline=deadline)
+        simulated.hung = set()
+        replay = ProducerSession()
+        assert commit(kafka, replay).step is Step.COMMITTED
+        assert visible_values_and_token(kafka)[0] == sorted(values())
+        replay.drop()

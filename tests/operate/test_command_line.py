@@ -1,0 +1,229 @@
+"""All commands of ``kafka-eos``: exit codes, --json, completion, and what the documentation says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kafka_eos_source.cli import main
+from kafka_eos_source.operate import completion, json_shape, json_shapes
+from kafka_eos_source.operate.exit_codes import ExitCode, table
+from kafka_eos_source.operate.json_shape import Optional, OrNull
+from tests import ROOT
+
+DOCS = ROOT / "docs"
+#: A port on which nobody listens.
+NOBODY = ("--bootstrap-servers", "127.0.0.1:1", "--timeout", "300ms")
+ID = "app-0123456789ab-files-1-0123456789abcdef0123"
+APP = ("--application-id", "app")
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yields the path of each command that does something, such as ``("state", "ls")``."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+COMMANDS = sorted(" ".join(each) for each in leaves(main))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    sink = tmp_path / "sink.properties"
+    sink.write_text(
+        "kafka.bootstrap.servers=127.0.0.1:1\ntopic=out\napplication.id=app\n"
+        f"sinks=files\nsink.files.type=filesystem\nsink.files.path={tmp_path}/out\n"
+    )
+    return {"options": str(sink), "folder": str(tmp_path), "file": str(sink / "below a file")}
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+#: For each command, arguments with which it fails, because no broker answers or a file is missing.
+_FAILING: dict[str, tuple[str, ...]] = {
+    "acls": (*APP,),
+    "adopt": (*APP,),
+    "broker": ("--port", "0", "--dir", "{file}"),
+    "dead-letters list": ("t", *NOBODY),
+    "dead-letters replay": ("t", *NOBODY),
+    "demo": ("--bootstrap", "127.0.0.1:1", "--events", "10"),
+    "fence": (*APP, *NOBODY, "--yes"),
+    "flights": ("--bootstrap-servers", "127.0.0.1:1", "--records", "1"),
+    "inspect": (),
+    "lag": ("--group", "g", *NOBODY),
+    "metrics": ("--port", "0", "--host", "203.0.113.1"),  # a documentation address: nobody has it
+    "produce": ("t", "{options}", *NOBODY),
+    "sinks abort": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),
+    "sinks commit": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),
+    "sinks list": ("--options", "{options}", "--timeout", "300ms"),
+    "state get": ("--store", "s", *APP, *NOBODY),
+    "state ls": (*APP, *NOBODY),
+    "state rescale": ("--store", "s", "--shards", "2", *APP, *NOBODY),
+    "state lower-time": ("--store", "s", *APP, *NOBODY),
+    "state restore": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
+    "state verify": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
+    "sweep": (),
+    "tail": ("t", *NOBODY),
+    "token-topic create": ("--topic", "t", *NOBODY),
+    "token-topic describe": ("--topic", "t", *NOBODY),
+    "token-topic forget": ("--topic", "t", *APP, *NOBODY),
+    "token-topic restore": ("--topic", "t", *APP, *NOBODY),
+    "token-topic show": ("--topic", "t", *NOBODY),
+    "top": ("--application-id", "a query that nobody ran here"),
+    "topics create": ("t", *NOBODY),
+    "topics describe": ("t", *NOBODY),
+    "topics list": NOBODY,
+}
+#: Commands that fail only by their command line, or report a failure as a finding.
+_NEVER_FAIL = {"completion", "doctor"}
+
+
+def test_each_command_is_covered() -> None:
+    assert set(COMMANDS) == set(_FAILING) | _NEVER_FAIL
+    assert set(COMMANDS) == set(json_shapes.SHAPES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_prints_json_and_ends_with_2_for_an_unknown_option(command: str) -> None:
+    code, shown, _ = run(*command.split(), "--help")
+    assert code == ExitCode.DONE
+    assert "--json" in shown
+    assert run(*command.split(), "--no-such-option")[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("command", sorted(_FAILING))
+def test_each_command_that_fails_ends_with_1_and_says_why(
+    command: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kafka_eos_source.demo import __main__ as demo
+    from kafka_eos_source.kafka import playground
+
+    monkeypatch.setattr(playground, "_SECONDS", 0.3)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    arguments = [*command.split(), *(each.format(**files) for each in _FAILING[command])]
+    if command in ("sinks abort", "sinks commit"):
+        arguments += ["--timeout", "300ms"]
+    code, shown, errors = run(*arguments)
+    assert code == ExitCode.FAILED, shown + errors
+    assert "[KAFKA_EOS." in errors
+    code, shown, _ = run(*arguments, "--json")
+    assert code == ExitCode.FAILED
+    said = json.loads(shown)
+    assert list(json_shape.mismatches(json_shapes.ERROR, said)) == []
+    assert f"[{said['error']['condition']}] {said['error']['message'][:40]}" in errors
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("adopt", (*APP, *NOBODY)),
+        ("doctor", ("--check", "brokers", *NOBODY)),
+        ("fence", (*APP, *NOBODY)),
+        ("inspect", (*APP, *NOBODY)),
+    ],
+)
+def test_commands_that_report_brokers_as_a_finding_end_with_3(
+    command: str, arguments: tuple[str, ...]
+) -> None:
+    code, shown, _ = run(command, *arguments, "--json")
+    assert code == ExitCode.NEEDS_A_PERSON
+    assert list(json_shape.mismatches(json_shapes.SHAPES[command], json.loads(shown))) == []
+
+
+def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None:
+    shape = {
+        "a": "text",
+        "b": OrNull([{"c": "number"}], "never"),
+        "d": Optional("text"),
+        "e": {"*": {"f": "x"}},
+    }
+    good = {"a": 1, "b": [{"c": 2}], "e": {"anything": {"f": 1}}}
+    assert list(json_shape.mismatches(shape, good)) == []
+    assert list(json_shape.mismatches(shape, {**good, "b": None, "d": "x"})) == []
+    for bad, said in (
+        ({**good, "z": 1}, "$.z is not documented"),
+        ({"a": 1, "b": None}, "$.e is missing"),
+        ({**good, "b": [{"c": []}]}, "$.b[0].c: [] is not a simple value"),
+        ({**good, "b": {"c": 1}}, "$.b: {'c': 1} is not an array"),
+        ({**good, "e": {"anything": {}}}, "$.e.anything.f is missing"),
+        ([], "$: [] is not an object"),
+    ):
+        assert list(json_shape.mismatches(shape, bad)) == [said]
+
+
+def test_the_documentation_has_the_exit_codes_and_the_json_of_this_version() -> None:
+    assert table() in (DOCS / "command-line.md").read_text(encoding="utf-8")
+    written = (DOCS / "cli-json.md").read_text(encoding="utf-8")
+    assert written == json_shapes.documentation(), "run python -m kafka_eos_source.operate.json_shapes"
+
+
+# -- completion
+
+
+@pytest.mark.parametrize("shell", sorted(completion.INSTALL))
+def test_each_shell_has_a_script(shell: str) -> None:
+    code, script, _ = run("completion", shell)
+    assert code == ExitCode.DONE
+    assert f"_KAFKA_EOS_COMPLETE={shell}_complete" in script
+    printed = json.loads(run("completion", shell, "--json")[1])
+    assert list(json_shape.mismatches(json_shapes.SHAPES["completion"], printed)) == []
+    assert printed["script"] + "\n" == script
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("sta", ["state"]),
+        ("state res", ["rescale", "restore"]),
+        ("token-topic create --min", ["--min-insync-replicas"]),
+        ("completion ", ["bash", "fish", "zsh"]),
+        ("flights --rec", ["--records"]),
+        ("produce --format ", ["json", "lines"]),
+    ],
+)
+def test_bash_completes_commands_options_and_values(typed: str, found: list[str], tmp_path: Path) -> None:
+    """bash itself runs the script and asks the program, as it does when a person presses Tab."""
+    bash = shutil.which("bash")
+    assert bash is not None, "bash is not installed"
+    program = tmp_path / "kafka-eos"
+    # as pip writes it
+    program.write_text(f"#!{sys.executable}\nfrom kafka_eos_source.cli import main\nmain()\n")
+    program.chmod(0o755)
+    words = ["kafka-eos", *typed.split(" ")]
+    lines = [
+        'eval "$(kafka-eos completion bash)"',
+        "complete -p kafka-eos >/dev/null || exit 9",
+        f"COMP_WORDS=({' '.join(map(shlex.quote, words))})",
+        f"COMP_CWORD={len(words) - 1}",
+        f"COMP_LINE={shlex.quote('kafka-eos ' + typed)} COMP_POINT=${{#COMP_LINE}}",
+        "_kafka_eos_completion kafka-eos",
+        'printf "%s\\n" "${COMPREPLY[@]}"',
+    ]
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [bash, "--norc", "--noprofile", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == found

@@ -1,0 +1,45 @@
+"""Decodes damaged Protobuf messages and encodes the values again, with a given build of native/protobuf.c.
+
+Usage: python tests/registry/fuzz_protobuf.py LIBRARY FIRST_SEED SEEDS
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+
+import pyarrow as pa
+
+from kafka_eos_source.registry.protobuf.decode import MessageDecoder
+from kafka_eos_source.registry.protobuf.encode import MessageEncoder
+from kafka_eos_source.registry.protobuf.kernel import ProtobufKernel
+from kafka_eos_source.registry.protobuf.tree import build_tree
+from tests.registry.protobuf_messages import Types
+
+
+def main(path: str, first: str, seeds: str) -> None:
+    library = ProtobufKernel(ctypes.CDLL(path))
+    errors = 0
+    for seed in range(int(first), int(first) + int(seeds)):
+        types = Types(seed, ("proto2", "proto3", "editions")[seed % 3])
+        rng = random.Random(seed)
+        payloads = [None if rng.random() < 0.1 else types.payload() for _ in range(40)]
+        payloads += [rng.randbytes(rng.randrange(60)) for _ in range(20)]
+        column = pa.array(payloads, rng.choice([pa.binary(), pa.large_binary()])).slice(rng.randrange(3))
+        decoder = MessageDecoder(build_tree(types.descriptor), library)
+        start = rng.choice([0, 0, 0, 2])
+        converted = decoder.decode(column[:20], start)  # the next call reuses its memory
+        del converted
+        converted = decoder.decode(column, start)
+        converted.values.validate(full=True)
+        errors += len(converted.errors)
+        tree = build_tree(types.descriptor)
+        again = MessageEncoder(tree, converted.values.type, library).encode(converted.values, b"prefix")
+        again.values.validate(full=True)
+        assert len(again.values) == len(column)
+    print(f"{seeds} types, {errors} rows with errors")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,1 +1,0 @@
-"""Simulations that the tests share."""
