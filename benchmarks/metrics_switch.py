@@ -134,7 +134,7 @@ def install() -> None:
     from kafka_eos_source.observe.background import Call
     from kafka_eos_source.observe.source import SourceObserver
     from kafka_eos_source.observe.trace import SinkCounts, Trace
-    from kafka_eos_source.plan.open_transactions import OpenTransactions
+    from kafka_eos_source.plan.planner import OpenTransactions
 
     folder = Path(named)
     switch, spent = Switch(folder), Spent(folder)

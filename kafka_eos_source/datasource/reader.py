@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
     from kafka_eos_source.model import ShardRanges
     from kafka_eos_source.options.checked import ReadOptions
-    from kafka_eos_source.plan.driver import Planning
+    from kafka_eos_source.plan.planner import Planning
     from kafka_eos_source.plan.split import Task
     from kafka_eos_source.state.operator.in_read import OperatorInRead
 
@@ -241,6 +241,6 @@ class _FilteringBatchReader(_BatchReader):
 
 
 def _open_planning(options: ReadOptions, *, observed: bool = False) -> Planning:
-    from kafka_eos_source.plan.driver import Planning
+    from kafka_eos_source.plan.planner import Planning
 
     return Planning.of(options, observed=observed)

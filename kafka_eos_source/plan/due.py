@@ -1,13 +1,16 @@
-"""Decides when an idle source starts an empty micro-batch because something in the query's state is due.
+"""Decides when an idle query needs an empty micro-batch.
 
-Operators request micro-batches at processing times (`state.model.BatchContext.request_batch_at`). Each
-transaction commits the earliest request in its token, so it survives a restart on another host. The process
-that commits also writes it to a private file on the driver's host. The source asks Kafka once in each run,
-and then reads the file, so waiting for a timer costs no requests. If the file is lost, the next renewal of
-the token (`plan.renewal`) runs the operators, and its commit writes the file again.
+There are two reasons. First, something in its state is due: operators request micro-batches at processing
+times (`state.model.BatchContext.request_batch_at`). Each transaction commits the earliest request in its
+token, so it survives a restart on another host. The process that commits also writes it to a private file
+on the driver's host. The source asks Kafka once in each run, and then reads the file, so waiting for a
+timer costs no requests. If Kafka does not answer, the source asks again in a thread, because new records
+should not wait for an answer that only timers need.
 
-If Kafka does not answer, the source asks again in a thread, because new records should not wait for an
-answer that only timers need.
+Second, the commit token must not expire. Kafka deletes the offsets of a consumer group, and with them the
+token, if the group has committed nothing for ``offsets.retention.minutes``. The process of the source is
+the only one that exists between two micro-batches, so it measures the time. A renewal also runs the
+operators, and its commit writes the file of due times again if that was lost.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ LONGEST_PAUSE_MS = 60_000
 _ASK_AGAIN_SECONDS = 60.0
 #: Files of queries that have not committed for this long are deleted.
 _KEPT_SECONDS = 7 * 24 * 3600.0
+#: An idle source renews the token for the first time this long after the start of a run, in ms. The query may
+#: have been stopped for long, and the source does not know how old the token is.
+FIRST_AFTER_MS = 60_000
+#: Shortest interval, in ms: a quarter of one minute, the smallest retention that Kafka accepts.
+_SHORTEST_INTERVAL_MS = 15_000
 
 
 class DueBatches:
@@ -345,3 +353,77 @@ def _folder() -> PrivateFolder:
 
 def _file(application_id: str) -> str:
     return f"{application_id}.json"
+
+
+# -- Renewal of the commit token ------------------------------------------------------------------
+
+
+class Renewal:
+    """Measures how long one source has been idle in one run of a query.
+
+    Args:
+        interval_ms: option ``token.renewal.interval.ms``; 0 = never renew.
+        ask_retention_ms: returns ``offsets.retention.minutes`` of the brokers, in ms. Called at most once.
+        clock: returns seconds, such as ``time.monotonic``.
+
+    Attributes:
+        retention_ms: ``offsets.retention.minutes`` in ms; None if that is not known. An idle source asks.
+    """
+
+    def __init__(
+        self, interval_ms: int, ask_retention_ms: Callable[[], int], clock: Callable[[], float]
+    ) -> None:
+        self.retention_ms: int | None = None
+        self._interval_ms = interval_ms
+        self._ask_retention_ms: Callable[[], int] | None = ask_retention_ms
+        self._clock = clock
+        self._since: float | None = None
+        self._caused_a_batch = False
+
+    def batch_caused(self) -> None:
+        """Restarts the interval, because Spark now runs a batch for this source and commits a token."""
+        self._since = self._clock()
+        self._caused_a_batch = True
+
+    def is_due(self) -> bool:
+        """Returns whether the source must start an empty batch now.
+
+        The first call only starts the clock. With Trigger.Once there is no second call, hence no renewal.
+        """
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        idle_ms = (now - self._since) * 1000
+        if idle_ms < min(self._interval_ms or _SHORTEST_INTERVAL_MS, _SHORTEST_INTERVAL_MS):
+            return False
+        self._learn_retention()
+        return self._interval_ms > 0 and idle_ms >= (
+            self._interval_ms if self._caused_a_batch else min(self._interval_ms, FIRST_AFTER_MS)
+        )
+
+    def _learn_retention(self) -> None:
+        """Limits the interval to a quarter of the time that Kafka keeps offsets; does this only once."""
+        if self._ask_retention_ms is None:
+            return
+        ask, self._ask_retention_ms = self._ask_retention_ms, None
+        try:
+            self.retention_ms = ask()
+        except KafkaEosError as error:
+            if not self._interval_ms:
+                return
+            _log.info(
+                "the source cannot read offsets.retention.minutes from a broker. While the query is idle, "
+                "it renews its token every %d ms (token.renewal.interval.ms). %s",
+                self._interval_ms,
+                error.message,
+            )
+            return
+        quarter_ms = self.retention_ms // 4
+        if quarter_ms < self._interval_ms:
+            _log.info(
+                "while the query is idle, it renews its token every %d ms, which is a quarter of the "
+                "brokers' offsets.retention.minutes, instead of every %d ms (token.renewal.interval.ms)",
+                quarter_ms,
+                self._interval_ms,
+            )
+            self._interval_ms = quarter_ms

@@ -3,71 +3,52 @@
 Besides batches that read records, there are two kinds of empty batches. Only a source can start them, because
 Spark starts a batch when the position of a source changes:
 
-* A *tick* runs the operators of an idle query when something in their state is due (`due`), or renews the
-query's commit token before Kafka deletes it (`renewal`).
+* A *tick* runs the operators of an idle query when something in their state is due (`due.due_batches`), or
+  renews the query's commit token before Kafka deletes it (`due.Renewal`).
 * A *jump* moves a source whose checkpoint is an old copy to the offsets that Kafka has for the query
-(`jump`).
+  (`continuity.jump_target`).
 
 An unclean leader election, or a lost or restored disk, can cut a log below the position of the query, and
 producers fill it again: other records then have the offsets that the query has read. Offsets alone do not
-show that, so a position also has leader epochs (KIP-320). The brokers name the epoch of the leader with each
-end of a log. If it is another one than when the position was taken, or last compared, the planner asks the
-leader where the position's epoch ends in its log (`loss.cut_logs`). So this costs no request while leaders
-stay the same.
+show that, so a position also has leader epochs (KIP-320). The brokers name the epoch of the leader with
+each end of a log. If it is another one than when the position was taken, or last compared, the planner asks
+the leader where the position's epoch ends in its log (`continuity.cut_logs`). So this costs no request
+while leaders stay the same.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, Offsets, TopicPartition
+from kafka_eos_source.option_values import EARLIEST, LATEST
 from kafka_eos_source.options.bounds import Bound
 from kafka_eos_source.options.checked import ReadOptions
-from kafka_eos_source.plan.due import due_batches
-from kafka_eos_source.plan.jump import holds_batch, is_comparable, jump_target
-from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
-from kafka_eos_source.plan.loss import Loss, cut_logs, data_loss, lost_since_planned, reconcile, recreated
-from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
-from kafka_eos_source.plan.renewal import Renewal
-from kafka_eos_source.plan.split import Task, split
+from kafka_eos_source.plan.continuity import (
+    Loss,
+    cut_logs,
+    data_loss,
+    holds_batch,
+    is_comparable,
+    jump_target,
+    lost_since_planned,
+    reconcile,
+    recreated,
+)
+from kafka_eos_source.plan.due import Renewal, due_batches
+from kafka_eos_source.plan.split import Task, backlog, rate_limit, should_wait, split
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.admin import SourceAdmin, Topics
+
 _log = logging.getLogger(__name__)
-
-
-class Topics(Protocol):
-    """Partitions and ids of topics; see `kafka.admin.Topics`."""
-
-    @property
-    def partitions(self) -> tuple[TopicPartition, ...]: ...
-    @property
-    def ids(self) -> Mapping[str, str]: ...
-    @property
-    def cluster_id(self) -> str | None: ...
-
-
-class Admin(Protocol):
-    """The methods of `kafka.admin.SourceAdmin` that planning uses."""
-
-    def named(self, topics: Iterable[str]) -> Topics: ...
-    def matching(self, pattern: str) -> Topics: ...
-    def existing_topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
-    def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]: ...
-    def epoch_ends(self, epochs: Epochs, leaders: Epochs) -> Mapping[TopicPartition, int]: ...
-    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
-    def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]: ...
-    def committed(
-        self, group_id: str, partitions: Collection[TopicPartition]
-    ) -> Mapping[TopicPartition, GroupOffset]: ...
-    def all_committed(self, group_id: str) -> Mapping[TopicPartition, GroupOffset]: ...
-    def offsets_retention_ms(self) -> int: ...
 
 
 def _now_ms() -> int:
@@ -87,7 +68,7 @@ class SourcePlan:
     def __init__(
         self,
         options: ReadOptions,
-        admin: Admin,
+        admin: SourceAdmin,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
@@ -430,7 +411,7 @@ class SourcePlan:
         found = self._admin.named(sorted({tp.topic for tp in subscription.partitions}))
         existing = set(found.partitions)
         assigned = tuple(tp for tp in subscription.partitions if tp in existing)
-        return _AssignedTopics(assigned, found.ids, found.cluster_id)
+        return replace(found, partitions=assigned)
 
     def _resolve(
         self, bound: Bound, partitions: Collection[TopicPartition]
@@ -547,12 +528,105 @@ def _new_partitions(
     return [tp for tp in partitions if tp not in position or tp.topic in changed]
 
 
-class _AssignedTopics:
-    """The topics of option ``assign``, with the assigned partitions only."""
+# -- Bounds of the options, such as ``earliest`` or a time, as offsets ----------------------------
 
-    def __init__(
-        self, partitions: tuple[TopicPartition, ...], ids: Mapping[str, str], cluster_id: str | None
-    ) -> None:
-        self.partitions = partitions
-        self.ids = ids
-        self.cluster_id = cluster_id
+
+@dataclass(frozen=True)
+class BrokerOffsets:
+    """Offsets that the brokers reported for the partitions to read.
+
+    Attributes:
+        earliest: first offset of the log.
+        latest: end of the log; the last stable offset (LSO) with ``isolation.level=read_committed``.
+        at_time: first offset at or after the requested time; None = no such record.
+        committed: committed offsets of the consumer group.
+    """
+
+    earliest: Offsets
+    latest: Offsets
+    at_time: Mapping[TopicPartition, int | None] = field(default_factory=dict)
+    committed: Offsets = field(default_factory=dict)
+
+
+def times(bound: Bound, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """Returns the time (ms since 1970) to look up for each partition; empty if the bound is not a time.
+
+    Raises:
+        InvalidOptionError: if the option does not name exactly the partitions that exist.
+    """
+    if bound.kind == "timestamp" and bound.timestamp_ms is not None:
+        return dict.fromkeys(partitions, bound.timestamp_ms)
+    if bound.kind == "timestamps":
+        _check_covers(bound, bound.timestamps_ms, partitions)
+        return dict(bound.timestamps_ms)
+    return {}
+
+
+def resolve(
+    bound: Bound, partitions: Collection[TopicPartition], known: BrokerOffsets
+) -> dict[TopicPartition, int]:
+    """Returns the offset of every partition.
+
+    Args:
+        bound: where to start or stop.
+        partitions: subscribed partitions that exist now.
+        known: offsets from the brokers, with `at_time` for times and `committed` for ``group``.
+
+    Raises:
+        InvalidOptionError: if the option does not name exactly the partitions that exist, or no record is at
+            or after the time and the strategy is ``error``.
+    """
+    if bound.kind == "offsets":
+        _check_covers(bound, bound.offsets, partitions)
+    return {tp: _offset(bound, tp, known) for tp in partitions}
+
+
+def _offset(bound: Bound, tp: TopicPartition, known: BrokerOffsets) -> int:
+    if bound.kind == "earliest":
+        return known.earliest[tp]
+    if bound.kind == "latest":
+        return known.latest[tp]
+    if bound.kind == "group":
+        return known.committed.get(tp, known.earliest[tp])
+    if bound.kind == "offsets":
+        offset = bound.offsets.get(tp, bound.default_of(tp.topic))
+        if offset is None or offset == EARLIEST:
+            return known.earliest[tp]
+        return known.latest[tp] if offset == LATEST else offset
+    found = known.at_time.get(tp)
+    if found is not None:
+        return found
+    if bound.no_match == "latest":
+        return known.latest[tp]
+    at_ms = bound.timestamp_ms if bound.kind == "timestamp" else bound.timestamps_ms[tp]
+    raise InvalidOptionError(
+        f"option {bound.option!r} starts {tp} at time {at_ms} (ms since 1970), but the partition has no "
+        "record at or after that time.",
+        fix="set an earlier time, or startingOffsetsByTimestampStrategy=latest to start such partitions at "
+        "their end.",
+    )
+
+
+def _check_covers(
+    bound: Bound, named: Collection[TopicPartition], partitions: Collection[TopicPartition]
+) -> None:
+    """Checks that an option names exactly the partitions that exist, as Spark does, or whole topics.
+
+    Raises:
+        InvalidOptionError: if partitions are missing, or do not exist.
+    """
+    missing = {tp for tp in partitions if tp not in named and bound.default_of(tp.topic) is None}
+    extra = set(named) - set(partitions)
+    if missing or extra:
+        raise InvalidOptionError(
+            f"option {bound.option!r} must name exactly the partitions to read (missing: {_list(missing)}; "
+            f"unknown: {_list(extra)}).",
+            fix='name all partitions, or use {"topic":"earliest"} for a whole topic and {"*":"latest"} for '
+            "all topics that are not named."
+            if bound.kind == "offsets"
+            else "name all partitions, or set one time for all with startingTimestamp or endingTimestamp.",
+        )
+
+
+def _list(partitions: Collection[TopicPartition]) -> str:
+    return ", ".join(str(tp) for tp in sorted(partitions)) or "none"

@@ -31,7 +31,7 @@ from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep,
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
-from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
+from kafka_eos_source.plan.planner import OpenTransactions, reason
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext

@@ -18,8 +18,8 @@ from kafka_eos_source.datasource.reader import _UnlimitedStreamReader
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.plan import due
-from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.due import LONGEST_PAUSE_MS, CommittedDue, DueBatches
+from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition

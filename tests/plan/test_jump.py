@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.datasource.reader import ReadLimit, _UnlimitedStreamReader, stream_reader
 from kafka_eos_source.errors import AuthorizationError, DataLossError, UnavailableError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.plan.driver import Planning
+from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition

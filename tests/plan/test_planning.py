@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import Bound
-from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
-from kafka_eos_source.plan.loss import data_loss, reconcile
-from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
-from kafka_eos_source.plan.split import OFFSETS_PER_TASK, OFFSETS_SHARED, split
+from kafka_eos_source.plan.continuity import data_loss, reconcile
+from kafka_eos_source.plan.source import BrokerOffsets, resolve, times
+from kafka_eos_source.plan.split import (
+    OFFSETS_PER_TASK,
+    OFFSETS_SHARED,
+    backlog,
+    rate_limit,
+    should_wait,
+    split,
+)
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 KNOWN = BrokerOffsets(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, committed={A: 11})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.datasource.reader import _UnlimitedStreamReader, batch_reader, stream_reader
 from kafka_eos_source.errors import DataLossError, InvalidOptionError, UnavailableError
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.plan.driver import Planning
+from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
 from tests.plan.source_cluster import A0, A1, B0, Clock, Cluster, over_the_wire, plan, ranges, read_options

@@ -25,7 +25,7 @@ from kafka_eos_source.in_read.lineage import Lineage
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
-from kafka_eos_source.plan.driver import Planning
+from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.split import OFFSETS_SHARED, split_by_shard
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.protocol.source_position import SourcePosition
