@@ -18,10 +18,9 @@ import click
 import pyarrow as pa
 
 from kafka_eos_source.spark.schema import SinkColumns
-from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.rows import from_batches, staged_schema
-from kafka_eos_source.stage.spool import PartStage
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import stage
 
 ROWS, IN_BATCH = 1_000_000, 10_000
 _FIRST = {"key": 0, "value": 1, "topic": None, "partition": None, "headers": None, "timestamp": None}
@@ -53,8 +52,8 @@ def stage_all(rows: list[pa.RecordBatch], place: StagingFolder, dead_letters: bo
     if len(rows[0].schema.names) > 2:
         columns = SinkColumns(**_FIRST, invalid=2)
     if dead_letters:
-        from kafka_eos_source.stage.invalid_rows import InvalidRows
         from kafka_eos_source.stage.row_rules import RecordLimits
+        from kafka_eos_source.stage.rows import InvalidRows
 
         made = partial(PartStage, folder=place, batch="0", inline_bytes=0)
         more = [InvalidRows("dead", RecordLimits(1_000_000, 4), {"app": "app"}, "out", made)]

@@ -155,9 +155,9 @@ def install() -> None:
 def _measure_tasks(switch: Switch, spent: Spent) -> None:
     """Switches what writing tasks measure, except for the highest partition, which the commit needs."""
     from kafka_eos_source.spark.schema import PARTITION
-    from kafka_eos_source.stage import meter
+    from kafka_eos_source.stage import staging
 
-    measured = meter._by_topic
+    measured = staging._by_topic
 
     def by_topic(batch: pa.RecordBatch, topic: str | None) -> dict[str, tuple[int, int, int]]:
         if switch.is_on or topic is None:
@@ -166,8 +166,8 @@ def _measure_tasks(switch: Switch, spent: Spent) -> None:
         highest = pc.max(batch.column(PARTITION)).as_py() if PARTITION in batch.schema.names else None
         return {topic: (-1 if highest is None else highest, 0, 0)}
 
-    meter._by_topic = by_topic
-    _obey(switch, spent, meter, "_traceparent", str)
+    staging._by_topic = by_topic
+    _obey(switch, spent, staging, "_traceparent", str)
 
 
 def _obey(switch: Switch | None, spent: Spent, owner: Any, name: str, instead: Callable[[], Any]) -> None:

@@ -26,8 +26,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.sealing import sealed_batches, sealing_plan
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import sealed_batches, sealing_plan, stage
 
 T = TypeVar("T")
 _TASKS = 4

@@ -27,8 +27,7 @@ from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.sql import SqlSink
 from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
-from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.spool import PartStage
+from kafka_eos_source.stage.files import PartStage, StagingFolder
 
 _RUNS = 3
 _BATCH_ROWS = 10_000

@@ -21,7 +21,7 @@ from kafka_eos_source.in_read.packed_frame import packed_batches_of, unpack
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.rows import from_batches, staged_schema
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import stage
 
 _BATCH = 10_000
 _NAMES = ("key", "value")

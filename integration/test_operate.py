@@ -41,7 +41,7 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import stage
 
 
 class Query:

@@ -20,7 +20,7 @@ import json, kafka_eos_source
 from kafka_eos_source.native import loader
 from kafka_eos_source.registry.avro import encoder
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.stage.checksum import crc32c
+from kafka_eos_source.stage.files import crc32c
 import pyarrow as pa
 loader.check()
 assert crc32c(b"123456789") == 0xE3069283

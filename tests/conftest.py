@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from kafka_eos_source.kafka import login
 from kafka_eos_source.observe import journal
-from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage import staging
 from tests import ROOT
 
 settings.register_profile("untimed", deadline=None)
@@ -47,5 +47,5 @@ def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unknown_topic_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets tasks stage rows, as when no broker names the limits of the topic, but without waiting for one."""
-    monkeypatch.setattr(sealing, "_ask", lambda kafka, topic: None)
-    monkeypatch.setattr(sealing, "_known", {})
+    monkeypatch.setattr(staging, "_ask", lambda kafka, topic: None)
+    monkeypatch.setattr(staging, "_known", {})

@@ -50,7 +50,7 @@ from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
-from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage import staging
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
@@ -58,16 +58,16 @@ _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
 
 
-_ask = sealing._ask
+_ask = staging._ask
 
 
-def _ask_for_small(kafka: Mapping[str, str], topic: str) -> sealing.SealingPlan | None:
+def _ask_for_small(kafka: Mapping[str, str], topic: str) -> staging.SealingPlan | None:
     """Makes tasks seal rows from 200 bytes on, so that small batches have sealed batches and rows."""
     plan = _ask(kafka, topic)
     return plan and replace(plan, least_bytes=200)
 
 
-sealing._ask = _ask_for_small
+staging._ask = _ask_for_small
 
 
 class Checkpoint:

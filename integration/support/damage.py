@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_eos_source.stage.checksum import crc32c
+from kafka_eos_source.stage.files import crc32c
 
 _HEADER = struct.Struct(">qi")
 _LAST_OFFSET_DELTA = struct.Struct(">i")

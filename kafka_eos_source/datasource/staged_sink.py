@@ -23,13 +23,10 @@ from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.task import StreamingTask, running_task
-from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.invalid_rows import InvalidRows
-from kafka_eos_source.stage.paths import location_of_query
+from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_query
 from kafka_eos_source.stage.row_rules import with_small_batches
-from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
-from kafka_eos_source.stage.spool import PartStage
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows, staged_schema
+from kafka_eos_source.stage.staging import stage
 from kafka_eos_source.state.operator.running_operators import recorded_operators
 
 if TYPE_CHECKING:
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.stage.fanout import Plan
     from kafka_eos_source.stage.row_rules import RecordLimits
-    from kafka_eos_source.stage.sealing import SealingPlan
+    from kafka_eos_source.stage.staging import SealingPlan
 
 
 def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
@@ -113,14 +110,14 @@ class StagedSink:
         options = self.options
         if options.on_invalid_record == "fail":
             return None
-        from kafka_eos_source.stage.record_limits import record_limits
+        from kafka_eos_source.stage.row_rules import record_limits
 
         return record_limits(options.kafka, options.topic, options.dead_letter_topic)
 
     @cached_property
     def sealing(self) -> SealingPlan | None:
         """How the tasks encode rows as record batches; None if they stage rows."""
-        from kafka_eos_source.stage.sealing import sealing_plan
+        from kafka_eos_source.stage.staging import sealing_plan
 
         options = self.options
         return sealing_plan(options.kafka, options.topic)

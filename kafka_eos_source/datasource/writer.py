@@ -32,8 +32,7 @@ from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.spark.worker import task_begins
-from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.paths import location_of_batch_writes
+from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes
 from kafka_eos_source.stage.rows import from_batches, from_rows
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.observe.wording import utc, visible
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.read.columns import Contents, Run
-from kafka_eos_source.read.fetch import Reading, ReadSettings
-from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.runtime.json_output import json_text

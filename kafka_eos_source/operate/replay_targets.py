@@ -10,8 +10,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate.replay_plan import Replay
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stage.record_limits import CLIENT_BYTES, time_limit
-from kafka_eos_source.stage.row_rules import CLOCKS_DIFFER_MS, is_legal_topic
+from kafka_eos_source.stage.row_rules import CLIENT_BYTES, CLOCKS_DIFFER_MS, is_legal_topic, time_limit
 
 _TIME_TO_READ_MS = 3_600_000
 

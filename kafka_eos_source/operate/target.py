@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options.parse import parse_write
-from kafka_eos_source.stage.paths import location_of_query
+from kafka_eos_source.stage.files import location_of_query
 
 _PREFIX = "kafka."
 _BOOTSTRAP = "kafka.bootstrap.servers"

@@ -1,4 +1,4 @@
-"""The staging folder, on any file system that can hold a checkpoint.
+"""The staging folder, on any file system that can hold a checkpoint, and the parts that tasks write there.
 
 ::
 
@@ -15,13 +15,18 @@ driver checks owner and mode of what it opened. Anywhere else (object stores, HD
 computes the SHA-256 of what it writes. The digest travels through Spark in the commit message, and the driver
 compares it with that of the bytes that it sends. The checksum finds damage only: anybody can choose bytes
 with a given CRC.
+
+The driver receives file names from tasks. It accepts only names that a task can create, and follows no links,
+so that it never reads or deletes a file outside of the location.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import re
 import stat
 import tempfile
 import uuid
@@ -31,12 +36,14 @@ from hashlib import sha256
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
+from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.runtime.file_systems import file_system, names_in, new_file, read_text
+from kafka_eos_source.runtime.file_systems import WriteOnlyFile, file_system, names_in, new_file, read_text
 from kafka_eos_source.runtime.own_folders import (
     OWNERS_FOLDER,
     NotOwnError,
@@ -45,9 +52,8 @@ from kafka_eos_source.runtime.own_folders import (
     make_private,
     open_own,
 )
+from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 from kafka_eos_source.secrets import shown_text
-from kafka_eos_source.stage.checksum import crc32c
-from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
 _COPY_BYTES = 4 << 20
@@ -59,6 +65,13 @@ _FORGED = (
 )
 
 _log = logging.getLogger(__name__)
+
+#: Fix for a part that is not what its task wrote.
+RESTART = "restart the query, which stages the batch again. Readers see nothing of it yet."
+
+#: Names of micro-batches or batch writes, and of parts.
+BATCH = re.compile(r"[0-9]+|write-[0-9a-f]{32}", re.ASCII)
+PART = re.compile(r"[0-9a-f]{32}\.arrow")
 
 
 class LocalCopies:
@@ -344,3 +357,214 @@ def _mapped(descriptor: int, start: int, size: int) -> pa.Buffer:
 
 #: Locations and probes that this process has already found.
 _seen: set[tuple[str, str]] = set()
+
+
+def crc32c(data: Any, before: int = 0) -> int:
+    """Returns the checksum of bytes.
+
+    Args:
+        data: the bytes, as an object with a buffer.
+        before: the checksum of the bytes before them; 0 = there are none.
+    """
+    array = np.frombuffer(data, np.uint8)
+    return int(kernel().crc32c(before, array.ctypes.data, array.nbytes))
+
+
+# -- Locations and names ---------------------------------------------------------------------------
+
+
+def location_of_query(checkpoint: str, staging_location: str | None) -> str:
+    """Returns where the rows of a streaming query are staged.
+
+    Args:
+        checkpoint: option ``checkpointLocation``.
+        staging_location: option ``staging.location``; None if it is not set.
+    """
+    if staging_location is None:
+        return f"{checkpoint.rstrip('/')}/kafka-eos/staging"
+    fs, path = file_system(checkpoint)
+    own = hashlib.sha256(f"{fs.type_name}:{path.rstrip('/')}".encode()).hexdigest()[:16]
+    return f"{staging_location.rstrip('/')}/query-{own}"
+
+
+def location_of_batch_writes() -> str:
+    """Returns where ``df.write`` stages rows by default: a folder of this user on this host.
+
+    Raises:
+        InvalidOptionError: if another user owns the folder, who could replace the staged data.
+        UnavailableError: if the folder cannot be created.
+    """
+    folder = PrivateFolder.of_user("kafka-eos-staging")
+    try:
+        return folder.create()
+    except ForeignFolderError as error:
+        raise InvalidOptionError(
+            f"the staging folder {error}.",
+            fix="set .option('staging.location', …) to a folder that the driver and the executors share.",
+        ) from error
+    except OSError as error:
+        raise unwritable(folder.path, error) from error
+
+
+def legal(kind: re.Pattern[str], name: str) -> str:
+    """Returns ``name``, which another process sent, after checking that it is safe in a path.
+
+    Raises:
+        StagedPartError: if the name does not match ``kind``, and might therefore lead out of the folder.
+    """
+    if not kind.fullmatch(name):
+        raise StagedPartError(
+            f"{name!r} is not the name of a staged batch or part; expected {kind.pattern}.",
+            fix=RESTART,
+        )
+    return name
+
+
+def refuse_links(fs: pafs.FileSystem, path: str, relative: str) -> None:
+    """Checks that ``relative`` in the local folder ``path`` contains no symbolic link.
+
+    Raises:
+        StagedPartError: if it contains a link.
+    """
+    if isinstance(fs, pafs.LocalFileSystem):
+        expected, found = f"{os.path.realpath(path)}/{relative}", os.path.realpath(f"{path}/{relative}")
+        if found != expected:
+            raise StagedPartError(
+                f"the staged file {relative!r} is a link to {found!r}, outside of its folder {path!r}.",
+                fix="find out who created the link, remove it and restart the query. Readers see nothing of "
+                "the batch yet.",
+            )
+
+
+def unwritable(location: str, error: OSError) -> UnavailableError:
+    """Returns the error for a staging folder that cannot be written."""
+    return UnavailableError(
+        f"the staging folder {location!r} cannot be written: {error}.",
+        fix="free space there, grant write access, or set .option('staging.location', …); "
+        "then restart the query. Nothing was sent to Kafka.",
+    )
+
+
+# -- What writes a part ----------------------------------------------------------------------------
+
+
+class Spool(WriteOnlyFile):
+    """A file-like object that moves its bytes to a file if there are many; computes size, CRC and digest.
+
+    Args:
+        folder: folder for the file; None = the bytes stay in memory.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size in memory.
+    """
+
+    def __init__(self, folder: StagingFolder | None, batch: str, inline_bytes: int) -> None:
+        self._folder = folder
+        self._batch = batch
+        self._inline_bytes = inline_bytes
+        self._memory: bytearray | None = bytearray()
+        self._file: Any = None
+        self._digest: Any = None
+        self.name = ""
+        self.size = 0
+        self.checksum = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.size += view.nbytes
+        if self._memory is not None:
+            if self._folder is None or self.size <= self._inline_bytes:
+                self._memory += view
+                return view.nbytes
+            self._spill(self._folder)
+        self._to_file(view)
+        return view.nbytes
+
+    def inline(self) -> bytes | None:
+        return None if self._memory is None else bytes(self._memory)
+
+    def digest(self) -> str:
+        return "" if self._digest is None else str(self._digest.hexdigest())
+
+    def finish(self) -> None:
+        if self._memory is not None:
+            self.checksum = crc32c(self._memory)
+        if self._file is not None and self._folder is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                raise unwritable(self._folder.location, error) from error
+
+    def discard(self) -> None:
+        """Deletes the file of a failed task attempt."""
+        if self._file is not None and self._folder is not None:
+            try:
+                self._file.close()
+            finally:
+                self._folder.remove_parts(self._batch, [self.name])
+
+    def _spill(self, folder: StagingFolder) -> None:
+        folder.check_shared()
+        self.name, self._file, needs_digest = folder.create(self._batch)
+        self._digest = sha256() if needs_digest else None
+        head, self._memory = self._memory, None
+        self._to_file(head)
+
+    def _to_file(self, data: Any) -> None:
+        assert self._file is not None
+        assert self._folder is not None
+        self.checksum = crc32c(data, self.checksum)
+        if self._digest is not None:
+            self._digest.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise unwritable(self._folder.location, error) from error
+
+
+class PartStage:
+    """Stages rows as one part, an Arrow IPC stream; implements `contract.Stage`.
+
+    Args:
+        schema: schema of the rows.
+        folder: folder for a file; None = the part always stays in memory.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size of a part that stays in memory, for the commit message.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        folder: StagingFolder | None,
+        batch: str,
+        inline_bytes: int,
+    ) -> None:
+        self._spool = Spool(folder, batch, inline_bytes)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch, records: int | None = None) -> None:
+        """Adds an Arrow batch.
+
+        Args:
+            batch: the batch.
+            records: number of records in it; None = its number of rows.
+        """
+        self._stream.write_batch(batch)
+        self._rows += batch.num_rows if records is None else records
+
+    def finish(self) -> StagedPart:
+        self._stream.close()
+        self._spool.finish()
+        spool = self._spool
+        return StagedPart(
+            name=spool.name,
+            rows=self._rows,
+            size_bytes=spool.size,
+            checksum=spool.checksum,
+            digest=spool.digest(),
+            inline=spool.inline(),
+        )
+
+    def discard(self) -> None:
+        """Deletes the file of a failed task attempt."""
+        self._spool.discard()

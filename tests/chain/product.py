@@ -24,7 +24,7 @@ from kafka_eos_source.protocol import identity
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask
-from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage import staging
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.operator import shard as shard_module
 from kafka_eos_source.state.operator import shard_store
@@ -145,7 +145,7 @@ def installed(
 
         replace(session, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
-        replace(sealing, "_ask", lambda _kafka, _topic: None)
+        replace(staging, "_ask", lambda _kafka, _topic: None)
         replace(direct, "check_target", lambda _options: None)
         replace(sink_session, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(direct, "RecordProducer", lambda _config, _name: direct_producer())

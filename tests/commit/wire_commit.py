@@ -21,7 +21,7 @@ from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import stage
 from tests.support.simulated_kafka import Fault, SimulatedKafka
 
 APPLICATION_ID = "app"

@@ -43,7 +43,7 @@ from kafka_eos_source.secrets import bare_url
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import INVALID, arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
-from kafka_eos_source.stage import record_limits, sealing
+from kafka_eos_source.stage import row_rules, staging
 from kafka_eos_source.stage.row_rules import RecordLimits
 
 TP = TopicPartition("t", 0)
@@ -207,7 +207,7 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
     query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = RecordLimits(100_000, 1, needs_key=False, before_ms=None, after_ms=None)
-    monkeypatch.setattr(record_limits, "record_limits", lambda *_: limits)
+    monkeypatch.setattr(row_rules, "record_limits", lambda *_: limits)
     calls = committed(monkeypatch)
     marked = StructType([*ROWS.fields, StructField(INVALID, StringType())])
     sink = {
@@ -258,11 +258,11 @@ def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch:
     options = parse_sink_in_read({**query.sink, "onInvalidRecord": "drop"})
     plan = StagingPlan("frame", ROWS, options, lossy=False)
     limits = RecordLimits(100_000, 1, needs_key=False, before_ms=None, after_ms=None)
-    monkeypatch.setattr(record_limits, "record_limits", lambda *_: limits)
+    monkeypatch.setattr(row_rules, "record_limits", lambda *_: limits)
     found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
     for module, name in (
-        (record_limits, "record_limits"),
-        (sealing, "sealing_plan"),
+        (row_rules, "record_limits"),
+        (staging, "sealing_plan"),
         (staged_sink.offset_log, "newest"),
     ):
         with monkeypatch.context() as patch:

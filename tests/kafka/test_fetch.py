@@ -27,7 +27,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
 from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
-from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.read.fetch import Progress
 from tests.kafka.wire_kit import CODECS, any_records
 from tests.support import sanitized
 from tests.support.fetched_log import ABORT, COMMIT, Batch, Log, Record

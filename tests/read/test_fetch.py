@@ -23,8 +23,7 @@ from kafka_eos_source.kafka.consumer import ConsumerPool
 from kafka_eos_source.kafka.wire.consumer import Taken
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
-from kafka_eos_source.read.fetch import Reading, ReadSettings
-from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.worker import cycle_collection_paused
 from tests.support.fetched_log import Batch, Record, decoded

@@ -31,10 +31,8 @@ from kafka_eos_source.observe.journal import Journal, SourceFile
 from kafka_eos_source.observe.process import ProcessId, Writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.spark import class_archive
-from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_batch_writes
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.paths import location_of_batch_writes
-from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy
 from kafka_eos_source.state.snapshots.manifest import Manifest

@@ -51,7 +51,7 @@ from kafka_eos_source.datasource import staged_sink, writer
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.sealing import SealingPlan
+from kafka_eos_source.stage.staging import SealingPlan
 staged_sink.running_task = lambda: StreamingTask("q", "0", "r")
 frame = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 columns = check_frame(frame, topic_option="out", include_timestamp=False)

@@ -17,9 +17,8 @@ from kafka_eos_source.errors import InvalidOptionError, StagedPartError, Unavail
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime import own_folders
 from kafka_eos_source.stage import files
-from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.spool import PartStage
 
 TRUE, FORGED, PADDING = b"pay 1 to alice", b"pay 9 to mallo", b"\0" * 64
 SCHEMA = pa.schema([("value", pa.binary())])

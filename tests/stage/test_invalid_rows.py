@@ -18,12 +18,10 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter
 from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, check_frame, only_changelog
-from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.invalid_rows import InvalidRows
+from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.row_rules import RecordLimits
-from kafka_eos_source.stage.rows import from_batches, from_rows
-from kafka_eos_source.stage.spool import PartStage
+from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows
 
 MARK = pa.struct(
     [

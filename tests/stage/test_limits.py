@@ -20,7 +20,7 @@ from kafka_eos_source.stage import files
 from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import stage
 from tests import ROOT
 from tests.commit.wire_commit import OUTPUT, RecordingClients, cluster, commit, values
 

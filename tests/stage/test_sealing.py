@@ -24,11 +24,10 @@ from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
-from kafka_eos_source.stage import sealing
+from kafka_eos_source.stage import staging
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.sealing import SealingPlan, sealed_batches
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import SealingPlan, sealed_batches, stage
 from tests.support import sanitized
 from tests.support.simulated_kafka import SimulatedKafka
 
@@ -131,8 +130,8 @@ def test_every_record_arrives_once_and_in_the_order_of_the_tasks(
 ) -> None:
     given_batches = numbered(tasks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealing, "_COLLECT_BYTES", collect)
-        patch.setattr(sealing, "_WAITING_BYTES", waiting)
+        patch.setattr(staging, "_COLLECT_BYTES", collect)
+        patch.setattr(staging, "_WAITING_BYTES", waiting)
         parts = [staged(batches, replace(PLAN, least_bytes=least)) for batches in given_batches]
     assert [part.rows for part in parts] == [sum(map(len, task)) for task in tasks]
     logs = sent(parts).logs
@@ -174,7 +173,7 @@ def test_a_task_seals_large_partitions_and_leaves_small_ones_to_the_driver(
 
 
 def test_rows_that_are_lost_while_they_are_sealed_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing.Sealer, "finish", lambda self: iter(self._collected[1:]))
+    monkeypatch.setattr(staging.Sealer, "finish", lambda self: iter(self._collected[1:]))
     with pytest.raises(AssertionError, match="received 6 rows, but staged 4"):
         staged(numbered([[[(b"a", None, 3)] * 2] * 3])[0])
 
@@ -330,12 +329,12 @@ def test_the_plan_keeps_to_every_limit_of_the_topic(
 ) -> None:
     monkeypatch.setattr(topic_admin, "TopicAdmin", Admin)
     monkeypatch.setattr(Admin, "settings", settings)
-    monkeypatch.setattr(sealing, "_known", {})
-    found = sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
+    monkeypatch.setattr(staging, "_known", {})
+    found = staging.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
     assert (None if found is None else (found.batch_bytes, found.partitions)) == (
         None if batch_bytes is None else (batch_bytes, 3)
     )
-    assert sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
-    assert sealing.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
-    other = sealing.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
+    assert staging.sealing_plan({"bootstrap.servers": "localhost:1"}, "missing") is None
+    assert staging.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
+    other = staging.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
     assert (None if other is None else other.partitioner) == (None if batch_bytes is None else "fnv1a")

@@ -35,13 +35,16 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.checksum import crc32c
-from kafka_eos_source.stage.files import PROBE, StagingFolder
-from kafka_eos_source.stage.meter import TaskMeter
+from kafka_eos_source.stage.files import (
+    PROBE,
+    StagingFolder,
+    crc32c,
+    location_of_batch_writes,
+    location_of_query,
+)
 from kafka_eos_source.stage.parts import StagedRows
-from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
-from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.stage.staging import TaskMeter, stage
 
 HEADERS = ArrayType(StructType([StructField("Key", StringType()), StructField("VALUE", BinaryType())]))
 WIDE = StructType(

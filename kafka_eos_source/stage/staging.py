@@ -1,11 +1,10 @@
-"""Stages rows as sealed record batches where there are enough of them.
+"""Stages the rows of one task attempt as one part: in its commit message if they are few, else in a file.
 
-A sealed batch is encoded and compressed. The driver only adds the producer's id, epoch and sequence number to
-it before it sends it. So the executors share the work of encoding, and the driver does not touch the records.
-
-A task seals the rows of a partition when there are enough of them for a batch of a reasonable size. It stages
-the others as rows with their partition, and the driver encodes those of all tasks together. Otherwise 200
-tasks that write to 1,000 partitions would make 200,000 tiny batches.
+Where there are enough rows for a partition, the task *seals* them: it encodes and compresses them as a
+record batch. The driver only adds the producer's id, epoch and sequence number before it sends the batch.
+So the executors share the work of encoding, and the driver does not touch the records. The other rows are
+staged with their partition, and the driver encodes those of all tasks together. Otherwise 200 tasks that
+write to 1,000 partitions would make 200,000 tiny batches.
 
 The functions that need a Kafka client import it themselves: a task that stages few rows needs none.
 """
@@ -13,24 +12,35 @@ The functions that need a Kafka client import it themselves: a task that stages 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.kernel import kernel
+from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TaskFigures, TopicPartition
+from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.protocol.record_batch import records_of
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
+from kafka_eos_source.spark.schema import CHANGES, HEADERS, KEY, PARTITION, SEALED, TOPIC, VALUE
+from kafka_eos_source.stage.files import PartStage, StagingFolder
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
     from kafka_eos_source.kafka.wire.rows import Groups, Rows
+
+_log = logging.getLogger(__name__)
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 #: Rows are encoded when they have this many bytes, so that each partition gets large batches.
 _COLLECT_BYTES = 16 << 20
@@ -38,12 +48,192 @@ _COLLECT_BYTES = 16 << 20
 _WAITING_BYTES = 32 << 20
 #: Largest binary column.
 _COLUMN_BYTES = (1 << 31) - 1
-_log = logging.getLogger(__name__)
 #: Plans are made again after this time, in seconds: topics grow.
 _VALID_SECONDS = 60.0
 #: A micro-batch does not wait longer for a plan, in ms; its tasks then stage rows.
 _WAIT_MS = 3_000
 _known: dict[str, tuple[float, SealingPlan | None]] = {}
+
+
+def stage(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    folder: StagingFolder | None,
+    batch: str,
+    inline_bytes: int,
+    run_id: str = "",
+    topic: str | None = None,
+    sealing: SealingPlan | None = None,
+) -> StagedPart:
+    """Stages the batches of one task attempt.
+
+    Args:
+        batches: batches with the staged columns, from `stage.rows`.
+        schema: schema of the staged columns.
+        folder: folder for a file; None = the rows always stay in the commit message.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size of a part that stays in the commit message.
+        run_id: id of this run of the query.
+        topic: option ``topic``; None if the rows have a topic.
+        sealing: how to encode rows as record batches; None = they are staged as rows.
+
+    Returns:
+        The part, for the commit message.
+
+    Raises:
+        InvalidRecordError: if ``batches`` raises it for a row, or a record is too large to be sealed.
+        StateError: if the column with state changes of an operator contains anything else.
+        UnavailableError: if the folder cannot be written, for example because the disk is full.
+        InvalidOptionError: if the folder is not shared with the driver.
+    """
+    sealer = None
+    if sealing is not None:
+        schema = sealed_schema(schema)
+        sealer = Sealer(sealing, schema)
+    part = PartStage(schema, folder, batch, inline_bytes)
+    meter = TaskMeter(topic)
+    shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
+    taken = 0
+    try:
+        for each in batches:
+            if not each.num_rows:
+                continue
+            taken += each.num_rows
+            if shards is not None and each.column(CHANGES).null_count == 0:
+                shards += shard_parts(each)
+                with meter.staging():
+                    part.write(each if sealer is None else filled(each, schema))
+                continue
+            meter.add(each)
+            with meter.staging():
+                for ready in (each,) if sealer is None else sealer.add(each):
+                    part.write(ready, records_in(ready))
+        with meter.staging():
+            for ready in () if sealer is None else sealer.finish():
+                part.write(ready, records_in(ready))
+        failpoints.reach("stage.before_close")
+        with meter.staging():
+            staged = part.finish()
+        _check_count(staged, taken)
+    except BaseException:
+        part.discard()
+        raise
+    failpoints.reach("stage.after_close")
+    return replace(
+        staged,
+        topics=tuple(sorted(meter.highest.items())),
+        run_id=run_id,
+        shards=None if shards is None else tuple(shards),
+        measured=meter.figures(),
+        sealed_partitions=0 if sealing is None else sealing.partitions,
+    )
+
+
+def _check_count(staged: StagedPart, taken: int) -> None:
+    """Checks that sealing has neither lost nor doubled a row."""
+    if staged.rows != taken:
+        raise AssertionError(f"the task received {taken} rows, but staged {staged.rows}")
+
+
+def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
+    """Returns the state changes in a staged batch of packets, by shard and task attempt."""
+    numbers: dict[tuple[TopicPartition, str], list[int]] = {}
+    reports: dict[tuple[TopicPartition, str], ShardReport] = {}
+    for packet in packets(batch.column(CHANGES)):
+        numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
+        if packet.report is not None:
+            reports[packet.tp, packet.task_attempt_id] = packet.report
+    return [
+        ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
+        for (tp, task_attempt_id), found in numbers.items()
+    ]
+
+
+# -- Figures of a writing task ---------------------------------------------------------------------
+
+
+class TaskMeter:
+    """The figures of one writing task while it runs.
+
+    Attributes:
+        highest: each topic with the highest partition that a row names; -1 if no row names one. The commit
+            checks these before it begins the transaction.
+
+    Args:
+        topic: option ``topic``; None if the rows have a topic.
+        clock: returns seconds.
+    """
+
+    def __init__(self, topic: str | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.highest: dict[str, int] = {}
+        self._topic = topic
+        self._clock = clock
+        self._began = clock()
+        self._staging = 0.0
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._traceparent: str | None = None
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Encloses the work of staging or sending rows, as opposed to waiting for them."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._staging += self._clock() - began
+
+    def add(self, batch: pa.RecordBatch) -> dict[str, int]:
+        """Counts the rows of a staged batch.
+
+        Returns:
+            Each topic of the batch with the highest partition in its rows; -1 if no row has one.
+        """
+        if self._traceparent is None and batch.num_rows:
+            self._traceparent = _traceparent(batch)
+        found = _by_topic(batch, self._topic)
+        for name, (partition, records, size) in found.items():
+            self.highest[name] = max(partition, self.highest.get(name, partition))
+            before = self._topics.get(name, (0, 0))
+            self._topics[name] = before[0] + records, before[1] + size
+        return {name: partition for name, (partition, _, _) in found.items()}
+
+    def figures(self) -> TaskFigures:
+        """Returns the figures of the task up to now."""
+        return TaskFigures(
+            self._clock() - self._began, self._staging, dict(self._topics), self._traceparent or ""
+        )
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> dict[str, tuple[int, int, int]]:
+    """Returns the highest partition, the number of rows, and the size of keys and values, per topic."""
+    partition = (
+        batch.column(PARTITION) if PARTITION in batch.schema.names else pa.nulls(batch.num_rows, pa.int32())
+    )
+    lengths = [pc.binary_length(batch.column(name)) for name in (KEY, VALUE) if name in batch.schema.names]
+    if topic is not None:
+        highest = pc.max(partition).as_py()
+        size = sum(pc.sum(each).as_py() or 0 for each in lengths)
+        return {topic: (-1 if highest is None else highest, batch.num_rows, size)}
+    lengths = [pc.fill_null(each, 0) for each in lengths]
+    sizes = lengths[0] if len(lengths) == 1 else pc.add(*lengths)
+    table = pa.table({TOPIC: batch.column(TOPIC), "partition": pc.fill_null(partition, -1), "size": sizes})
+    found = table.group_by(TOPIC).aggregate([("partition", "max"), ("size", "count"), ("size", "sum")])
+    columns = (found[name].to_pylist() for name in ("partition_max", "size_count", "size_sum"))
+    return dict(zip(found[TOPIC].to_pylist(), zip(*columns, strict=True), strict=True))
+
+
+def _traceparent(batch: pa.RecordBatch) -> str:
+    """Returns the header of the first record that names its trace (W3C Trace Context); "" if it has none."""
+    headers = batch.column(HEADERS)[0].as_py() if HEADERS in batch.schema.names else None
+    for each in headers or ():
+        if each["key"] == "traceparent" and each["value"] is not None:
+            text = each["value"].decode("ascii", "replace")
+            return text if _TRACEPARENT.fullmatch(text) else ""
+    return ""
+
+
+# -- Sealed record batches -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
