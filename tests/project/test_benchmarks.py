@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -19,8 +16,6 @@ from benchmarks.contenders.base import Target
 from benchmarks.kafka import Taken
 from benchmarks.latency import LatencyRun, _wrong
 from benchmarks.measure import Run, figures
-from benchmarks.metrics import Paired, Shape, _result, paired, table
-from benchmarks.metrics_switch import BLOCK, FOLDER, TRACE_METHODS, on_in
 from benchmarks.plot import plot
 from benchmarks.processes import kind_of
 from benchmarks.progress import Output, Sample, counted, curve, wrong
@@ -367,67 +362,3 @@ def test_records_have_the_configured_size(size: int, compression: str) -> None:
     assert len(set(values)) == len(values)
     packed = len(zlib.compress(values[0])) / len(values[0])
     assert (packed < 0.5) == (compression != "none")
-
-
-# -- what metrics cost -----------------------------------------------------------------------------
-
-
-def test_each_block_has_two_micro_batches_with_metrics_and_two_without() -> None:
-    blocks = [[on_in(BLOCK * block + number) for number in range(BLOCK)] for block in range(50)]
-    assert all(sum(block) == 2 and block[0] == block[3] for block in blocks), "a drift cancels out"
-    assert len({tuple(block) for block in blocks}) == 2
-
-
-def test_the_median_difference_of_pairs_has_an_interval_around_it() -> None:
-    without = np.linspace(100, 200, 40)  # the machine becomes slower
-    found = paired(without, without + 3 + np.tile([-1.0, 1.0], 20))
-    assert found.low <= found.more <= found.high
-    assert found.more == pytest.approx(3, abs=1)
-    assert found.high - found.low < 3
-
-
-def test_the_cost_of_a_micro_batch_is_taken_from_commit_to_commit() -> None:
-    lines, time, cpu, own = [], 0.0, 0.0, 0.0
-    for number in range(BLOCK * 6):
-        time, cpu, own = time + 0.1, cpu + 0.05, own + 0.002 * on_in(number)
-        cpu += 0.003 * on_in(number)
-        lines.append(f"{number} {int(on_in(number))} {time} {cpu} {cpu + 7 * (number == 9)} {own} {own / 2}")
-        cpu += 7 * (number == 9)  # the processes were listed again
-    found = _result(Shape("small", 1000, warm=1, blocks=5), "\n".join(lines), 0.5)
-    assert found.blocks == 5
-    assert (found.cpu.without, found.cpu.more) == (pytest.approx(0.05), pytest.approx(0.003))
-    assert (found.own_cpu, found.own_wall) == (pytest.approx(0.002), pytest.approx(0.001))
-    text = table([found])
-    assert "| 1,000 | CPU of a micro-batch | 50.00 ms | +3.00 ms (+6.00 %) |" in text
-    assert "2.00 ms (4.00%)" in text
-    assert isinstance(found.wall, Paired)
-
-
-def test_the_switch_finds_all_measurements_and_turns_them_off(tmp_path: Path) -> None:
-    """A measurement that was renamed or added must not silently count as free."""
-    program = """
-import sys
-from pathlib import Path
-from benchmarks.metrics_switch import Spent, Switch, install
-switch = Switch.create(Path(sys.argv[1]))
-install()
-from kafka_eos_source.observe.trace import Trace
-trace = Trace()
-trace.count(records=1)
-trace.tasks([])
-switch.turn(False)
-trace.count(records=5)
-print(trace._counts, Spent.of_all(Path(sys.argv[1]))[0] > 0)
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env={**os.environ, FOLDER: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout == "{'records': 1, 'staging_ms': 0} True\n", found.stderr
-    from kafka_eos_source.observe.trace import Trace
-
-    reports = {name for name, value in vars(Trace).items() if callable(value) and not name.startswith("_")}
-    assert reports == set(TRACE_METHODS)
