@@ -10,8 +10,8 @@ from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.model import Offsets, ShardReport, StagedPart
+from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
-from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.process import this_writer

@@ -1,4 +1,4 @@
-"""Makes calls that touch files in a thread of their own, so that a hung file system does not stop a query."""
+"""Keeps errors of the measurement away from the query that is measured."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.runtime.private_folders import warn_once
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def guarded(call: Callable[[], T]) -> T | None:
+    """Makes a call that measures or observes; logs its error once, and returns None then."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - whatever fails here, the query goes on
+        warn_once(_log, f"a figure of the query is missing: {error!r}. The query is not affected.")
+        return None
+
+
+# HOUSE: from kafka_eos_source.observe.background
+# HOUSE| """Makes calls that touch files in a thread of their own, so that a hung file system does not stop a query."""
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler
 from itertools import islice
 from typing import Any
 
+from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures
-from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import (
     QueryJournal,
     newest_batches,

@@ -17,11 +17,11 @@ from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.background import (
     Call,
     begun_in_background,
+    guarded,
     in_background,
     result_from_background,
 )
 from kafka_eos_source.observe.figures import BatchFigures
-from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 

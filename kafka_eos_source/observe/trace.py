@@ -19,6 +19,7 @@ from statistics import median
 from typing import Protocol
 
 from kafka_eos_source.model import TaskFigures
+from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Event,
@@ -27,7 +28,6 @@ from kafka_eos_source.observe.figures import (
     SourceRead,
     WaitingCommit,
 )
-from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.totals import summed
