@@ -14,7 +14,7 @@ from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.json_logs import BatchLog
-from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.source_figures import position_id
 from kafka_eos_source.observe.trace import Observer, Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets

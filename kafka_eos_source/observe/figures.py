@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from kafka_eos_source.observe.decode import integer, integers, items, mapping, number, numbers, text
-from kafka_eos_source.observe.lines import VERSION, parsed, rounded, to_line
-from kafka_eos_source.observe.process import Writer
+from kafka_eos_source.observe.lines import (
+    VERSION,
+    Writer,
+    integer,
+    integers,
+    items,
+    mapping,
+    number,
+    numbers,
+    parsed,
+    rounded,
+    text,
+    to_line,
+)
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 

@@ -6,11 +6,19 @@ A reader skips objects whose version or kind it does not know, and ignores keys 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import psutil
+
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
+from kafka_eos_source.runtime.private_folders import warn_once
 
 #: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
 VERSION = 1
@@ -63,3 +71,181 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
         name: each if isinstance(each, int) else round(each, _SECONDS_DIGITS)
         for name, each in seconds.items()
     }
+
+
+# HOUSE: from kafka_eos_source.observe.lines
+# HOUSE| """Reads values of JSON whose writer may have been another version, or may have been killed while it wrote."""
+
+
+def integer(found: object) -> int:
+    """Returns an integer.
+
+    Raises:
+        ValueError: if the value is something else.
+    """
+    if type(found) is not int:
+        raise ValueError(f"{found!r} is not an integer")
+    return found
+
+
+def number(found: object) -> float:
+    """Returns a finite number.
+
+    Raises:
+        ValueError: if the value is something else.
+    """
+    if (type(found) is int and found.bit_length() < sys.float_info.max_exp) or (
+        type(found) is float and math.isfinite(found)
+    ):
+        return float(found)
+    raise ValueError(f"{found!r} is not a number")
+
+
+def text(found: object) -> str:
+    """Returns a text.
+
+    Raises:
+        TypeError: if the value is something else.
+    """
+    if not isinstance(found, str):
+        raise TypeError(f"{found!r} is not a text")
+    return found
+
+
+def mapping(found: object) -> Mapping[str, Any]:
+    """Returns an object of JSON.
+
+    Raises:
+        TypeError: if the value is something else.
+    """
+    if not isinstance(found, dict):
+        raise TypeError(f"{found!r} is not an object")
+    return found
+
+
+def integers(found: object) -> dict[str, int]:
+    """Returns an object of JSON whose values are integers.
+
+    Raises:
+        TypeError, ValueError: if the value is something else.
+    """
+    return {name: integer(value) for name, value in mapping(found).items()}
+
+
+def numbers(found: object) -> dict[str, float]:
+    """Returns an object of JSON whose values are finite numbers.
+
+    Raises:
+        TypeError, ValueError: if the value is something else.
+    """
+    return {name: number(value) for name, value in mapping(found).items()}
+
+
+def items(found: object) -> list[Any]:
+    """Returns an array of JSON.
+
+    Raises:
+        TypeError: if the value is something else.
+    """
+    if not isinstance(found, list):
+        raise TypeError(f"{found!r} is not an array")
+    return found
+
+
+# HOUSE: from kafka_eos_source.observe.lines
+# HOUSE| """Identifies processes of this host, so that a reader of a journal sees whether its writer still lives."""
+
+_log = logging.getLogger(__name__)
+
+#: The time at which a process started is known to about this many seconds.
+_START_PRECISION_SECONDS = 2.0
+#: How many generations above a Python process its driver may be: Spark's daemon of Python workers is between.
+_GENERATIONS = 3
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process of this host. Its start distinguishes it from a later process with the same number.
+
+    Attributes:
+        pid: number of the process.
+        started_at: when it started, in seconds since 1970, rounded to tenths so that it survives JSON; 0 if
+            that is not known.
+    """
+
+    pid: int
+    started_at: float
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            started_at = process.create_time()
+            return bool(
+                abs(started_at - self.started_at) < _START_PRECISION_SECONDS
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except (psutil.Error, OSError, ValueError, RuntimeError):  # as in `_writer`
+            return False
+
+    def to_json(self) -> list[float]:
+        return [self.pid, self.started_at]
+
+    @classmethod
+    def from_json(cls, found: object) -> ProcessId:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            TypeError, ValueError: if it is something else.
+        """
+        pid, started_at = items(found)
+        return cls(integer(pid), number(started_at))
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who wrote a line of a journal.
+
+    Attributes:
+        process: the Python process.
+        driver: the JVM of the Spark driver that it belongs to; the process itself if there is none.
+    """
+
+    process: ProcessId
+    driver: ProcessId
+
+    def to_json(self) -> dict[str, Any]:
+        return {"process": self.process.to_json(), "driver": self.driver.to_json()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Writer:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            TypeError, ValueError, KeyError: if it is something else.
+        """
+        return cls(ProcessId.from_json(found["process"]), ProcessId.from_json(found["driver"]))
+
+
+def this_writer() -> Writer:
+    """Returns the identity of this process, and of the driver that it belongs to."""
+    return _writer(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _writer(pid: int) -> Writer:
+    """Looks up the process once; a fork has another ``pid``."""
+    me = ProcessId(pid, 0.0)
+    try:
+        own = psutil.Process(pid)
+        me = _id_of(own)
+        for ancestor in own.parents()[:_GENERATIONS]:
+            if ancestor.name().startswith("java"):
+                return Writer(me, _id_of(ancestor))
+    except (psutil.Error, OSError, ValueError, RuntimeError) as error:  # an incomplete /proc: RuntimeError
+        warn_once(_log, f"cannot tell which driver process {pid} belongs to: {error!r}")
+    return Writer(me, me)
+
+
+def _id_of(process: psutil.Process) -> ProcessId:
+    return ProcessId(process.pid, round(process.create_time(), 1))

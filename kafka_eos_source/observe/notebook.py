@@ -12,8 +12,8 @@ from kafka_eos_source.observe import terminal
 from kafka_eos_source.observe.display import Watch, bundle, show_in_terminal
 from kafka_eos_source.observe.display import notebook_display as _notebook
 from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query_journal
+from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.observe.panel import panel
-from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.progress import view_of_reports
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.runtime.json_input import parse_json

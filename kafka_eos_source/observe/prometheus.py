@@ -28,9 +28,9 @@ from kafka_eos_source.observe.journal import (
     source_figures,
     sources_of,
 )
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metric_values import Query, query_of
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS
-from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit

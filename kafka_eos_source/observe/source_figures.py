@@ -8,9 +8,18 @@ from enum import Enum
 from hashlib import blake2b
 
 from kafka_eos_source.model import Offsets, TopicPartition
-from kafka_eos_source.observe.decode import integers, items, mapping, number, numbers, text
-from kafka_eos_source.observe.lines import VERSION, parsed, to_line
-from kafka_eos_source.observe.process import Writer
+from kafka_eos_source.observe.lines import (
+    VERSION,
+    Writer,
+    integers,
+    items,
+    mapping,
+    number,
+    numbers,
+    parsed,
+    text,
+    to_line,
+)
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 

@@ -28,7 +28,7 @@ from kafka_eos_source.observe.figures import (
     SourceRead,
     WaitingCommit,
 )
-from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.totals import summed
 

@@ -11,7 +11,7 @@ from typing import Any
 from kafka_eos_source.model import Offsets
 from kafka_eos_source.observe.figures import BatchFigures, Event, Outcome, WaitingCommit
 from kafka_eos_source.observe.journal import QueryJournal
-from kafka_eos_source.observe.process import ProcessId
+from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
 from kafka_eos_source.protocol.identity import is_series

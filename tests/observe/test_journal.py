@@ -28,7 +28,7 @@ from kafka_eos_source.observe.figures import (
     WaitingCommit,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
-from kafka_eos_source.observe.process import ProcessId, Writer, this_writer
+from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.summary import figures_in, with_figures
 from kafka_eos_source.observe.totals import (

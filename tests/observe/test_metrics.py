@@ -24,10 +24,10 @@ from kafka_eos_source.observe import journal as journals
 from kafka_eos_source.observe import prometheus
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.journal import Journal, QueryJournal
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metric_values import Query, action_of, query_of
 from kafka_eos_source.observe.metrics import METRICS
 from kafka_eos_source.observe.metrics_docs import with_table
-from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.prometheus import (
     CONTENT_TYPE,
     MetricsServer,

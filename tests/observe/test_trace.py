@@ -22,7 +22,7 @@ from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
-from kafka_eos_source.observe import journal, process
+from kafka_eos_source.observe import journal, lines
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.source import LagClock, SourceObserver
@@ -195,13 +195,13 @@ def test_a_process_without_a_usable_proc_has_an_identity(monkeypatch: pytest.Mon
     def broken(_pid: int) -> None:
         raise RuntimeError("line 'btime' not found in /proc/stat")
 
-    monkeypatch.setattr(process.psutil, "Process", broken)
-    process._writer.cache_clear()
+    monkeypatch.setattr(lines.psutil, "Process", broken)
+    lines._writer.cache_clear()
     try:
-        me = process.this_writer()
+        me = lines.this_writer()
     finally:
-        process._writer.cache_clear()
-    assert me.process == me.driver == process.ProcessId(os.getpid(), 0.0)
+        lines._writer.cache_clear()
+    assert me.process == me.driver == lines.ProcessId(os.getpid(), 0.0)
     assert not me.process.is_alive()
 
 
@@ -483,10 +483,10 @@ def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> No
     assert killed.returncode == -signal.SIGKILL
     (source,) = journal.source_figures()
     assert source.state is SourceState.PLANNED
-    driver = process.this_writer().process
+    driver = lines.this_writer().process
     sources = (replace(source, writer=replace(source.writer, driver=driver)),)  # Spark's JVM
     read = (SourceRead(position_id({T0: 9}), {"in": 4}),)
-    batch = replace(BATCH, sources=read, writer=process.Writer(driver, driver))
+    batch = replace(BATCH, sources=read, writer=lines.Writer(driver, driver))
     journal.Journal(batch.application_id).finished(batch)
     found = journal.query_journal(batch.application_id, sources)
     assert found is not None
@@ -522,7 +522,7 @@ def test_a_source_finds_a_query_that_does_not_use_its_application_id(
         application_id="kafka-eos-query",
         ended_at=clock(),
         sources=read,
-        writer=process.this_writer(),
+        writer=lines.this_writer(),
     )
     former = None if former_at is None else replace(own, application_id="app", ended_at=former_at, sources=())
     monkeypatch.setattr(journal, "newest_batch", {"app": former, "kafka-eos-query": own}.get)

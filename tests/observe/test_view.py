@@ -26,7 +26,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import terminal
 from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile
-from kafka_eos_source.observe.process import ProcessId
+from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.observe.source_figures import SourceState, position_id
 from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.totals import with_totals

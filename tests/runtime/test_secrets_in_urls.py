@@ -26,7 +26,7 @@ from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.tokens import Tokens
 from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.prometheus import exposition, queries_of_host
 from kafka_eos_source.operate.doctor.finding import Finding, Severity
 from kafka_eos_source.options.parse import parse_write

@@ -28,7 +28,7 @@ from kafka_eos_source.embedded.jars import JarSet, jars
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.observe.figures import WaitingCommit
 from kafka_eos_source.observe.journal import Journal, SourceFile
-from kafka_eos_source.observe.process import ProcessId, Writer
+from kafka_eos_source.observe.lines import ProcessId, Writer
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.stage.files import StagingFolder
