@@ -57,8 +57,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import Offsets, ShardReport
-from kafka_eos_source.observe.figures import EventKind
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.figures import EventKind, TracedStep
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints

@@ -11,11 +11,10 @@ from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.model import Offsets, ShardReport, StagedPart
 from kafka_eos_source.observe.background import guarded
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.source_figures import position_id
 from kafka_eos_source.observe.trace import Observer, Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime import log_format

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.figures import StepGroup
 from kafka_eos_source.observe.view import Status
 
 STEPS: Mapping[StepGroup, str] = {

@@ -1,16 +1,16 @@
-"""What is measured of a micro-batch: one immutable record per batch, and one per commit that stands still.
-
-Journals, views, metrics and callbacks are made from these records and those of `observe.source_figures`. Each
-is one JSON object (`observe.lines`).
-"""
+"""The steps whose duration is measured, and the groups in which people see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import blake2b
+from operator import add
 from typing import Any
 
+from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.lines import (
     VERSION,
     Writer,
@@ -26,6 +26,109 @@ from kafka_eos_source.observe.lines import (
     to_line,
 )
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
+
+
+class TracedStep(Enum):
+    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`."""
+
+    TASKS = "tasks"  #: Spark plans the batch and runs its tasks: from its offset log entry to the commit call
+    VERIFY = "verify"  #: the commit reads the checkpoint and verifies the staged parts
+    OPEN = "open"
+    INIT = "init"
+    TOKEN = "token"
+    GENESIS = "genesis"
+    CHECK = "check"
+    PREPARE = "prepare"
+    BEGIN = "begin"
+    PRODUCE = "produce"
+    FLUSH = "flush"
+    OFFSETS = "offsets"
+    COMMIT = "commit"
+    FINISH = "finish"
+    COMMITTED = "committed"
+    SKIPPED = "skipped"
+    LOST = "lost"
+    TIDY = "tidy"  #: deletes the staged parts, in the staging folder and in the sinks
+
+
+class StepGroup(Enum):
+    """What a person sees of the steps: few groups, in the order in which they happen."""
+
+    TASKS = "tasks"
+    VERIFY = "verify"
+    DECIDE = "decide"
+    WRITE = "write"
+    COMMIT = "commit"
+    SINKS = "sinks"
+    RETRY = "retry"
+    TIDY = "tidy"
+
+
+GROUPS: Mapping[TracedStep, StepGroup] = {
+    TracedStep.TASKS: StepGroup.TASKS,
+    TracedStep.VERIFY: StepGroup.VERIFY,
+    TracedStep.OPEN: StepGroup.DECIDE,
+    TracedStep.INIT: StepGroup.DECIDE,
+    TracedStep.TOKEN: StepGroup.DECIDE,
+    TracedStep.GENESIS: StepGroup.DECIDE,
+    TracedStep.CHECK: StepGroup.WRITE,
+    TracedStep.PREPARE: StepGroup.SINKS,
+    TracedStep.BEGIN: StepGroup.WRITE,
+    TracedStep.PRODUCE: StepGroup.WRITE,
+    TracedStep.FLUSH: StepGroup.WRITE,
+    TracedStep.OFFSETS: StepGroup.COMMIT,
+    TracedStep.COMMIT: StepGroup.COMMIT,
+    TracedStep.FINISH: StepGroup.SINKS,
+    TracedStep.COMMITTED: StepGroup.TIDY,
+    TracedStep.SKIPPED: StepGroup.TIDY,
+    TracedStep.LOST: StepGroup.RETRY,
+    TracedStep.TIDY: StepGroup.TIDY,
+}
+
+#: What each step does, for a reader who watches a query that stands still in it.
+DOING: Mapping[TracedStep, str] = {
+    TracedStep.TASKS: "Spark runs the tasks of the batch",
+    TracedStep.VERIFY: "verifying the staged rows",
+    TracedStep.OPEN: "checking the producer of the previous batch",
+    TracedStep.INIT: "initialising the transactional id",
+    TracedStep.TOKEN: "reading the token from Kafka",
+    TracedStep.GENESIS: "beginning the chain of tokens",
+    TracedStep.CHECK: "checking the output topics",
+    TracedStep.PREPARE: "sinks outside Kafka prepare the batch",
+    TracedStep.BEGIN: "beginning the transaction",
+    TracedStep.PRODUCE: "sending the records",
+    TracedStep.FLUSH: "waiting until the brokers acknowledge the records",
+    TracedStep.OFFSETS: "committing the offsets and the token",
+    TracedStep.COMMIT: "waiting until Kafka commits the transaction",
+    TracedStep.FINISH: "sinks outside Kafka commit the batch",
+    TracedStep.COMMITTED: "ending the commit",
+    TracedStep.SKIPPED: "ending the commit",
+    TracedStep.LOST: "pausing before the next try",
+    TracedStep.TIDY: "deleting the staged rows",
+}
+
+
+def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
+    """Returns the duration of each group that took any time, in the order of the groups.
+
+    Args:
+        seconds: duration of each step, by the value of its `TracedStep`. Unknown steps of later versions
+            are left out.
+    """
+    known = {step.value: group for step, group in GROUPS.items()}
+    found: dict[StepGroup, float] = {}
+    for step, duration in seconds.items():
+        if step in known and duration > 0:
+            found[known[step]] = found.get(known[step], 0.0) + duration
+    return {group: found[group] for group in StepGroup if group in found}
+
+
+# HOUSE: from kafka_eos_source.observe.figures
+# HOUSE| """What is measured of a micro-batch: one immutable record per batch, and one per commit that stands still.
+# HOUSE|
+# HOUSE| Journals, views, metrics and callbacks are made from these records and those of `observe.source_figures`. Each
+# HOUSE| is one JSON object (`observe.lines`).
+# HOUSE| """
 
 
 class Outcome(Enum):
@@ -347,3 +450,260 @@ class WaitingCommit:
 
 def _sinks(found: object) -> dict[str, dict[str, float]]:
     return {name: numbers(each) for name, each in mapping(found).items()}
+
+
+# HOUSE: from kafka_eos_source.observe.figures
+# HOUSE| """What is measured of a source: one immutable record each time its planner looks at the brokers."""
+
+
+class SourceState(Enum):
+    """What the source of a query does."""
+
+    PLANNED = "planned"  #: it has planned a batch, which Spark now runs
+    IDLE = "idle"  #: nothing to read, or not enough yet
+    ASKING = "asking"  #: it has been waiting for an answer of the brokers
+    STOPPED = "stopped"  #: the run of the query has ended
+
+
+@dataclass(frozen=True)
+class SourceFigures:
+    """One source of a query, as its planner saw it.
+
+    Attributes:
+        at: when this was written, in seconds since 1970.
+        writer: the planning process.
+        state: what the source does.
+        state_since: since when it does that.
+        reason: what it waits for; "" if it only waits for records.
+        application_id: option ``application.id``, or "" if the source does not know the query.
+        name: what the source reads, for people.
+        start: next offset to read per partition, at the end of the newest committed batch.
+        planned: next offset to read per partition, at the end of the newest planned batch.
+        latest: what readers can read up to, per partition, when the brokers were last asked.
+        planned_at: when the newest batch was planned, in seconds since 1970; None if none was.
+        positions: `position_id` of the newest positions, oldest first, which connect a source to its query.
+        behind_since: since when the oldest record after ``start`` has been available, in seconds since 1970,
+            per topic that has such a record.
+        behind_at_least: topics of which that record may have been available even before.
+        hidden: number of offsets that open transactions hide from readers, per partition that has any.
+        hidden_since: since when the source has seen that, without a pause, in seconds since 1970.
+        retention_seconds: how long Kafka keeps the committed offsets, and with them the token, of a query
+            that commits nothing (``offsets.retention.minutes``); None if that is not known.
+    """
+
+    at: float
+    writer: Writer
+    state: SourceState
+    state_since: float
+    reason: str = ""
+    application_id: str = ""
+    name: str = ""
+    start: Offsets = field(default_factory=dict)
+    planned: Offsets = field(default_factory=dict)
+    latest: Offsets = field(default_factory=dict)
+    planned_at: float | None = None
+    positions: tuple[str, ...] = ()
+    behind_since: Mapping[str, float] = field(default_factory=dict)
+    behind_at_least: tuple[str, ...] = ()
+    hidden: Offsets = field(default_factory=dict)
+    hidden_since: float | None = None
+    retention_seconds: float | None = None
+
+    def to_json(self) -> str:
+        """Returns the figures as one line."""
+        return to_line(
+            {
+                "v": VERSION,
+                "kind": "source",
+                "at": round(self.at, 3),
+                "writer": self.writer.to_json(),
+                "state": self.state.value,
+                "since": round(self.state_since, 3),
+                "reason": self.reason,
+                "application": self.application_id,
+                "name": self.name,
+                "start": _nested(self.start),
+                "planned": _nested(self.planned),
+                "latest": _nested(self.latest),
+                "planned_at": None if self.planned_at is None else round(self.planned_at, 3),
+                "positions": list(self.positions),
+                "behind_since": {topic: round(each, 3) for topic, each in self.behind_since.items()},
+                "behind_at_least": list(self.behind_at_least),
+                "hidden": _nested(self.hidden),
+                "hidden_since": None if self.hidden_since is None else round(self.hidden_since, 3),
+                "retention": self.retention_seconds,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> SourceFigures | None:
+        """Reads what `to_json` wrote; returns None if it is something else."""
+        found = parsed(line, "source")
+        try:
+            return (
+                None
+                if found is None
+                else cls(
+                    at=number(found["at"]),
+                    writer=Writer.from_json(mapping(found["writer"])),
+                    state=SourceState(found["state"]),
+                    state_since=number(found["since"]),
+                    reason=text(found["reason"]),
+                    application_id=text(found["application"]),
+                    name=text(found["name"]),
+                    start=_flat(found["start"]),
+                    planned=_flat(found["planned"]),
+                    latest=_flat(found["latest"]),
+                    planned_at=None if found["planned_at"] is None else number(found["planned_at"]),
+                    positions=tuple(map(text, items(found["positions"]))),
+                    behind_since=numbers(found["behind_since"]),
+                    behind_at_least=tuple(map(text, items(found["behind_at_least"]))),
+                    hidden=_flat(found.get("hidden", {})),
+                    hidden_since=_number_or_none(found.get("hidden_since")),
+                    retention_seconds=_number_or_none(found.get("retention")),
+                )
+            )
+        except SHAPE_ERRORS:
+            return None
+
+    def lag(self, committed: Offsets) -> dict[str, int]:
+        """Returns per topic how many offsets of the source are behind ``latest``."""
+        found: dict[str, int] = {}
+        for tp, end in self.latest.items():
+            if tp in committed:
+                found[tp.topic] = found.get(tp.topic, 0) + max(0, end - committed[tp])
+        return found
+
+
+def position_id(end: Offsets) -> str:
+    """Returns a short text that identifies a position: the next offset to read of each partition.
+
+    The source plans a position and does not know its query; the commit reads the position in the checkpoint.
+    """
+    text_of_all = ";".join(f"{tp.topic}-{tp.partition}:{offset}" for tp, offset in sorted(end.items()))
+    return blake2b(text_of_all.encode(), digest_size=8).hexdigest()
+
+
+def _number_or_none(found: object) -> float | None:
+    return None if found is None else number(found)
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for tp, offset in offsets.items():
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
+    return nested
+
+
+def _flat(found: object) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in mapping(found).items()
+        for partition, offset in integers(partitions).items()
+    }
+
+
+# HOUSE: from kafka_eos_source.observe.figures
+# HOUSE| """Sums the figures of a run's micro-batches, and bounds how many output topics they name."""
+
+#: Bounds of the histogram `BatchFigures.durations`, in seconds. Longer batches are in no bound.
+DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+#: Most output topics whose figures have a name. The others are summed, so that metrics have few labels.
+MOST_TOPICS = 50
+#: Name of the others. No topic of Kafka can have it.
+OTHER_TOPICS = "(other)"
+
+
+def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
+    """Returns the figures with the sums over the batches of this run, and with few names of topics.
+
+    Args:
+        figures: the batch that has ended.
+        last: the batch before it; None if there is none.
+    """
+    runs = 1 if last is None else last.runs
+    if last is not None and last.run_id != figures.run_id:
+        runs, last = last.runs + 1, None
+    counts = {**figures.counts, "batches": 1}
+    if figures.outcome is not Outcome.COMMITTED:
+        counts[figures.outcome.value] = 1
+    topic_totals = bounded(figures.topics, {} if last is None else last.topic_totals)
+    figures = replace(figures, topics=_named_as(figures.topics, topic_totals))
+    took = sum(figures.seconds.values())
+    durations = tuple(int(took <= bound) for bound in DURATION_BOUNDS)
+    if last is None:
+        return replace(
+            figures,
+            totals=counts,
+            sink_totals=dict(figures.sinks),
+            topic_totals=topic_totals,
+            total_seconds=dict(figures.seconds),
+            durations=durations,
+            totals_since=figures.began_at,
+            runs=runs,
+        )
+    sinks = {
+        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
+        for name in {**last.sink_totals, **figures.sinks}
+    }
+    return replace(
+        figures,
+        totals=summed(last.totals, counts),
+        sink_totals=sinks,
+        topic_totals=topic_totals,
+        total_seconds=summed(last.total_seconds, figures.seconds),
+        durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
+        totals_since=last.totals_since,
+        runs=runs,
+    )
+
+
+def newer(one: BatchFigures | None, other: BatchFigures | None) -> BatchFigures | None:
+    """Returns the newer one of two batches of the same query; None if there is neither.
+
+    Within a run, the one whose totals cover more batches is newer, whatever a clock that was set says.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if one.run_id == other.run_id:
+        is_later = other.totals.get("batches", 0) > one.totals.get("batches", 0)
+    else:
+        is_later = other.ended_at > one.ended_at
+    return other if is_later else one
+
+
+def bounded(
+    topics: Mapping[str, Mapping[str, float]], before: Mapping[str, Mapping[str, float]] | None = None
+) -> dict[str, dict[str, float]]:
+    """Returns the sums of both per topic, with at most `MOST_TOPICS` names.
+
+    A topic that was named before stays named. Of the others, those with the most records get the names that
+    are left.
+
+    Args:
+        topics: records and bytes per topic of one batch.
+        before: the sums before it.
+    """
+    found = {name: dict(each) for name, each in (before or {}).items()}
+    for name in sorted(topics, key=lambda name: -topics[name].get("records", 0)):
+        is_named = name in found or len(found.keys() - {OTHER_TOPICS}) < MOST_TOPICS
+        kept = name if is_named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), topics[name])
+    return found
+
+
+def _named_as(
+    topics: Mapping[str, Mapping[str, float]], named: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Returns the figures by topic; those of topics without a name are summed under `OTHER_TOPICS`."""
+    found: dict[str, dict[str, float]] = {}
+    for name, each in topics.items():
+        kept = name if name in named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), each)
+    return found
+
+
+def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the sums of both by name."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
-from kafka_eos_source.observe.totals import bounded
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, bounded
 from kafka_eos_source.runtime.json_input import parse_json
 
 _log = logging.getLogger("kafka_eos_source.batches")

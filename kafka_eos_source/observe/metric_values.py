@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kafka_eos_source import errors
-from kafka_eos_source.observe.figures import BatchFigures, Outcome
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceState, TracedStep
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.lines import ProcessId
-from kafka_eos_source.observe.source_figures import SourceState
-from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.view import QueryView, Status, view
 
 _CONDITION = re.compile(r"^\[(KAFKA_EOS[A-Z_.]*)\]")

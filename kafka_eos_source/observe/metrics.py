@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kafka_eos_source.observe import metric_values as values
+from kafka_eos_source.observe.figures import MOST_TOPICS, OTHER_TOPICS
 from kafka_eos_source.observe.metric_values import Query, Values
-from kafka_eos_source.observe.totals import MOST_TOPICS, OTHER_TOPICS
 
 #: The label that each metric has: the option ``application.id``.
 APPLICATION = "kafka_eos.application.id"

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from math import floor, log10
 
 from kafka_eos_source.observe import colours, wording
-from kafka_eos_source.observe.figures import Outcome
-from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.figures import Outcome, StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
 
 _MOST_BATCHES = 60

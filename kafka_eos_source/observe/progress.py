@@ -11,9 +11,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from kafka_eos_source.observe.figures import BatchFigures, Outcome
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, StepGroup
 from kafka_eos_source.observe.journal import QueryJournal
-from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.summary import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
 from kafka_eos_source.protocol.source_position import OURS

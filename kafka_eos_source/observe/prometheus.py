@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from kafka_eos_source.observe.background import guarded
-from kafka_eos_source.observe.figures import BatchFigures
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState
 from kafka_eos_source.observe.journal import (
     QueryJournal,
     newest_batches,
@@ -31,7 +31,6 @@ from kafka_eos_source.observe.journal import (
 from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metric_values import Query, query_of
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit
 from kafka_eos_source.secrets import is_loopback

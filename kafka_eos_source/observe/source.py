@@ -21,9 +21,8 @@ from kafka_eos_source.observe.background import (
     in_background,
     result_from_background,
 )
-from kafka_eos_source.observe.figures import BatchFigures
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 
 #: How often the file of a source is written, if anything has changed.
 INTERVAL_SECONDS = 1.0

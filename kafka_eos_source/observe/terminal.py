@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kafka_eos_source.observe import colours, wording
-from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.figures import StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
 
 #: Without colours, a letter stands for each group.

@@ -26,11 +26,11 @@ from kafka_eos_source.observe.figures import (
     EventKind,
     Outcome,
     SourceRead,
+    TracedStep,
     WaitingCommit,
+    summed,
 )
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.steps import TracedStep
-from kafka_eos_source.observe.totals import summed
 
 #: A commit that has been in one step for this long counts as one that stands still.
 SLOW_SECONDS = 1.0

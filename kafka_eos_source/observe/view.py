@@ -9,11 +9,21 @@ from enum import Enum
 from typing import Any
 
 from kafka_eos_source.model import Offsets
-from kafka_eos_source.observe.figures import BatchFigures, Event, Outcome, WaitingCommit
+from kafka_eos_source.observe.figures import (
+    DOING,
+    BatchFigures,
+    Event,
+    Outcome,
+    SourceFigures,
+    SourceState,
+    StepGroup,
+    TracedStep,
+    WaitingCommit,
+    by_group,
+    position_id,
+)
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.lines import ProcessId
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
 from kafka_eos_source.protocol.identity import is_series
 
 #: Rates are computed over this many seconds.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
-from kafka_eos_source.observe.figures import Outcome
-from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.figures import Outcome, StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag
 
 #: What the groups of steps mean.

@@ -20,25 +20,25 @@ from hypothesis import strategies as st
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
+    DURATION_BOUNDS,
+    MOST_TOPICS,
+    OTHER_TOPICS,
     BatchFigures,
     Event,
     EventKind,
     Outcome,
+    SourceFigures,
     SourceRead,
+    SourceState,
     WaitingCommit,
+    bounded,
+    newer,
+    position_id,
+    with_totals,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.summary import figures_in, with_figures
-from kafka_eos_source.observe.totals import (
-    DURATION_BOUNDS,
-    MOST_TOPICS,
-    OTHER_TOPICS,
-    bounded,
-    newer,
-    with_totals,
-)
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder

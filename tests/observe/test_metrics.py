@@ -22,7 +22,16 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal as journals
 from kafka_eos_source.observe import prometheus
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, WaitingCommit
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Outcome,
+    SourceFigures,
+    SourceRead,
+    SourceState,
+    WaitingCommit,
+    position_id,
+    with_totals,
+)
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metric_values import Query, action_of, query_of
@@ -35,8 +44,6 @@ from kafka_eos_source.observe.prometheus import (
     queries_of_source,
     serve_source,
 )
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.totals import with_totals
 from kafka_eos_source.runtime.private_folders import PrivateFolder
 from tests import ROOT
 

@@ -15,11 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.observe import notebook
-from kafka_eos_source.observe.figures import Event, EventKind, Outcome
+from kafka_eos_source.observe.figures import Event, EventKind, Outcome, StepGroup, TracedStep
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.panel import _ticks, panel
 from kafka_eos_source.observe.progress import view_of_reports
-from kafka_eos_source.observe.steps import StepGroup, TracedStep
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.source_position import SourcePosition

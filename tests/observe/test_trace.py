@@ -24,10 +24,22 @@ from kafka_eos_source.errors import AbortableError, FencedError, RetriableError,
 from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, lines
 from kafka_eos_source.observe import trace as tracing
-from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
+from kafka_eos_source.observe.figures import (
+    DOING,
+    GROUPS,
+    BatchFigures,
+    EventKind,
+    Outcome,
+    SourceFigures,
+    SourceRead,
+    SourceState,
+    StepGroup,
+    TracedStep,
+    WaitingCommit,
+    by_group,
+    position_id,
+)
 from kafka_eos_source.observe.source import LagClock, SourceObserver
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING

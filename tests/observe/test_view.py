@@ -24,12 +24,16 @@ from rich.console import Console
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import terminal
-from kafka_eos_source.observe.figures import BatchFigures, Outcome
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Outcome,
+    SourceState,
+    StepGroup,
+    position_id,
+    with_totals,
+)
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile
 from kafka_eos_source.observe.lines import ProcessId
-from kafka_eos_source.observe.source_figures import SourceState, position_id
-from kafka_eos_source.observe.steps import StepGroup
-from kafka_eos_source.observe.totals import with_totals
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
