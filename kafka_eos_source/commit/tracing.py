@@ -13,9 +13,8 @@ from kafka_eos_source.model import Offsets, ShardReport, StagedPart
 from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.trace import Observer, Trace
+from kafka_eos_source.observe.trace import BatchLog, Observer, Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime import log_format
 from kafka_eos_source.stage.parts import StagedRows
