@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.notebook import journal_of
-from kafka_eos_source.observe.summary import figures_in
+from kafka_eos_source.observe.source import figures_in
 from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:

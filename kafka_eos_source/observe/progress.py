@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, StepGroup
 from kafka_eos_source.observe.journal import QueryJournal
-from kafka_eos_source.observe.summary import figures_in
+from kafka_eos_source.observe.source import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
 from kafka_eos_source.protocol.source_position import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json

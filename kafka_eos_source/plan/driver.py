@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.observe.source import SourceObserver
-from kafka_eos_source.observe.summary import with_figures
+from kafka_eos_source.observe.source import SourceObserver, with_figures
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan

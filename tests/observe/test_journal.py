@@ -38,7 +38,7 @@ from kafka_eos_source.observe.figures import (
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
-from kafka_eos_source.observe.summary import figures_in, with_figures
+from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder

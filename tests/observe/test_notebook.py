@@ -19,7 +19,7 @@ from kafka_eos_source.observe.figures import Event, EventKind, Outcome, StepGrou
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.panel import _ticks, panel
 from kafka_eos_source.observe.progress import view_of_reports
-from kafka_eos_source.observe.summary import with_figures
+from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.source_position import SourcePosition
 from tests.observe.test_journal import BATCH, WAITING, shared  # noqa: F401

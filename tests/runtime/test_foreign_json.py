@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import kafka_eos_source
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, WaitingCommit
-from kafka_eos_source.observe.summary import figures_in, with_figures
+from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.replay_plan import _parsed
 from kafka_eos_source.operate.rescale_journal import (
