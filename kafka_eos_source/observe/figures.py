@@ -10,7 +10,6 @@ from operator import add
 from typing import Any
 
 from kafka_eos_source.model import Offsets, TopicPartition
-from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.lines import (
     VERSION,
     Writer,
