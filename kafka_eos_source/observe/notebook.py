@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from kafka_eos_source.observe import terminal
+from kafka_eos_source.observe import draw
 from kafka_eos_source.observe.display import Watch, bundle, show_in_terminal
 from kafka_eos_source.observe.display import notebook_display as _notebook
+from kafka_eos_source.observe.draw import panel
 from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query_journal
 from kafka_eos_source.observe.lines import ProcessId
-from kafka_eos_source.observe.panel import panel
 from kafka_eos_source.observe.progress import view_of_reports
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.runtime.json_input import parse_json
@@ -60,7 +60,7 @@ def watch(query: StreamingQuery, interval: float = 1.0) -> Watch[QueryView] | No
     first, runs = look()
     shell = _notebook()
     if shell is None:
-        show_in_terminal(look, first, runs, lambda found, height: terminal.frame([found], height), interval)
+        show_in_terminal(look, first, runs, lambda found, height: draw.frame([found], height), interval)
         return None
     former = _watches.pop(str(query.id), None)
     if former is not None:
@@ -121,4 +121,4 @@ def _first_line(failure: Exception) -> str:
 
 def _bundle(found: QueryView) -> dict[str, str]:
     """Returns a frame as HTML, and as text for frontends that do not show HTML."""
-    return bundle(panel(found), terminal.frame([found], None))
+    return bundle(panel(found), draw.frame([found], None))

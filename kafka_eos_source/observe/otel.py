@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, TracedStep
-from kafka_eos_source.observe.metric_values import Query
-from kafka_eos_source.observe.metrics import APPLICATION, METRICS, Kind, Metric
+from kafka_eos_source.observe.metrics import APPLICATION, METRICS, Kind, Metric, Query
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation

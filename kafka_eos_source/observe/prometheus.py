@@ -29,8 +29,7 @@ from kafka_eos_source.observe.journal import (
     sources_of,
 )
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.metric_values import Query, query_of
-from kafka_eos_source.observe.metrics import APPLICATION, METRICS
+from kafka_eos_source.observe.metrics import APPLICATION, METRICS, Query, query_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit
 from kafka_eos_source.secrets import is_loopback

@@ -34,9 +34,7 @@ from kafka_eos_source.observe.figures import (
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.observe.metric_values import Query, action_of, query_of
-from kafka_eos_source.observe.metrics import METRICS
-from kafka_eos_source.observe.metrics_docs import with_table
+from kafka_eos_source.observe.metrics import METRICS, Query, action_of, query_of, with_table
 from kafka_eos_source.observe.prometheus import (
     CONTENT_TYPE,
     MetricsServer,
@@ -442,4 +440,4 @@ def test_the_command_prints_the_queries_that_match_a_pattern(folder: Path) -> No
 
 def test_the_page_is_current() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "run: python -m kafka_eos_source.observe.metrics_docs"
+    assert with_table(page) == page, "run: python -m kafka_eos_source.observe.metrics"

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.observe import terminal
+from kafka_eos_source.observe import draw
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Outcome,
@@ -200,7 +200,7 @@ def drawn(views: list[QueryView], width: int, *, colour: bool = False, height: i
         no_color=not colour,
         color_system="256" if colour else None,
     )
-    console.print(terminal.frame(views, height))
+    console.print(draw.frame(views, height))
     return out.getvalue()
 
 
@@ -231,9 +231,9 @@ def test_without_colours_letters_tell_the_steps_apart() -> None:
 
 def test_a_bar_shows_the_parts_in_proportion() -> None:
     shown = seen(journal(batch(7, NOW, seconds={"tasks": 3.0, "flush": 1.0}))).batches[0]
-    assert terminal.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
-    assert terminal.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
-    assert terminal.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
+    assert draw.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
+    assert draw.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
+    assert draw.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
     assert shown.seconds == {StepGroup.TASKS: 3.0, StepGroup.WRITE: 1.0}
 
 

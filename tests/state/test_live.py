@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.observe import display
-from kafka_eos_source.observe.state_table import Mark, StateTable, as_html, as_text
+from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.live import LiveTable, watch_state
