@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from kafka_eos_source.observe import colours, wording
+from kafka_eos_source.observe import wording
 from kafka_eos_source.observe.figures import Outcome, StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
 from kafka_eos_source.observe.wording import printable
@@ -68,7 +68,7 @@ class _Overview:
             state = view.status.value if narrow else wording.status(view)
             cells: list[str | Text] = [
                 _plain(view.title),
-                Text(state, f"bold {colours.STATUS[view.status]}"),
+                Text(state, f"bold {wording.STATUS[view.status]}"),
                 lag,
             ]
             if not narrow:
@@ -84,7 +84,7 @@ class _Overview:
         yield Text()
         for view in self._views:
             if view.status_text:
-                yield _plain(f"{view.title}: {view.status_text}", colours.STATUS[view.status])
+                yield _plain(f"{view.title}: {view.status_text}", wording.STATUS[view.status])
         yield Text("Name a query with --application-id to see its micro-batches.", "dim")
 
 
@@ -98,11 +98,11 @@ class _Details:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         view = self._view
         head = Text.assemble(
-            _plain(view.title, "bold"), "  ", (wording.status(view), f"bold {colours.STATUS[view.status]}")
+            _plain(view.title, "bold"), "  ", (wording.status(view), f"bold {wording.STATUS[view.status]}")
         )
         yield head
         if view.status_text:
-            yield _plain(view.status_text, colours.STATUS[view.status])
+            yield _plain(view.status_text, wording.STATUS[view.status])
         yield Text()
         facts = Table(box=None, show_header=False, pad_edge=False)
         facts.add_column(style="dim", no_wrap=True)
@@ -149,7 +149,7 @@ def bar(batch: BatchView, longest: float, width: int, *, colour: bool) -> Text:
         done += seconds
         until = min(width, round(width * done / longest))
         found.append(
-            ("█" if colour else _LETTERS[group]) * (until - drawn), colours.STEPS[group] if colour else ""
+            ("█" if colour else _LETTERS[group]) * (until - drawn), wording.STEPS[group] if colour else ""
         )
         drawn = until
     if done > longest * (1 + 0.5 / width):
@@ -163,7 +163,7 @@ def _legend_text(batches: Sequence[BatchView], console: Console) -> Text:
     shown = [group for group in StepGroup if any(group in each.seconds for each in batches)]
     found = Text()
     for group in shown:
-        found.append("█ " if colour else f"{_LETTERS[group]} ", colours.STEPS[group] if colour else "")
+        found.append("█ " if colour else f"{_LETTERS[group]} ", wording.STEPS[group] if colour else "")
         found.append(f"{group.value}  ", "dim")
     return found
 
@@ -202,13 +202,13 @@ def _head(view: QueryView) -> str:
     if view.status_text:
         text = (
             '<div style="margin-top:6px;padding:5px 10px;border-left:3px solid '
-            f"{colours.STATUS[view.status]};"
+            f"{wording.STATUS[view.status]};"
             f'background:rgba(128,128,128,.10)">{_escaped(view.status_text)}</div>'
         )
     return (
         '<div style="display:flex;align-items:center;gap:8px;flex-wrap:wrap">'
         f'<span style="display:inline-block;width:9px;height:9px;border-radius:50%;'
-        f'background:{colours.STATUS[view.status]}"></span>'
+        f'background:{wording.STATUS[view.status]}"></span>'
         f'<span style="font-weight:600">{_escaped(view.title)}</span>'
         f'<span style="{_FADED}">{_escaped(wording.status(view))}</span></div>{text}'
     )
@@ -292,14 +292,14 @@ def _bar(batch: BatchView, x: float, width: float, height: float, longest: float
         if high > low:
             found.append(
                 f'<rect x="{x:.1f}" y="{bottom - high:.1f}" width="{width:.1f}" height="{high - low:.2f}" '
-                f'fill="{colours.STEPS[group]}"/>'
+                f'fill="{wording.STEPS[group]}"/>'
             )
     if done > longest * 1.005:  # the bar is cut off
         found.append(
             f'<path d="M{x:.1f} {_TOP - 1} l{width / 2:.1f} -6 l{width / 2:.1f} 6 z" fill-opacity=".6"/>'
         )
     if batch.outcome is Outcome.FAILED or batch.retried:
-        colour = colours.STEPS[StepGroup.RETRY]
+        colour = wording.STEPS[StepGroup.RETRY]
         found.append(
             f'<rect x="{x:.1f}" y="{bottom + 1:.1f}" width="{width:.1f}" height="2.5" fill="{colour}"/>'
         )
@@ -323,7 +323,7 @@ def _legend(batches: Sequence[BatchView]) -> str:
         + "".join(
             f'<span title="{_escaped(wording.MEANING[group])}; mean of the batches shown" '
             'style="display:inline-flex;align-items:center;gap:4px">'
-            f'<span style="width:9px;height:9px;border-radius:2px;background:{colours.STEPS[group]}"></span>'
+            f'<span style="width:9px;height:9px;border-radius:2px;background:{wording.STEPS[group]}"></span>'
             f'<span>{group.value} <span style="{_FADED}">{wording.duration(mean)}</span></span></span>'
             for group, mean in totals.items()
             if mean
