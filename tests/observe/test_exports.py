@@ -21,7 +21,7 @@ import pytest
 
 from kafka_eos_source.observe.figures import Event, EventKind, Outcome
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.listener import FinishedBatch, finished_batch, observe_batches
+from kafka_eos_source.observe.notebook import FinishedBatch, finished_batch, observe_batches
 from kafka_eos_source.observe.trace import BatchLog
 from kafka_eos_source.runtime.log_format import VARIABLE, JsonFormatter
 from tests import ROOT

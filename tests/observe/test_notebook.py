@@ -18,7 +18,7 @@ from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import _ticks, panel
 from kafka_eos_source.observe.figures import Event, EventKind, Outcome, StepGroup, TracedStep
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.progress import view_of_reports
+from kafka_eos_source.observe.notebook import view_of_reports
 from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.source_position import SourcePosition
