@@ -130,7 +130,7 @@ def install() -> None:
     if not named:
         return
     from kafka_eos_source.commit import session, tracing
-    from kafka_eos_source.observe import prometheus
+    from kafka_eos_source.observe import exporters
     from kafka_eos_source.observe.background import Call
     from kafka_eos_source.observe.source import SourceObserver
     from kafka_eos_source.observe.trace import SinkCounts, Trace
@@ -147,7 +147,7 @@ def install() -> None:
         _obey(switch, spent, SourceObserver, name, lambda: None)
     _obey(switch, spent, SourceObserver, "asking", nullcontext)
     _obey(switch, spent, OpenTransactions, "hidden", dict)
-    for owner, name in ((Call, "run"), (prometheus, "queries_of_source"), (prometheus, "exposition")):
+    for owner, name in ((Call, "run"), (exporters, "queries_of_source"), (exporters, "exposition")):
         _obey(None, spent, owner, name, lambda: None)
     _take_samples(session, switch, folder)
 

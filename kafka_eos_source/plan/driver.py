@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from kafka_eos_source.model import ShardRanges
-    from kafka_eos_source.observe.prometheus import MetricsServer
+    from kafka_eos_source.observe.exporters import MetricsServer
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.split import Task
 
@@ -64,7 +64,7 @@ class Planning:
             observer.explained_by(lambda: admin.complaint)
             if options.metrics_port is not None:
                 # imported here, because few queries serve metrics and an HTTP server takes long to import
-                from kafka_eos_source.observe.prometheus import serve_source
+                from kafka_eos_source.observe.exporters import serve_source
 
                 metrics = serve_source(options.metrics_host, options.metrics_port)
         return cls(SourcePlan(options, admin), admin, observer, metrics)

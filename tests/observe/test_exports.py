@@ -52,7 +52,7 @@ class InMemory:
 
 
 def test_opentelemetry_gets_the_table_of_metrics() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
+    from kafka_eos_source.observe.exporters import OtelExporter
 
     memory = InMemory()
     exporter = OtelExporter(lambda: [query(batch())], memory.meters, memory.tracers)
@@ -72,7 +72,7 @@ def test_opentelemetry_gets_the_table_of_metrics() -> None:
 
 
 def test_a_batch_is_one_span_with_a_child_per_step() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
+    from kafka_eos_source.observe.exporters import OtelExporter
 
     memory = InMemory()
     now = time.time() + 5
@@ -99,7 +99,7 @@ def test_a_batch_is_one_span_with_a_child_per_step() -> None:
 
 
 def test_the_span_is_linked_to_the_traces_of_records() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
+    from kafka_eos_source.observe.exporters import OtelExporter
 
     memory = InMemory()
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -111,7 +111,7 @@ def test_the_span_is_linked_to_the_traces_of_records() -> None:
 
 
 def test_figures_that_cannot_be_read_are_missing_and_nothing_else() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
+    from kafka_eos_source.observe.exporters import OtelExporter
 
     def broken() -> list[Any]:
         raise PermissionError("another user's folder")
@@ -160,7 +160,7 @@ OTLP = """
 import sys
 from tests.observe.test_metrics import batch, query
 import time
-from kafka_eos_source.observe.otel import export
+from kafka_eos_source.observe.exporters import export
 figures = []
 close = export(lambda: [query(*figures)])
 figures.append(batch(at=time.time() + 5))

@@ -20,8 +20,15 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import exporters
 from kafka_eos_source.observe import journal as journals
-from kafka_eos_source.observe import prometheus
+from kafka_eos_source.observe.exporters import (
+    CONTENT_TYPE,
+    MetricsServer,
+    exposition,
+    queries_of_source,
+    serve_source,
+)
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Outcome,
@@ -35,13 +42,6 @@ from kafka_eos_source.observe.figures import (
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metrics import METRICS, Query, action_of, query_of, with_table
-from kafka_eos_source.observe.prometheus import (
-    CONTENT_TYPE,
-    MetricsServer,
-    exposition,
-    queries_of_source,
-    serve_source,
-)
 from kafka_eos_source.runtime.private_folders import PrivateFolder
 from tests import ROOT
 
@@ -390,7 +390,7 @@ def test_idle_connections_occupy_few_threads_and_nobody_else_waits_for_them(endp
 
 
 def test_a_slow_request_is_ended(endpoint: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus, "_HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(exporters, "_HEAD_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", endpoint.port), 30) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert connection.recv(100) == b"", "the server waited for longer than this socket"
