@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kafka_eos_source.runtime.log_format import configure_if_wanted
+from kafka_eos_source.runtime.logs import configure_if_wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

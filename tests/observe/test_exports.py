@@ -23,7 +23,7 @@ from kafka_eos_source.observe.figures import Event, EventKind, Outcome
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.notebook import FinishedBatch, finished_batch, observe_batches
 from kafka_eos_source.observe.trace import BatchLog
-from kafka_eos_source.runtime.log_format import VARIABLE, JsonFormatter
+from kafka_eos_source.runtime.logs import FORMAT_VARIABLE, JsonFormatter
 from tests import ROOT
 from tests.observe.test_metrics import batch, query
 
@@ -216,7 +216,7 @@ def test_the_environment_switches_structured_logs_on(value: str, lines: int) -> 
     code = "import logging, kafka_eos_source; logging.getLogger('kafka_eos_source.x').info('one %d', 2)"
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, VARIABLE: value},
+        env={**os.environ, FORMAT_VARIABLE: value},
         capture_output=True,
         text=True,
         check=True,
