@@ -6,7 +6,7 @@ import click
 
 from kafka_eos_source.demo import flights
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 _PARTITIONS = 3
 

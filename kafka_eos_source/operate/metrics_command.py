@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 _PORT = 9307
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
-from kafka_eos_source.runtime.json_output import JSON
+from kafka_eos_source.runtime.commands import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.observe.view import QueryView
