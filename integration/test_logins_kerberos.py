@@ -35,8 +35,7 @@ from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.kafka.wire.sasl import KerberosExchange
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 pytest.importorskip("gssapi", reason="the extra 'kerberos' is not installed")
 pytestmark = pytest.mark.skipif(not kerberos.is_installed(), reason="no KDC is installed (krb5-kdc)")

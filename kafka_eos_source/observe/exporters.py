@@ -31,8 +31,7 @@ from kafka_eos_source.observe.journal import (
 )
 from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS, Kind, Metric, Query, query_of
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.sockets import limit
+from kafka_eos_source.runtime.deadline import Deadline, limit
 from kafka_eos_source.secrets import is_loopback
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Pauses
 
 _POLL_SECONDS = 0.1
 

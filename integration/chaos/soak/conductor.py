@@ -43,8 +43,7 @@ from integration.support.kafka import Admin
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.testing.history import read_history
 
 _VISIBLE_SECONDS = 120.0

@@ -20,8 +20,7 @@ from integration.chaos.soak.judge import Printed
 from integration.chaos.soak.workload import PARTITIONS, STORE, Totals
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from kafka_eos_source.embedded import jars, java, supervisor
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.state import StateQuery
 from kafka_eos_source.testing.history import Record
