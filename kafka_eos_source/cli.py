@@ -30,7 +30,7 @@ from kafka_eos_source.operate import (
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.shared_options import parse_pairs, warn_of_secrets
 from kafka_eos_source.runtime.commands import JSON, handling, print_error, print_json, wants_json
-from kafka_eos_source.runtime.parent import on_end_of_parent
+from kafka_eos_source.runtime.watchdog import on_end_of_parent
 
 _POLL_SECONDS = 0.1
 
