@@ -24,8 +24,8 @@ from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
+from kafka_eos_source.runtime.folders import make_missing, make_private
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.runtime.own_folders import make_missing, make_private
 
 _START_SECONDS, _POLL_SECONDS = 120.0, 0.05
 #: Options for a JVM that runs for a second: it starts faster without the optimising compiler.

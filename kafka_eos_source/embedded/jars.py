@@ -32,9 +32,8 @@ from pathlib import Path
 
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.folders import cache_directory, make_missing, refuse_replaceable
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.runtime.own_folders import make_missing, refuse_replaceable
 
 KAFKA_VERSION = "4.3.1"
 #: The variable of the environment that accepts jars of which the list does not have the name.

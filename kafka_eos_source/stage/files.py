@@ -37,7 +37,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, names_in, new_file, read_text
-from kafka_eos_source.runtime.own_folders import (
+from kafka_eos_source.runtime.folders import (
     OWNERS_FOLDER,
     NotOwnError,
     is_on_this_host,

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
 
 #: Fix for a part that is not what its task wrote.
 RESTART = "restart the query, which stages the batch again. Readers see nothing of it yet."

@@ -11,7 +11,7 @@ from kafka_eos_source.options.by_table import parse_table, take_group_id
 from kafka_eos_source.options.option import OPERATOR
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 
 #: Default of ``state.snapshot.interval.ms``.

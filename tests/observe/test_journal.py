@@ -40,8 +40,8 @@ from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, 
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.runtime import private_folders
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
 
 WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
 BATCH = BatchFigures(
@@ -107,8 +107,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(private_folders, "_warned", set())
-    monkeypatch.setattr(private_folders, "_tidied", {})
+    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(folders, "_tidied", {})
     return shared
 
 
@@ -176,7 +176,7 @@ def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch
     """A driver that makes batch writes may run for months."""
     now = 0.0
     clocks = SimpleNamespace(monotonic=lambda: now, time=time.time)
-    monkeypatch.setattr(private_folders, "time", clocks)
+    monkeypatch.setattr(folders, "time", clocks)
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
@@ -379,7 +379,7 @@ def test_files_of_former_queries_are_deleted_by_age(shared: Path) -> None:
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
-    private_folders._tidied.clear()
+    folders._tidied.clear()
     Journal("another").finished(replace(BATCH, application_id="another"))
     assert [each.application_id for each in query_journals()] == ["another"]
 

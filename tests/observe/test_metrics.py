@@ -42,7 +42,7 @@ from kafka_eos_source.observe.figures import (
 from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.metrics import METRICS, Query, action_of, query_of, with_table
-from kafka_eos_source.runtime.private_folders import PrivateFolder
+from kafka_eos_source.runtime.folders import PrivateFolder
 from tests import ROOT
 
 NOW = 1_700_000_000.0

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.runtime import private_folders
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
+from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder, file_name
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.paths import location_of_batch_writes
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
@@ -29,7 +29,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(folders, "_warned", set())
     return shared
 
 
@@ -267,7 +267,7 @@ def test_a_failed_write_keeps_the_older_file_and_leaves_no_other(
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(private_folders.os, "rename", full)
+    monkeypatch.setattr(folders.os, "rename", full)
     with pytest.raises(OSError, match="No space left"):
         folder.write("file", "new")
     assert os.listdir(folder.path) == ["file"]
@@ -285,7 +285,7 @@ def test_the_same_error_has_the_same_text_every_time(shared: Path, monkeypatch: 
             raise OSError(30, "Read-only file system", name)
         return before(name, flags, *more, **named)
 
-    monkeypatch.setattr(private_folders.os, "open", read_only)
+    monkeypatch.setattr(folders.os, "open", read_only)
     for _ in range(2):
         with pytest.raises(OSError, match="Read-only") as raised:
             folder.write("file", "text")
