@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source.runtime.folders import warn_once
+from kafka_eos_source.runtime.logs import warn_once
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from urllib.parse import quote
 from kafka_eos_source.observe.background import in_background
 from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, WaitingCommit, newer, with_totals
 from kafka_eos_source.observe.lines import ProcessId
-from kafka_eos_source.runtime.folders import PrivateFolder, warn_once
+from kafka_eos_source.runtime.folders import PrivateFolder
+from kafka_eos_source.runtime.logs import warn_once
 
 _log = logging.getLogger(__name__)
 

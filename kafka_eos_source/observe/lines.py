@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from kafka_eos_source.runtime.folders import warn_once
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
+from kafka_eos_source.runtime.logs import warn_once
 
 #: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
 VERSION = 1

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import TypeVar
 
 
-
 @dataclass(frozen=True)
 class Deadline:
     """A point in time on the monotonic clock.

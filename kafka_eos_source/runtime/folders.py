@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import re
 import stat
@@ -668,16 +667,6 @@ def file_name(text: str) -> str:
     if len(quoted) > _LONGEST_NAME_BYTES:
         return _HASHED + sha256(text.encode(errors="surrogatepass")).hexdigest()
     return quoted
-
-
-def warn_once(log: logging.Logger, text: str) -> None:
-    """Logs a warning unless this process has logged the same text before."""
-    if text not in _warned:
-        _warned.add(text)
-        log.warning("%s", text)
-
-
-_warned: set[str] = set()
 
 
 def _open_own_folder(parent: int, name: str, path: str) -> int:

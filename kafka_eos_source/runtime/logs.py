@@ -50,7 +50,7 @@ def wants_json_logs() -> bool:
 
 def configure_if_wanted() -> None:
     """Makes this package's logger write JSON to standard error, if the environment asks for it."""
-    if not is_wanted():
+    if not wants_json_logs():
         return
     logger = logging.getLogger(_PACKAGE)
     if any(isinstance(each.formatter, JsonFormatter) for each in logger.handlers):
@@ -145,3 +145,13 @@ class ClientLog:
             line = _repeats.reduced(self._hide(text % arguments))
             if line is not None:
                 _log.log(level, "%s", line)
+
+
+def warn_once(log: logging.Logger, text: str) -> None:
+    """Logs a warning unless this process has logged the same text before."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
+
+
+_warned: set[str] = set()
