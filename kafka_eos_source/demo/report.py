@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kafka_eos_source.demo.markers import Marker, markers
 from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History
-from kafka_eos_source.testing.markers import Marker, markers
 from kafka_eos_source.testing.verdict import Verdict
 
 if TYPE_CHECKING:
