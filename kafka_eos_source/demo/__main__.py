@@ -17,8 +17,8 @@ import click
 import pyspark
 
 from kafka_eos_source.demo import flights, report
-from kafka_eos_source.demo.picture import draw
 from kafka_eos_source.demo.query import Spec
+from kafka_eos_source.demo.report import draw
 from kafka_eos_source.demo.run import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
