@@ -179,9 +179,7 @@ for _each in (
     topic_commands.tail,
     topic_commands.lag,
     _Lazy("demo", "kafka_eos_source.demo.__main__", "Kill a query's driver repeatedly, and count the rows."),
-    _Lazy(
-        "flights", "kafka_eos_source.demo.flights_topic", "Create a topic of real flights to try queries on."
-    ),
+    _Lazy("flights", "kafka_eos_source.demo.flights", "Create a topic of real flights to try queries on."),
 ):
     main.add_command(_each)
 
