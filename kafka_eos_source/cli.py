@@ -130,7 +130,7 @@ def broker(
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
-    from kafka_eos_source.embedded.jars import KAFKA_VERSION
+    from kafka_eos_source.embedded.java import KAFKA_VERSION
 
     properties = parse_pairs(config, "--config")
     levels = parse_pairs(features, "--feature", "NAME=LEVEL")

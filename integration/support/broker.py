@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.jars import KAFKA_VERSION
+from kafka_eos_source.embedded.java import KAFKA_VERSION
 from kafka_eos_source.embedded.properties import Ports, server_properties
 
 VARIABLE = "KAFKA_BOOTSTRAP"

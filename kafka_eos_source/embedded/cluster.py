@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from kafka_eos_source.embedded import jars as jar_cache
 from kafka_eos_source.embedded import java
+from kafka_eos_source.embedded import java as jar_cache
 from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.embedded.cluster import free_ports, new_cluster_id
-from kafka_eos_source.embedded.jars import (
+from kafka_eos_source.embedded.java import (
     BROKER,
     KAFKA_VERSION,
     JarSet,
@@ -335,7 +335,7 @@ def test_with_users_the_first_is_super_user_and_every_login_needs_a_password() -
 
 def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.java.jars", lambda _: tmp_path)
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match=f"another broker runs in the directory '{tmp_path}'"):
@@ -346,7 +346,7 @@ def test_a_directory_with_another_number_of_brokers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.java.jars", lambda _: tmp_path)
     (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
     with pytest.raises(
         InvalidOptionError, match=r"brokers=1, but the directory .* holds a cluster of 3 broker\(s\)"
@@ -360,7 +360,7 @@ def test_a_broker_that_cannot_start_is_an_error_and_ends_no_other_process(
     (tmp_path / "node-1" / "data").mkdir(parents=True)
     (tmp_path / "node-1" / "data" / "meta.properties").touch()
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: str(tmp_path / "no-such-java"))
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.java.jars", lambda _: tmp_path)
     with pytest.raises(UnavailableError, match="no-such-java' could not be run"):
         EmbeddedKafka(directory=tmp_path).start()
 

@@ -24,7 +24,7 @@ import pytest
 
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile
 from kafka_eos_source.embedded.cluster import EmbeddedKafka
-from kafka_eos_source.embedded.jars import JarSet, jars
+from kafka_eos_source.embedded.java import JarSet, jars
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.observe.figures import SourceFigures, SourceState, WaitingCommit
 from kafka_eos_source.observe.journal import Journal, SourceFile
