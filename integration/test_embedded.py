@@ -40,8 +40,7 @@ from integration.support.tools import (
 )
 from integration.test_sink_stream import LOOP, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka, cluster, java
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 START_SECONDS = 120.0

@@ -20,8 +20,7 @@ from integration.support.kafka import produce, read_back, values
 from integration.support.kerberos import REALM, Realm
 from integration.support.security import PASSWORDS, SecuredCluster, as_options
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import admin_client

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import free_ports, new_cluster_id
+from kafka_eos_source.embedded.cluster import Ports, free_ports, new_cluster_id, render, server_properties
 from kafka_eos_source.embedded.java import (
     BROKER,
     KAFKA_VERSION,
@@ -31,7 +31,6 @@ from kafka_eos_source.embedded.java import (
     ivy_error,
     jars,
 )
-from kafka_eos_source.embedded.properties import Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 FOLDER = f"kafka-{KAFKA_VERSION}"
