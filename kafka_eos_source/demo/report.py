@@ -1,7 +1,8 @@
-"""Counts transaction markers in a broker's own log files, independently of any client.
+"""What the demo shows at the end: a table of what was counted, and a picture of the run.
 
-A transaction that ends leaves a control batch in every partition it wrote to, commit or abort, with the
-producer's id and epoch (KIP-98). Layout of a batch, message format 2::
+Transactions are counted in the broker's own log files, independently of any client. A transaction that ends
+leaves a control batch in every partition it wrote to, commit or abort, with the producer's id and epoch
+(KIP-98). Layout of a batch, message format 2::
 
     baseOffset 8 | length 4 | leaderEpoch 4 | magic 1 | crc 4 | attributes 2 | lastOffsetDelta 4 |
     baseTimestamp 8 | maxTimestamp 8 | producerId 8 | producerEpoch 2 | baseSequence 4 | count 4 | records
@@ -85,8 +86,7 @@ def varint(segment: bytes, at: int) -> tuple[int, int]:
             return (value >> 1) ^ -(value & 1), at
 
 
-# HOUSE: from kafka_eos_source.demo.report
-# HOUSE| """The table at the end of the demo, from the verdicts and the broker's own log."""
+# -- the table -------------------------------------------------------------------------------------
 
 
 def verdict_json(verdict: Verdict) -> dict[str, int | bool]:
@@ -160,8 +160,7 @@ def table(
     return result
 
 
-# HOUSE: from kafka_eos_source.demo.report
-# HOUSE| """Draws a picture of the run: what was committed over time, and when the driver was killed."""
+# -- the picture -----------------------------------------------------------------------------------
 
 
 def draw(history: History, total: int, path: Path) -> None:

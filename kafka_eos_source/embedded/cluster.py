@@ -1,4 +1,4 @@
-"""Builds the ``server.properties`` of a broker."""
+"""Runs Kafka brokers in KRaft mode on 127.0.0.1; each is a broker and a controller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pathlib import Path
 from types import TracebackType
 
 from kafka_eos_source.embedded import java, supervisor
-from kafka_eos_source.embedded import java as jar_cache
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka.wire.probe import broker_ids
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
@@ -119,8 +118,7 @@ def render(properties: Mapping[str, str]) -> str:
     )
 
 
-# HOUSE: from kafka_eos_source.embedded.cluster
-# HOUSE| """One broker: its files, ports and process."""
+# -- one broker: its files, ports and process ------------------------------------------------------
 
 _STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
 _ANSWER_SECONDS = 5.0
@@ -266,8 +264,7 @@ def last_lines(text: str, count: int = 15) -> str:
     return "\n".join(lines[-count:])
 
 
-# HOUSE: from kafka_eos_source.embedded.cluster
-# HOUSE| """Runs Kafka brokers in KRaft mode on 127.0.0.1; each is a broker and a controller."""
+# -- the cluster -----------------------------------------------------------------------------------
 
 _START_SECONDS, _POLL_SECONDS = 120.0, 0.05
 #: Options for a JVM that runs for a second: it starts faster without the optimising compiler.
@@ -316,7 +313,7 @@ class EmbeddedKafka:
         *,
         users: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
-        version: str = jar_cache.KAFKA_VERSION,
+        version: str = java.KAFKA_VERSION,
         features: Mapping[str, int] | None = None,
     ) -> None:
         if not 1 <= brokers <= 9:
@@ -346,7 +343,7 @@ class EmbeddedKafka:
     def start(self) -> EmbeddedKafka:
         """Starts every broker; returns when all of them answer and know each other."""
         executable = java.find()
-        jars = jar_cache.jars(jar_cache.broker_jars(self._version))
+        jars = java.jars(java.broker_jars(self._version))
         try:
             self._open_directory()
             self._nodes = self._make_nodes()
@@ -521,7 +518,7 @@ class EmbeddedKafka:
     def _start(self, nodes: Iterable[Node], executable: str) -> None:
         started = list(nodes)
         versions = {node.version for node in started}
-        jars = {version: jar_cache.jars(jar_cache.broker_jars(version)) for version in versions}
+        jars = {version: java.jars(java.broker_jars(version)) for version in versions}
         options = [*_BROKER_JVM, *self._java_options, _LOGGING]
         for node in started:
             node.launch(

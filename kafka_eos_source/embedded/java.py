@@ -1,4 +1,16 @@
-"""Finds the Java that PySpark needs anyway."""
+"""Finds Java, and downloads Kafka's jars once into a cache with the Ivy that PySpark includes.
+
+``jars.sha256`` beside this module lists the SHA-256 of each jar of the versions that are tested, in the
+format of ``sha256sum``. Neither the repository nor a proxy can replace such a jar. Jars of another version
+are not used unless `ACCEPTS_UNLISTED` is set. They are verified at each use.
+
+::
+
+    <cache>/<set>-<version>/*.jar
+    <cache>/<set>-<version>/manifest.json   name → [size, SHA-256]; written last, so a folder without it is
+                                            incomplete and is downloaded again
+    <cache>/ivy/                            Ivy's own cache; Ivy writes to no other folder
+"""
 
 from __future__ import annotations
 
@@ -19,7 +31,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.folders import cache_directory, make_missing, refuse_replaceable
 from kafka_eos_source.runtime.json_input import parse_json
@@ -69,20 +80,7 @@ def version(output: str) -> int | None:
     return int(found[1]) if found else None
 
 
-# HOUSE: from kafka_eos_source.embedded.java
-# HOUSE| """Downloads Kafka's jars once into a cache, with the Ivy that PySpark includes; verifies them at each use.
-# HOUSE|
-# HOUSE| ``jars.sha256`` beside this module lists the SHA-256 of each jar of the versions that are tested, in the
-# HOUSE| format of ``sha256sum``. Neither the repository nor a proxy can replace such a jar. Jars of another version
-# HOUSE| are not used unless `ACCEPTS_UNLISTED` is set.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     <cache>/<set>-<version>/*.jar
-# HOUSE|     <cache>/<set>-<version>/manifest.json   name → [size, SHA-256]; written last, so a folder without it is
-# HOUSE|                                             incomplete and is downloaded again
-# HOUSE|     <cache>/ivy/                            Ivy's own cache; Ivy writes to no other folder
-# HOUSE| """
+# -- jars ------------------------------------------------------------------------------------------
 
 KAFKA_VERSION = "4.3.1"
 #: The variable of the environment that accepts jars of which the list does not have the name.
@@ -279,7 +277,7 @@ def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         module = Path(scratch) / "ivy.xml"
         module.write_text(_ivy_module(jar_set))
-        command = [java.find(), f"-Divy.home={ivy_cache}", "-cp", f"{spark_jars}/*"]
+        command = [find(), f"-Divy.home={ivy_cache}", "-cp", f"{spark_jars}/*"]
         command += ["org.apache.ivy.Main", "-ivy", str(module), "-cache", str(ivy_cache), "-confs", "default"]
         command += ["-types", "jar", "bundle", "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
         code, output = _run(command, jar_set)

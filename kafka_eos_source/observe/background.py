@@ -1,4 +1,8 @@
-"""Keeps errors of the measurement away from the query that is measured."""
+"""Keeps measurement away from the query that is measured: its errors, and the time that its files take.
+
+`guarded` logs an error and continues. `in_background` makes a call that touches files in a thread of its own,
+so that a hung file system does not stop a query.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,6 @@ def guarded(call: Callable[[], T]) -> T | None:
         warn_once(_log, f"a figure of the query is missing: {error!r}. The query is not affected.")
         return None
 
-
-# HOUSE: from kafka_eos_source.observe.background
-# HOUSE| """Makes calls that touch files in a thread of their own, so that a hung file system does not stop a query."""
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: How long a caller waits for its call. A healthy file system answers in a fraction of a millisecond.
 PATIENCE_SECONDS = 1.0

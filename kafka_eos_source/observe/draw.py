@@ -1,4 +1,7 @@
-"""Draws views of queries for a terminal of any width, with or without colours."""
+"""Draws queries and rows of a store: as text for a terminal of any width, or as HTML for a notebook.
+
+Pure functions. The HTML contains inline SVG, and suits light and dark notebooks.
+"""
 
 from __future__ import annotations
 
@@ -168,8 +171,7 @@ def _legend_text(batches: Sequence[BatchView], console: Console) -> Text:
     return found
 
 
-# HOUSE: from kafka_eos_source.observe.draw
-# HOUSE| """Draws the view of a query as HTML with inline SVG, for light and dark notebooks. A pure function."""
+# -- queries in a notebook -------------------------------------------------------------------------
 
 _MOST_BATCHES = 60
 #: The chart, in its own units.
@@ -344,8 +346,7 @@ def _details(view: QueryView) -> str:
     return f'<table style="{style}">{rows}</table>'
 
 
-# HOUSE: from kafka_eos_source.observe.draw
-# HOUSE| """Draws rows of a store as HTML for a notebook, or as text for a terminal. Pure functions."""
+# -- rows of a store -------------------------------------------------------------------------------
 
 #: Longer cells are cut off.
 _MOST_CHARACTERS = 60

@@ -1,4 +1,8 @@
-"""Serves the metrics of queries in Prometheus's text format."""
+"""Exports the metrics: serves them to Prometheus, or sends them to OpenTelemetry together with spans.
+
+Both read the journals of this host. No process that commits takes part, so a slow or broken collector costs a
+query nothing.
+"""
 
 from __future__ import annotations
 
@@ -341,15 +345,7 @@ def _number(number: float) -> str:
     return repr(float(number))
 
 
-# HOUSE: from kafka_eos_source.observe.exporters
-# HOUSE| """Exports the metrics to OpenTelemetry, and one span per micro-batch with a child per step.
-# HOUSE|
-# HOUSE| It reads the journals of this host, in a thread of its own. No process that commits takes part, so a slow or
-# HOUSE| broken collector costs a query nothing. Where the figures go is configured as for every program that uses
-# HOUSE| OpenTelemetry: by the SDK that the process has set up, or else by the variables ``OTEL_EXPORTER_OTLP_…``.
-# HOUSE| """
-
-_log = logging.getLogger(__name__)
+# -- OpenTelemetry ---------------------------------------------------------------------------------
 
 _SCOPE = "kafka_eos_source"
 _INTERVAL_SECONDS = 1.0

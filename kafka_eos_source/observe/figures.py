@@ -1,4 +1,9 @@
-"""The steps whose duration is measured, and the groups in which people see them."""
+"""What is measured: the steps of a micro-batch, one record per micro-batch and source, and sums over a run.
+
+All records are immutable. The process that commits makes a `BatchFigures` per micro-batch, and a
+`WaitingCommit` while a commit stands still; the process that plans makes `SourceFigures`. Journals, views,
+metrics and callbacks are made from them. Each is one JSON object (`observe.lines`).
+"""
 
 from __future__ import annotations
 
@@ -122,12 +127,7 @@ def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
     return {group: found[group] for group in StepGroup if group in found}
 
 
-# HOUSE: from kafka_eos_source.observe.figures
-# HOUSE| """What is measured of a micro-batch: one immutable record per batch, and one per commit that stands still.
-# HOUSE|
-# HOUSE| Journals, views, metrics and callbacks are made from these records and those of `observe.source_figures`. Each
-# HOUSE| is one JSON object (`observe.lines`).
-# HOUSE| """
+# -- a micro-batch ---------------------------------------------------------------------------------
 
 
 class Outcome(Enum):
@@ -451,8 +451,7 @@ def _sinks(found: object) -> dict[str, dict[str, float]]:
     return {name: numbers(each) for name, each in mapping(found).items()}
 
 
-# HOUSE: from kafka_eos_source.observe.figures
-# HOUSE| """What is measured of a source: one immutable record each time its planner looks at the brokers."""
+# -- a source --------------------------------------------------------------------------------------
 
 
 class SourceState(Enum):
@@ -602,8 +601,7 @@ def _flat(found: object) -> dict[TopicPartition, int]:
     }
 
 
-# HOUSE: from kafka_eos_source.observe.figures
-# HOUSE| """Sums the figures of a run's micro-batches, and bounds how many output topics they name."""
+# -- sums over the micro-batches of a run ----------------------------------------------------------
 
 #: Bounds of the histogram `BatchFigures.durations`, in seconds. Longer batches are in no bound.
 DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -1,6 +1,8 @@
-"""Writes and reads records as lines of JSON, with a version and a kind.
+"""Lines of JSON, which one process writes and another one reads: records with a version, a kind and a writer.
 
-A reader skips objects whose version or kind it does not know, and ignores keys that it does not know.
+The writer may have been another version, or may have been killed while it wrote. A reader skips objects whose
+version or kind it does not know, and ignores keys that it does not know. The functions that read single
+values raise for a value of another kind. `ProcessId` tells a reader whether the writer still lives.
 """
 
 from __future__ import annotations
@@ -73,8 +75,7 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-# HOUSE: from kafka_eos_source.observe.lines
-# HOUSE| """Reads values of JSON whose writer may have been another version, or may have been killed while it wrote."""
+# -- reading values --------------------------------------------------------------------------------
 
 
 def integer(found: object) -> int:
@@ -152,8 +153,7 @@ def items(found: object) -> list[Any]:
     return found
 
 
-# HOUSE: from kafka_eos_source.observe.lines
-# HOUSE| """Identifies processes of this host, so that a reader of a journal sees whether its writer still lives."""
+# -- the process that wrote a line -----------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 

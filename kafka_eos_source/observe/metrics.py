@@ -1,4 +1,11 @@
-"""Computes the values of the metrics from the figures of one query. Pure functions."""
+"""Every metric, declared once: name, type, unit, labels, meaning, and how it follows from the figures.
+
+Prometheus, OpenTelemetry and ``docs/metrics.md`` are made from this table. Names follow the rules of
+OpenTelemetry: words are separated by dots, units are not part of the name, and Kafka's topics and partitions
+are the attributes ``messaging.destination.name`` and ``messaging.destination.partition.id``.
+
+``python -m kafka_eos_source.observe.metrics`` writes the table of ``docs/metrics.md``.
+"""
 
 from __future__ import annotations
 
@@ -309,13 +316,7 @@ def processor_counts(query: Query) -> Values:
         yield (name,), number
 
 
-# HOUSE: from kafka_eos_source.observe.metrics
-# HOUSE| """Every metric, declared once: name, type, unit, labels, meaning, and how it follows from the figures.
-# HOUSE|
-# HOUSE| Prometheus, OpenTelemetry and ``docs/metrics.md`` are made from this table. Names follow the rules of
-# HOUSE| OpenTelemetry: words are separated by dots, units are not part of the name, and Kafka's topics and partitions
-# HOUSE| are the attributes ``messaging.destination.name`` and ``messaging.destination.partition.id``.
-# HOUSE| """
+# -- the table -------------------------------------------------------------------------------------
 
 #: The label that each metric has: the option ``application.id``.
 APPLICATION = "kafka_eos.application.id"
@@ -725,8 +726,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-# HOUSE: from kafka_eos_source.observe.metrics
-# HOUSE| """Writes the table of ``docs/metrics.md``: ``python -m kafka_eos_source.observe.metrics``."""
+# -- the table of the documentation ----------------------------------------------------------------
 
 BEGIN, END = "<!-- table of metrics: begin -->\n", "<!-- table of metrics: end -->\n"
 

@@ -1,4 +1,8 @@
-"""Shows something that changes: in the output of a notebook's cell, or on the screen of a terminal."""
+"""``watch(query)`` and ``observe_batches(spark, callback)``: what the user's own program sees of its queries.
+
+On the driver's host, the figures come from the files that the query writes there. Over Spark Connect, these
+files cannot be read, and the figures come from Spark's progress reports (`observe.source.with_figures`).
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from kafka_eos_source.observe import draw
+from kafka_eos_source.observe.background import guarded
+from kafka_eos_source.observe.draw import panel
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, StepGroup
-from kafka_eos_source.observe.journal import QueryJournal
+from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query_journal
+from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.observe.source import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
 from kafka_eos_source.protocol.source_position import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-
-_notebook = notebook_display  # FIXME-HOUSE
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from kafka_eos_source.observe.background import guarded
-from kafka_eos_source.observe.draw import panel
-from kafka_eos_source.observe.journal import newest_batches, query_journal
-from kafka_eos_source.observe.lines import ProcessId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,12 +143,7 @@ def show_in_terminal(
     console.print(draw(found, None))
 
 
-# HOUSE: from kafka_eos_source.observe.notebook
-# HOUSE| """Makes the view of a query from Spark's progress reports, where the driver's files cannot be read.
-# HOUSE|
-# HOUSE| That is so over Spark Connect. The source of this package adds the newest micro-batch to each report
-# HOUSE| (`observe.summary`). Reports of other sources only have Spark's own numbers.
-# HOUSE| """
+# -- the view that Spark's progress reports give ---------------------------------------------------
 
 
 def view_of_reports(
@@ -253,8 +246,7 @@ def _offsets(found: object) -> dict[str, dict[str, int]]:
     }
 
 
-# HOUSE: from kafka_eos_source.observe.notebook
-# HOUSE| """``watch(query)``: a panel in a notebook, or a screen in a terminal, that shows live what a query does."""
+# -- watch -----------------------------------------------------------------------------------------
 
 
 class StreamingQuery(Protocol):
@@ -296,7 +288,7 @@ def watch(query: StreamingQuery, interval: float = 1.0) -> Watch[QueryView] | No
     """
     look = partial(view_of, query)
     first, runs = look()
-    shell = _notebook()
+    shell = notebook_display()
     if shell is None:
         show_in_terminal(look, first, runs, lambda found, height: draw.frame([found], height), interval)
         return None
@@ -362,8 +354,7 @@ def _bundle(found: QueryView) -> dict[str, str]:
     return bundle(panel(found), draw.frame([found], None))
 
 
-# HOUSE: from kafka_eos_source.observe.notebook
-# HOUSE| """``observe_batches(spark, callback)``: Spark's progress reports joined with our figures."""
+# -- observe_batches -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measures one source of a query in the process that plans its batches."""
+"""Measures a source in the process that plans its batches, for a file and for Spark's ``lastProgress``."""
 
 from __future__ import annotations
 
@@ -304,12 +304,7 @@ class SourceObserver:
         )
 
 
-# HOUSE: from kafka_eos_source.observe.source
-# HOUSE| """The figures that a source adds to ``lastProgress``, so that they also reach users of Spark Connect.
-# HOUSE|
-# HOUSE| ``lastProgress["sources"][i]["latestOffset"]`` is what `reportLatestOffset` returns: the latest offsets in the
-# HOUSE| form of a source position. Its key ``"@"`` holds what is not an offset, and there the figures have one key.
-# HOUSE| """
+# -- figures in Spark's progress reports -----------------------------------------------------------
 
 _LIVE = "live"
 

@@ -404,8 +404,7 @@ def _replace_watch() -> None:
 os.register_at_fork(after_in_child=_replace_watch)
 
 
-# HOUSE: from kafka_eos_source.observe.trace
-# HOUSE| """One log record per micro-batch, for programs that collect structured logs (`runtime.log_format`)."""
+# -- the log of micro-batches ----------------------------------------------------------------------
 
 _log = logging.getLogger("kafka_eos_source.batches")
 

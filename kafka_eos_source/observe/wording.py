@@ -1,4 +1,4 @@
-"""Words and numbers as people read them, the same in the terminal and in the notebook."""
+"""Words, numbers and colours as people see them, the same in the terminal and in the notebook."""
 
 from __future__ import annotations
 
@@ -192,12 +192,6 @@ def facts(view: QueryView) -> Iterable[tuple[str, str]]:
             f"{duration(max(0.0, view.at - last.at))} ago: {last.kind.value}: {last.text}",
         )
 
-
-# HOUSE: from kafka_eos_source.observe.wording
-# HOUSE| """Colours of the groups of steps and of the status, the same in the notebook and in the terminal.
-# HOUSE|
-# HOUSE| They have medium lightness, so that they stand out from a white and from a black background.
-# HOUSE| """
 
 STEPS: Mapping[StepGroup, str] = {
     StepGroup.TASKS: "#5b8def",

@@ -1,4 +1,4 @@
-"""The option ``--json`` of all commands, and how they print JSON."""
+"""What all commands share: the option ``--json``, how they print JSON and errors, and signals."""
 
 from __future__ import annotations
 
@@ -57,10 +57,6 @@ def print_error(error: KafkaEosError, *, as_json: bool) -> None:
         print_json({"error": said})
     else:
         click.echo(str(error), err=True)
-
-
-# HOUSE: from kafka_eos_source.runtime.commands
-# HOUSE| """Handles signals for a while."""
 
 
 @contextmanager

@@ -1,4 +1,9 @@
-"""A time budget that is passed down: every blocking call may use only what remains of it."""
+"""How long an operation may take: deadlines that are passed down, retries, and sockets that keep a deadline.
+
+Every blocking call may use only what remains of its `Deadline`. `retry` repeats an operation that raises
+errors. `Pauses` paces a loop that waits for something else, such as the end of a transaction or the leader of
+a new partition.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +49,7 @@ class Deadline:
         return time.monotonic() >= self.at
 
 
-# HOUSE: from kafka_eos_source.runtime.deadline
-# HOUSE| """The retry policy of this package: which errors, how long to pause, and when to give up.
-# HOUSE|
-# HOUSE| `retry` repeats an operation that raises errors. `Pauses` paces a loop that waits for something else, such as
-# HOUSE| the end of a transaction or the leader of a new partition.
-# HOUSE| """
+# -- retries ---------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -159,8 +159,7 @@ def retry(
         pauses.wait()
 
 
-# HOUSE: from kafka_eos_source.runtime.deadline
-# HOUSE| """Reads answers of Kafka's protocol from a plain socket."""
+# -- sockets ---------------------------------------------------------------------------------------
 
 
 def receive(connection: socket.socket, size: int, deadline: Deadline | None = None) -> bytes:

@@ -1,8 +1,14 @@
-"""Local folders whose contents nobody but this user can have written.
+"""Local folders and files whose contents nobody but this user can have written.
 
 Owner and mode decide on a file system that has them: a file in a folder of mode 0700 was written by the owner
 of the folder, or by root. Other users can still put a folder of their own in its place if they may write to
 one of the folders above it. So `make_private` looks at the whole path, and `open_own` at what it opened.
+
+`PrivateFolder` is for the system's temporary folder, which all users share, with names that are public.
+Another user may create a folder of such a name first, or plant a symbolic link. So each of its operations
+opens each folder on the path by descriptor, follows no links, and checks that the current user owns the
+folder before it touches a file. It creates files exclusively, with mode 0600, and renames them into place.
+Only `PrivateFolder.append` writes into a file that already exists, after checking its owner.
 """
 
 from __future__ import annotations
@@ -321,15 +327,7 @@ def _refusal(path: str, folder: str, found: os.stat_result, flaw: str, option: s
     )
 
 
-# HOUSE: from kafka_eos_source.runtime.folders
-# HOUSE| """Folders below the system's temporary folder that only the current user may read and write.
-# HOUSE|
-# HOUSE| The system's temporary folder is shared, and the names that this package uses in it are public. Another
-# HOUSE| local user may therefore create a folder of that name first, or plant a symbolic link. Every operation in
-# HOUSE| this module opens each folder on the path by descriptor, follows no links, and checks that the current user
-# HOUSE| owns the folder before it touches a file. It creates files exclusively, with mode 0600, and renames them into
-# HOUSE| place. Only `PrivateFolder.append` writes into a file that already exists, after checking its owner.
-# HOUSE| """
+# -- folders in the system's temporary folder ------------------------------------------------------
 
 _OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -731,8 +729,7 @@ def _foreign(path: str, found: os.stat_result) -> str:
     )
 
 
-# HOUSE: from kafka_eos_source.runtime.folders
-# HOUSE| """The folder in which this package keeps large files that it can make or download again."""
+# -- the cache -------------------------------------------------------------------------------------
 
 
 def cache_directory() -> Path:

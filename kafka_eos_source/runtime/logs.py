@@ -1,7 +1,7 @@
-"""Structured logs: each log record of this package as one JSON object per line.
+"""How this package logs: JSON lines if wanted, each warning once, and little of what librdkafka repeats.
 
-They are switched on by an environment variable, because the lines come from several processes: the planning
-process of each source, the process that commits, and the workers. All inherit the driver's environment.
+Environment variables switch it, because the lines come from several processes: the planning process of each
+source, the process that commits, and the workers. All inherit the driver's environment.
 """
 
 from __future__ import annotations
@@ -62,11 +62,7 @@ def configure_if_wanted() -> None:
     logger.propagate = False
 
 
-# HOUSE: from kafka_eos_source.runtime.logs
-# HOUSE| """What librdkafka logs, for every Kafka client of a process and its children: its level, and each line once.
-# HOUSE|
-# HOUSE| While brokers are down, librdkafka logs the same line for each attempt to connect, 18 times a second.
-# HOUSE| """
+# -- what librdkafka logs --------------------------------------------------------------------------
 
 #: Environment variable with the level, as in syslog: 3 = errors, 4 = warnings too, 6 = librdkafka's default.
 LEVEL_VARIABLE = "KAFKA_EOS_CLIENT_LOG_LEVEL"
@@ -84,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_log_level(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties of a client, with the level of `LEVEL_VARIABLE` unless they contain ``log_level``."""
+    """Returns the properties of a client, with the level of `LEVEL_VARIABLE` unless they have ``log_level``."""
     level = os.environ.get(LEVEL_VARIABLE)
     return {"log_level": level, **config} if level else dict(config)
 

@@ -1,5 +1,6 @@
-"""Makes blocking calls into libraries in a thread of its own, so that a call that hangs can be abandoned.
+"""Notices what hangs or has ended: a call into a library that does not return, and the parent process.
 
+A `Watchdog` makes blocking calls in a thread of its own, so that a call that hangs can be abandoned.
 librdkafka's transactional calls take a timeout and usually respect it. Two exceptions are known:
 ``send_offsets_to_transaction`` waits forever if the group's coordinator is decommissioned during the call
 (librdkafka issue 5511), and so does ``begin_transaction`` after a fatal error that went unnoticed (issue
@@ -151,8 +152,7 @@ class _Call:
         return self._result
 
 
-# HOUSE: from kafka_eos_source.runtime.watchdog
-# HOUSE| """Notices when the parent process ends."""
+# -- the parent process ----------------------------------------------------------------------------
 
 _POLL_SECONDS = 0.1
 

@@ -1,4 +1,17 @@
-"""The system under test of the sink conformance tests, and how they stage rows and open sinks."""
+"""Conformance tests for two-phase sinks: they check every rule of `sinks.contract`, for any sink.
+
+To test a sink, derive a class in a test file::
+
+    class TestMySink(SinkConformance):
+        @pytest.fixture
+        def system(self, tmp_path):
+            return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_all_rows(tmp_path))
+
+pytest then runs the inherited tests: each call twice; every order of calls, legal or not, against a model of
+four states; a process killed at every line of every call, and recovered in both ways; zombie drivers; two
+sinks on one target; batch ids that go back; values of many types. The tests use only the sink's public
+contract.
+"""
 
 from __future__ import annotations
 
@@ -165,8 +178,7 @@ def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int 
     return Given(rows.schema, rows.num_rows, tokens)
 
 
-# HOUSE: from kafka_eos_source.testing.sinks
-# HOUSE| """Conformance tests that kill a sink at every line of every call, and let a new process recover."""
+# -- tests that kill the sink ----------------------------------------------------------------------
 
 
 class SinkKills:
@@ -284,21 +296,7 @@ def _watched(sink: TwoPhaseSink) -> list[str]:
     return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]
 
 
-# HOUSE: from kafka_eos_source.testing.sinks
-# HOUSE| """Conformance tests for two-phase sinks: they check every rule of `sinks.contract`, for any sink.
-# HOUSE|
-# HOUSE| To test a sink, derive a class in a test file::
-# HOUSE|
-# HOUSE|     class TestMySink(SinkConformance):
-# HOUSE|         @pytest.fixture
-# HOUSE|         def system(self, tmp_path):
-# HOUSE|             return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_all_rows(tmp_path))
-# HOUSE|
-# HOUSE| pytest then runs the inherited tests: each call twice; every order of calls, legal or not, against a model of
-# HOUSE| four states; a process killed at every line of every call, and recovered in both ways; zombie drivers; two
-# HOUSE| sinks on one target; batch ids that go back; values of many types. The tests use only the sink's public
-# HOUSE| contract.
-# HOUSE| """
+# -- all tests -------------------------------------------------------------------------------------
 
 __all__ = [
     "BATCH",

@@ -191,7 +191,7 @@ class FakeNotebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[dict[str, str]] = []
         self.changed = threading.Condition()
-        monkeypatch.setattr(notebook, "_notebook", lambda: self.display)
+        monkeypatch.setattr(notebook, "notebook_display", lambda: self.display)
         monkeypatch.setattr(notebook, "_watches", {})
 
     def display(self, frame: dict[str, str], *, raw: bool, display_id: bool) -> FakeNotebook:

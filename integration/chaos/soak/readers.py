@@ -18,12 +18,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from integration.chaos.soak.judge import Printed
 from integration.chaos.soak.workload import PARTITIONS, STORE, Totals
+from integration.support.history import Record
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from kafka_eos_source.embedded import java, supervisor
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.state import StateQuery
-from kafka_eos_source.testing.history import Record
 
 _LINE = re.compile(r"Partition:(\d+)\tOffset:(\d+)\t([^\t]*)\t(.*)")
 _CLASS = "org.apache.kafka.tools.consumer.ConsoleConsumer"
