@@ -36,7 +36,7 @@ from integration.support.history import (
 )
 from integration.support.jepsen import edn
 from kafka_eos_source.errors import OperatorError
-from tests.testing import model_run
+from tests.project import model_run
 
 OK, FAIL, INFO = Phase.OK, Phase.FAIL, Phase.INFO
 SEEDS = st.integers(0, 2**63)
