@@ -1,4 +1,15 @@
-"""The anomalies that the checker of histories can find, and how it reports them."""
+"""Judges the history of a run, in the way of Jepsen's checker for Kafka (``jepsen.tests.kafka``).
+
+`testing.verdict` compares a run with its expected output. This module needs no expected output; it compares
+the operations with each other: acknowledged values must be read; values of failed transactions must not; a
+transaction is read completely or not at all; all readers see one log; and the transactions of a query read
+its source without gap and overlap.
+
+A transaction took place if it was acknowledged, or if its outcome is unknown and one of its values was read.
+
+A log may have gaps, because control records and aborted records take offsets that no read_committed reader
+sees. So whether a reader skipped a record is judged by what other readers saw there.
+"""
 
 from __future__ import annotations
 
@@ -97,12 +108,7 @@ def tally(
     return dict(counts), {anomaly: tuple(each) for anomaly, each in examples.items()}
 
 
-# HOUSE: from integration.support.checker
-# HOUSE| """Combines what the readers of a run saw into one log per partition, and finds contradictions in it.
-# HOUSE|
-# HOUSE| A log may have gaps, because control records and aborted records take offsets that no read_committed reader
-# HOUSE| sees. So whether a reader skipped a record is judged by what other readers saw there.
-# HOUSE| """
+# -- what the readers saw, as one log per partition ------------------------------------------------
 
 #: Topic and partition. A plain tuple instead of a `TopicPartition`, because there are millions of them.
 _Partition: TypeAlias = tuple[str, int]
@@ -216,8 +222,7 @@ def _pollers(
             places[process, topic, partition] = place
 
 
-# HOUSE: from integration.support.checker
-# HOUSE| """Merges all attempts at a micro-batch into one transaction: its outcome and its rows."""
+# -- all attempts at a micro-batch, as one transaction ---------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -306,18 +311,7 @@ def _least(times_ns: list[int | None]) -> int | None:
     return min(known) if known and len(known) == len(times_ns) else None
 
 
-# HOUSE: from integration.support.checker
-# HOUSE| """Judges the history of a run, in the way of Jepsen's checker for Kafka (``jepsen.tests.kafka``).
-# HOUSE|
-# HOUSE| `verdict` compares a run with its expected output. This module needs no expected output; it compares the
-# HOUSE| operations with each other: acknowledged values must be read; values of failed transactions must not; a
-# HOUSE| transaction is read completely or not at all; all readers see one log; and the transactions of a query read
-# HOUSE| its source without gap and overlap.
-# HOUSE|
-# HOUSE| A transaction took place if it was acknowledged, or if its outcome is unknown and one of its values was read.
-# HOUSE| """
-
-__all__ = ["Anomaly", "Findings", "check"]
+# -- the checks ------------------------------------------------------------------------------------
 
 #: The transaction that sent a value, and the value's position in it.
 _Senders: TypeAlias = dict[Identity, tuple[Transaction, int]]

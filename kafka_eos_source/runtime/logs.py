@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_log_level(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties of a client, with the level of `LEVEL_VARIABLE` unless they have ``log_level``."""
+    """Returns a client's properties, with the level of `LEVEL_VARIABLE` unless they have ``log_level``."""
     level = os.environ.get(LEVEL_VARIABLE)
     return {"log_level": level, **config} if level else dict(config)
 
