@@ -13,7 +13,7 @@ import pytest
 from kafka_eos_source.observe import background, journal
 from kafka_eos_source.observe.background import Background
 from kafka_eos_source.observe.journal import Journal, query_journals
-from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.folders import PrivateFolder
 from tests.observe.test_journal import BATCH, shared  # noqa: F401
 
@@ -78,7 +78,7 @@ def test_a_commit_goes_on_although_the_temporary_folder_hangs(
     shared: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(background, "_background", Background())
     answers, append = threading.Event(), PrivateFolder.append
 
@@ -104,7 +104,7 @@ def test_totals_go_on_after_the_temporary_folder_hung(
     shared: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(background, "_background", Background())
     Journal(BATCH.application_id).finished(BATCH)
     answers, lines = threading.Event(), PrivateFolder.lines

@@ -40,7 +40,7 @@ from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, 
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime import folders, logs
 from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
 
 WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
@@ -107,7 +107,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(folders, "_tidied", {})
     return shared
 

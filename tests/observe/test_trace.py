@@ -44,7 +44,7 @@ from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
-from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
 from tests.commit.model_broker import Fault, ModelProducer, ModelRows
@@ -164,7 +164,7 @@ def test_an_error_ends_the_trace_and_its_secrets_stay_secret() -> None:
 def test_a_broken_observer_neither_raises_nor_hides_the_batch_from_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     clock, seen = Clock(), Recorder()
     trace = made(Broken(), seen, clock=clock)
     with caplog.at_level(logging.WARNING):
@@ -194,7 +194,7 @@ def test_figures_that_cannot_be_made_do_not_fail_a_commit(
     def broken() -> None:
         raise RuntimeError("line 'btime' not found in /proc/stat")
 
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(tracing, "this_writer", broken)
     seen = Recorder()
     with caplog.at_level(logging.WARNING):

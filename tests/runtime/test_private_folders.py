@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime import folders, logs
 from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder, file_name
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.paths import location_of_batch_writes
@@ -29,7 +29,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     return shared
 
 
