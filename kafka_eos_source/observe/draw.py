@@ -18,7 +18,6 @@ from rich.text import Text
 from kafka_eos_source.observe import wording
 from kafka_eos_source.observe.figures import Outcome, StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
-from kafka_eos_source.observe.wording import printable
 
 #: Without colours, a letter stands for each group.
 _LETTERS = {group: "x" if group is StepGroup.TIDY else group.value[0] for group in StepGroup}
@@ -458,12 +457,3 @@ def _shown(cells: Sequence[str]) -> list[str]:
 def _cut(cell: str) -> str:
     line = " ".join(cell.split("\n"))
     return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text))
-
-
-def _plain(text: str, style: str = "") -> Text:
-    """Returns a text of others as it is: nothing in it is markup, or a command to the terminal."""
-    return Text(printable(text), style)
