@@ -11,25 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
-from operator import add
-from typing import Any
+from typing import Any, TypeAlias
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe.lines import (
-    VERSION,
     Writer,
+    all_rounded,
+    from_line,
+    groups,
     integer,
     integers,
     items,
+    key,
     mapping,
+    milliseconds,
     number,
+    number_or_none,
     numbers,
-    parsed,
     rounded,
     text,
     to_line,
 )
-from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 
 class TracedStep(Enum):
@@ -177,6 +179,41 @@ class SourceRead:
     offsets: Mapping[str, int]
 
 
+def _value(member: Enum) -> Any:
+    return member.value
+
+
+def _four_digits(fraction: float) -> float:
+    return round(fraction, 4)
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(map(text, items(found)))
+
+
+def _sources_read(found: object) -> tuple[SourceRead, ...]:
+    reads = map(mapping, items(found))
+    return tuple(SourceRead(text(each["position"]), integers(each["offsets"])) for each in reads)
+
+
+def _sources_as_json(reads: tuple[SourceRead, ...]) -> list[dict[str, Any]]:
+    return [{"position": each.position, "offsets": dict(each.offsets)} for each in reads]
+
+
+def _events(found: object) -> tuple[Event, ...]:
+    return tuple(
+        Event(number(at), EventKind(kind), text(what)) for at, kind, what in map(items, items(found))
+    )
+
+
+def _events_as_json(events: tuple[Event, ...]) -> list[list[Any]]:
+    return [[milliseconds(each.at), each.kind.value, each.text] for each in events]
+
+
+#: Numbers by name, per sink, operator or topic.
+Groups: TypeAlias = Mapping[str, Mapping[str, float]]
+
+
 @dataclass(frozen=True)
 class BatchFigures:
     """One micro-batch whose commit has ended.
@@ -230,7 +267,7 @@ class BatchFigures:
             ``queued_messages``
                 most records that were waiting in the client of the committing producer
         topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. At most
-            `totals.MOST_TOPICS` are named; `totals.with_totals` sums the others under `totals.OTHER_TOPICS`.
+            `MOST_TOPICS` are named; `with_totals` sums the others under `OTHER_TOPICS`.
         links: headers ``traceparent`` of some records, one per task at most.
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
@@ -240,137 +277,60 @@ class BatchFigures:
         sink_totals: sums of ``sinks`` over the batches of this run.
         topic_totals: sums of ``topics`` over the batches of this run.
         total_seconds: sums of ``seconds`` over the batches of this run.
-        durations: number of batches of this run that took at most so many seconds, for each of
-            `totals.DURATION_BOUNDS`.
         totals_since: when the first of these batches began, in seconds since 1970.
         runs: number of runs of the query that the journal has seen, this one included.
     """
 
-    application_id: str
-    query_id: str
-    run_id: str
-    batch_id: int
-    outcome: Outcome
-    began_at: float
-    ended_at: float
-    seconds: Mapping[str, float]
-    counts: Mapping[str, int]
-    writer: Writer
-    sinks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    sources: tuple[SourceRead, ...] = ()
-    sequence: int | None = None
-    pressure: float = 0.0
-    processor_counts: Mapping[str, int] = field(default_factory=dict)
-    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    topics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    links: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    error: str = ""
-    totals: Mapping[str, int] = field(default_factory=dict)
-    sink_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    topic_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    total_seconds: Mapping[str, float] = field(default_factory=dict)
-    durations: tuple[int, ...] = ()
-    totals_since: float = 0.0
-    runs: int = 1
+    application_id: str = field(metadata=key("application", text))
+    query_id: str = field(metadata=key("query", text))
+    run_id: str = field(metadata=key("run", text))
+    batch_id: int = field(metadata=key("batch", integer))
+    outcome: Outcome = field(metadata=key("outcome", Outcome, _value))
+    began_at: float = field(metadata=key("began", number, milliseconds))
+    ended_at: float = field(metadata=key("ended", number, milliseconds))
+    seconds: Mapping[str, float] = field(metadata=key("seconds", numbers, rounded))
+    counts: Mapping[str, int] = field(metadata=key("counts", integers, dict))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
+    sinks: Groups = field(default_factory=dict, metadata=key("sinks", groups, all_rounded, brief=True))
+    sources: tuple[SourceRead, ...] = field(
+        default=(), metadata=key("sources", _sources_read, _sources_as_json, brief=True)
+    )
+    sequence: int | None = field(default=None, metadata=key("sequence", integer, brief=True))
+    pressure: float = field(default=0.0, metadata=key("pressure", number, _four_digits, brief=True))
+    processor_counts: Mapping[str, int] = field(
+        default_factory=dict, metadata=key("processor_counts", integers, dict, brief=True)
+    )
+    state: Groups = field(default_factory=dict, metadata=key("state", groups, all_rounded, brief=True))
+    gauges: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("gauges", numbers, rounded, brief=True)
+    )
+    topics: Groups = field(default_factory=dict, metadata=key("topics", groups, all_rounded, brief=True))
+    links: tuple[str, ...] = field(default=(), metadata=key("links", _texts, list, brief=True))
+    events: tuple[Event, ...] = field(
+        default=(), metadata=key("events", _events, _events_as_json, brief=True)
+    )
+    error: str = field(default="", metadata=key("error", text, brief=True))
+    totals: Mapping[str, int] = field(default_factory=dict, metadata=key("totals", integers, dict))
+    sink_totals: Groups = field(
+        default_factory=dict, metadata=key("sink_totals", groups, all_rounded, brief=True)
+    )
+    topic_totals: Groups = field(
+        default_factory=dict, metadata=key("topic_totals", groups, all_rounded, brief=True)
+    )
+    total_seconds: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("total_seconds", numbers, rounded)
+    )
+    totals_since: float = field(default=0.0, metadata=key("since", number, milliseconds))
+    runs: int = field(default=1, metadata=key("runs", integer))
 
     def to_json(self) -> str:
         """Returns the figures as one line."""
-        found: dict[str, Any] = {
-            "v": VERSION,
-            "kind": "batch",
-            "application": self.application_id,
-            "query": self.query_id,
-            "run": self.run_id,
-            "batch": self.batch_id,
-            "outcome": self.outcome.value,
-            "began": round(self.began_at, 3),
-            "ended": round(self.ended_at, 3),
-            "seconds": rounded(self.seconds),
-            "counts": dict(self.counts),
-            "writer": self.writer.to_json(),
-            "totals": dict(self.totals),
-            "total_seconds": rounded(self.total_seconds),
-            "durations": list(self.durations),
-            "since": round(self.totals_since, 3),
-            "runs": self.runs,
-        }
-        if self.sinks:
-            found["sinks"] = {name: rounded(each) for name, each in self.sinks.items()}
-        if self.sink_totals:
-            found["sink_totals"] = {name: rounded(each) for name, each in self.sink_totals.items()}
-        if self.sources:
-            found["sources"] = [{"position": each.position, "offsets": each.offsets} for each in self.sources]
-        if self.sequence is not None:
-            found["sequence"] = self.sequence
-        if self.pressure:
-            found["pressure"] = round(self.pressure, 4)
-        if self.processor_counts:
-            found["processor_counts"] = dict(self.processor_counts)
-        if self.state:
-            found["state"] = {name: rounded(each) for name, each in self.state.items()}
-        if self.gauges:
-            found["gauges"] = rounded(self.gauges)
-        if self.topics:
-            found["topics"] = {name: dict(each) for name, each in self.topics.items()}
-        if self.topic_totals:
-            found["topic_totals"] = {name: dict(each) for name, each in self.topic_totals.items()}
-        if self.links:
-            found["links"] = list(self.links)
-        if self.events:
-            found["events"] = [[round(each.at, 3), each.kind.value, each.text] for each in self.events]
-        if self.error:
-            found["error"] = self.error
-        return to_line(found)
+        return to_line(self, "batch")
 
     @classmethod
     def from_json(cls, line: str) -> BatchFigures | None:
-        """Reads one line; returns None if it is damaged, of another kind or of a later version."""
-        found = parsed(line, "batch")
-        try:
-            return None if found is None else cls._from(found)
-        except SHAPE_ERRORS:
-            return None
-
-    @classmethod
-    def _from(cls, found: Mapping[str, Any]) -> BatchFigures:
-        return cls(
-            application_id=text(found["application"]),
-            query_id=text(found["query"]),
-            run_id=text(found["run"]),
-            batch_id=integer(found["batch"]),
-            outcome=Outcome(found["outcome"]),
-            began_at=number(found["began"]),
-            ended_at=number(found["ended"]),
-            seconds=numbers(found["seconds"]),
-            counts=integers(found["counts"]),
-            writer=Writer.from_json(mapping(found["writer"])),
-            sinks=_sinks(found.get("sinks", {})),
-            sources=tuple(
-                SourceRead(text(each["position"]), integers(each["offsets"]))
-                for each in map(mapping, items(found.get("sources", [])))
-            ),
-            sequence=integer(found["sequence"]) if "sequence" in found else None,
-            pressure=number(found.get("pressure", 0)),
-            processor_counts=integers(found.get("processor_counts", {})),
-            state=_sinks(found.get("state", {})),
-            gauges=numbers(found.get("gauges", {})),
-            topics=_sinks(found.get("topics", {})),
-            topic_totals=_sinks(found.get("topic_totals", {})),
-            links=tuple(map(text, items(found.get("links", [])))),
-            events=tuple(
-                Event(number(at), EventKind(kind), text(what))
-                for at, kind, what in map(items, items(found.get("events", [])))
-            ),
-            error=text(found.get("error", "")),
-            totals=integers(found["totals"]),
-            sink_totals=_sinks(found.get("sink_totals", {})),
-            total_seconds=numbers(found.get("total_seconds", {})),
-            durations=tuple(map(integer, items(found.get("durations", [])))),
-            totals_since=number(found["since"]),
-            runs=integer(found.get("runs", 1)),
-        )
+        """Reads what `to_json` wrote; returns None if it is something else."""
+        return from_line(cls, "batch", line)
 
 
 @dataclass(frozen=True)
@@ -389,69 +349,48 @@ class WaitingCommit:
         writer: the committing process.
     """
 
-    application_id: str
-    query_id: str
-    run_id: str
-    batch_id: int
-    at: float
-    began_at: float
-    step: str
-    step_since: float
-    reason: str
-    retried: int
-    writer: Writer
+    application_id: str = field(metadata=key("application", text))
+    query_id: str = field(metadata=key("query", text))
+    run_id: str = field(metadata=key("run", text))
+    batch_id: int = field(metadata=key("batch", integer))
+    at: float = field(metadata=key("at", number, milliseconds))
+    began_at: float = field(metadata=key("began", number, milliseconds))
+    step: str = field(metadata=key("step", text))
+    step_since: float = field(metadata=key("since", number, milliseconds))
+    reason: str = field(metadata=key("reason", text))
+    retried: int = field(metadata=key("retried", integer))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
 
     def to_json(self) -> str:
         """Returns the record as one line."""
-        return to_line(
-            {
-                "v": VERSION,
-                "kind": "waiting",
-                "application": self.application_id,
-                "query": self.query_id,
-                "run": self.run_id,
-                "batch": self.batch_id,
-                "at": round(self.at, 3),
-                "began": round(self.began_at, 3),
-                "step": self.step,
-                "since": round(self.step_since, 3),
-                "reason": self.reason,
-                "retried": self.retried,
-                "writer": self.writer.to_json(),
-            }
-        )
+        return to_line(self, "waiting")
 
     @classmethod
     def from_json(cls, line: str) -> WaitingCommit | None:
         """Reads what `to_json` wrote; returns None if it is something else."""
-        found = parsed(line, "waiting")
-        try:
-            return (
-                None
-                if found is None
-                else cls(
-                    application_id=text(found["application"]),
-                    query_id=text(found["query"]),
-                    run_id=text(found["run"]),
-                    batch_id=integer(found["batch"]),
-                    at=number(found["at"]),
-                    began_at=number(found["began"]),
-                    step=text(found["step"]),
-                    step_since=number(found["since"]),
-                    reason=text(found["reason"]),
-                    retried=integer(found["retried"]),
-                    writer=Writer.from_json(mapping(found["writer"])),
-                )
-            )
-        except SHAPE_ERRORS:
-            return None
-
-
-def _sinks(found: object) -> dict[str, dict[str, float]]:
-    return {name: numbers(each) for name, each in mapping(found).items()}
+        return from_line(cls, "waiting", line)
 
 
 # -- a source --------------------------------------------------------------------------------------
+
+
+def _times(times: Mapping[str, float]) -> dict[str, float | None]:
+    return {topic: milliseconds(each) for topic, each in times.items()}
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for tp, offset in offsets.items():
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
+    return nested
+
+
+def _flat(found: object) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in mapping(found).items()
+        for partition, offset in integers(partitions).items()
+    }
 
 
 class SourceState(Enum):
@@ -489,80 +428,36 @@ class SourceFigures:
             that commits nothing (``offsets.retention.minutes``); None if that is not known.
     """
 
-    at: float
-    writer: Writer
-    state: SourceState
-    state_since: float
-    reason: str = ""
-    application_id: str = ""
-    name: str = ""
-    start: Offsets = field(default_factory=dict)
-    planned: Offsets = field(default_factory=dict)
-    latest: Offsets = field(default_factory=dict)
-    planned_at: float | None = None
-    positions: tuple[str, ...] = ()
-    behind_since: Mapping[str, float] = field(default_factory=dict)
-    behind_at_least: tuple[str, ...] = ()
-    hidden: Offsets = field(default_factory=dict)
-    hidden_since: float | None = None
-    retention_seconds: float | None = None
+    at: float = field(metadata=key("at", number, milliseconds))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
+    state: SourceState = field(metadata=key("state", SourceState, _value))
+    state_since: float = field(metadata=key("since", number, milliseconds))
+    reason: str = field(default="", metadata=key("reason", text))
+    application_id: str = field(default="", metadata=key("application", text))
+    name: str = field(default="", metadata=key("name", text))
+    start: Offsets = field(default_factory=dict, metadata=key("start", _flat, _nested))
+    planned: Offsets = field(default_factory=dict, metadata=key("planned", _flat, _nested))
+    latest: Offsets = field(default_factory=dict, metadata=key("latest", _flat, _nested))
+    planned_at: float | None = field(default=None, metadata=key("planned_at", number_or_none, milliseconds))
+    positions: tuple[str, ...] = field(default=(), metadata=key("positions", _texts, list))
+    behind_since: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("behind_since", numbers, _times)
+    )
+    behind_at_least: tuple[str, ...] = field(default=(), metadata=key("behind_at_least", _texts, list))
+    hidden: Offsets = field(default_factory=dict, metadata=key("hidden", _flat, _nested))
+    hidden_since: float | None = field(
+        default=None, metadata=key("hidden_since", number_or_none, milliseconds)
+    )
+    retention_seconds: float | None = field(default=None, metadata=key("retention", number_or_none))
 
     def to_json(self) -> str:
         """Returns the figures as one line."""
-        return to_line(
-            {
-                "v": VERSION,
-                "kind": "source",
-                "at": round(self.at, 3),
-                "writer": self.writer.to_json(),
-                "state": self.state.value,
-                "since": round(self.state_since, 3),
-                "reason": self.reason,
-                "application": self.application_id,
-                "name": self.name,
-                "start": _nested(self.start),
-                "planned": _nested(self.planned),
-                "latest": _nested(self.latest),
-                "planned_at": None if self.planned_at is None else round(self.planned_at, 3),
-                "positions": list(self.positions),
-                "behind_since": {topic: round(each, 3) for topic, each in self.behind_since.items()},
-                "behind_at_least": list(self.behind_at_least),
-                "hidden": _nested(self.hidden),
-                "hidden_since": None if self.hidden_since is None else round(self.hidden_since, 3),
-                "retention": self.retention_seconds,
-            }
-        )
+        return to_line(self, "source")
 
     @classmethod
     def from_json(cls, line: str) -> SourceFigures | None:
         """Reads what `to_json` wrote; returns None if it is something else."""
-        found = parsed(line, "source")
-        try:
-            return (
-                None
-                if found is None
-                else cls(
-                    at=number(found["at"]),
-                    writer=Writer.from_json(mapping(found["writer"])),
-                    state=SourceState(found["state"]),
-                    state_since=number(found["since"]),
-                    reason=text(found["reason"]),
-                    application_id=text(found["application"]),
-                    name=text(found["name"]),
-                    start=_flat(found["start"]),
-                    planned=_flat(found["planned"]),
-                    latest=_flat(found["latest"]),
-                    planned_at=None if found["planned_at"] is None else number(found["planned_at"]),
-                    positions=tuple(map(text, items(found["positions"]))),
-                    behind_since=numbers(found["behind_since"]),
-                    behind_at_least=tuple(map(text, items(found["behind_at_least"]))),
-                    hidden=_flat(found.get("hidden", {})),
-                    hidden_since=_number_or_none(found.get("hidden_since")),
-                    retention_seconds=_number_or_none(found.get("retention")),
-                )
-            )
-        except SHAPE_ERRORS:
-            return None
+        return from_line(cls, "source", line)
 
     def lag(self, committed: Offsets) -> dict[str, int]:
         """Returns per topic how many offsets of the source are behind ``latest``."""
@@ -582,29 +477,7 @@ def position_id(end: Offsets) -> str:
     return blake2b(text_of_all.encode(), digest_size=8).hexdigest()
 
 
-def _number_or_none(found: object) -> float | None:
-    return None if found is None else number(found)
-
-
-def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
-    nested: dict[str, dict[str, int]] = {}
-    for tp, offset in offsets.items():
-        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
-    return nested
-
-
-def _flat(found: object) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(topic, int(partition)): offset
-        for topic, partitions in mapping(found).items()
-        for partition, offset in integers(partitions).items()
-    }
-
-
 # -- sums over the micro-batches of a run ----------------------------------------------------------
-
-#: Bounds of the histogram `BatchFigures.durations`, in seconds. Longer batches are in no bound.
-DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 #: Most output topics whose figures have a name. The others are summed, so that metrics have few labels.
 MOST_TOPICS = 50
@@ -627,8 +500,6 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
         counts[figures.outcome.value] = 1
     topic_totals = bounded(figures.topics, {} if last is None else last.topic_totals)
     figures = replace(figures, topics=_named_as(figures.topics, topic_totals))
-    took = sum(figures.seconds.values())
-    durations = tuple(int(took <= bound) for bound in DURATION_BOUNDS)
     if last is None:
         return replace(
             figures,
@@ -636,7 +507,6 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
             sink_totals=dict(figures.sinks),
             topic_totals=topic_totals,
             total_seconds=dict(figures.seconds),
-            durations=durations,
             totals_since=figures.began_at,
             runs=runs,
         )
@@ -650,7 +520,6 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
         sink_totals=sinks,
         topic_totals=topic_totals,
         total_seconds=summed(last.total_seconds, figures.seconds),
-        durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
         totals_since=last.totals_since,
         runs=runs,
     )

@@ -12,14 +12,14 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
-from kafka_eos_source.runtime.json_input import JsonError, parse_json
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.runtime.logs import warn_once
 
 #: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
@@ -27,9 +27,11 @@ VERSION = 1
 
 _SECONDS_DIGITS = 6
 
+R = TypeVar("R")
 
-def to_line(found: Mapping[str, Any]) -> str:
-    """Returns an object of JSON as one line, which `parsed` accepts whatever texts and numbers it contains.
+
+def json_line(found: Mapping[str, Any]) -> str:
+    """Returns an object of JSON as one line, which can be parsed whatever texts and numbers it contains.
 
     Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes a question mark. Infinite
     numbers and NaN are left out.
@@ -57,14 +59,71 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def parsed(line: str, kind: str) -> Mapping[str, Any] | None:
-    """Returns the JSON object of this kind and version in a line; None if there is none."""
+# -- records ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Key:
+    """How a field of a record is stored; see `key`."""
+
+    name: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    is_brief: bool
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def key(
+    name: str, read: Callable[[Any], Any], write: Callable[[Any], Any] = _as_is, *, brief: bool = False
+) -> dict[str, _Key]:
+    """Returns the metadata of a dataclass's field that `to_line` stores and `from_line` reads.
+
+    Args:
+        name: the key in the JSON object.
+        read: returns the value of the field; raises one of `SHAPE_ERRORS` for a value of another kind.
+        write: returns the value for JSON.
+        brief: leave the key out if the field has its default.
+    """
+    return {"key": _Key(name, read, write, brief)}
+
+
+def to_line(record: Any, kind: str) -> str:
+    """Returns a record, a dataclass, as one line."""
+    found: dict[str, Any] = {"v": VERSION, "kind": kind}
+    for each in fields(record):
+        stored: _Key = each.metadata["key"]
+        value = getattr(record, each.name)
+        if not (stored.is_brief and value == _default(each)):
+            found[stored.name] = stored.write(value)
+    return json_line(found)
+
+
+def from_line(record: type[R], kind: str, line: str) -> R | None:
+    """Reads what `to_line` wrote; returns None if it is damaged, of another kind or of another version."""
     try:
         found = parse_json(line)
-    except JsonError:
+        if not isinstance(found, dict) or (found.get("v"), found.get("kind")) != (VERSION, kind):
+            return None
+        values = {}
+        for each in fields(record):  # type: ignore[arg-type]
+            stored: _Key = each.metadata["key"]
+            if stored.name in found:
+                values[each.name] = stored.read(found[stored.name])
+        return record(**values)  # raises TypeError if a field without a default is missing
+    except SHAPE_ERRORS:
         return None
-    is_known = isinstance(found, dict) and found.get("v") == VERSION and found.get("kind") == kind
-    return found if is_known else None
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+def milliseconds(at: float | None) -> float | None:
+    """Returns a time in seconds, rounded to milliseconds."""
+    return None if at is None else round(at, 3)
 
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -73,6 +132,11 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
         name: each if isinstance(each, int) else round(each, _SECONDS_DIGITS)
         for name, each in seconds.items()
     }
+
+
+def all_rounded(groups: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns groups of numbers as `rounded` does."""
+    return {name: rounded(each) for name, each in groups.items()}
 
 
 # -- reading values --------------------------------------------------------------------------------
@@ -100,6 +164,15 @@ def number(found: object) -> float:
     ):
         return float(found)
     raise ValueError(f"{found!r} is not a number")
+
+
+def number_or_none(found: object) -> float | None:
+    """Returns a finite number, or None for null.
+
+    Raises:
+        ValueError: if the value is something else.
+    """
+    return None if found is None else number(found)
 
 
 def text(found: object) -> str:
@@ -140,6 +213,15 @@ def numbers(found: object) -> dict[str, float]:
         TypeError, ValueError: if the value is something else.
     """
     return {name: number(value) for name, value in mapping(found).items()}
+
+
+def groups(found: object) -> dict[str, dict[str, float]]:
+    """Returns an object of JSON whose values are objects of finite numbers.
+
+    Raises:
+        TypeError, ValueError: if the value is something else.
+    """
+    return {name: numbers(each) for name, each in mapping(found).items()}
 
 
 def items(found: object) -> list[Any]:
@@ -218,13 +300,14 @@ class Writer:
         return {"process": self.process.to_json(), "driver": self.driver.to_json()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Writer:
+    def from_json(cls, found: object) -> Writer:
         """Reads what `to_json` wrote.
 
         Raises:
             TypeError, ValueError, KeyError: if it is something else.
         """
-        return cls(ProcessId.from_json(found["process"]), ProcessId.from_json(found["driver"]))
+        writer = mapping(found)
+        return cls(ProcessId.from_json(writer["process"]), ProcessId.from_json(writer["driver"]))
 
 
 def this_writer() -> Writer:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
-    DURATION_BOUNDS,
     MOST_TOPICS,
     OTHER_TOPICS,
     BatchFigures,
@@ -135,11 +134,9 @@ def test_totals_cover_a_run_and_runs_are_counted() -> None:
     first = with_totals(replace(BATCH, seconds={"tasks": 0.04}), None)
     second = with_totals(replace(BATCH, seconds={"tasks": 0.7, "produce": 0.1}), first)
     assert second.total_seconds == {"tasks": 0.74, "produce": 0.1}
-    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[0.05] == 1
-    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[1.0] == 2
     assert (second.totals["batches"], second.runs) == (2, 1)
     restarted = with_totals(replace(BATCH, run_id="another", seconds={"tasks": 400.0}), second)
-    assert (restarted.totals["batches"], restarted.runs, set(restarted.durations)) == (1, 2, {0})
+    assert (restarted.totals["batches"], restarted.runs) == (1, 2)
 
 
 def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
@@ -188,14 +185,14 @@ def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch
     assert not old.exists()
 
 
-def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
+def test_figures_that_a_line_lacks_have_their_defaults() -> None:
     line = json.loads(BATCH.to_json())
-    for name in ("total_seconds", "durations", "runs", "state", "gauges", "topics", "links"):
+    for name in ("total_seconds", "runs", "state", "gauges", "topics", "links"):
         del line[name]
     found = BatchFigures.from_json(json.dumps(line))
     assert found is not None
-    assert (found.runs, found.durations, found.state, found.topics) == (1, (), {}, {})
-    assert with_totals(BATCH, found).durations[-1] == 1
+    assert (found.runs, found.state, found.topics) == (1, {}, {})
+    assert with_totals(BATCH, found).total_seconds == BATCH.seconds
     source = json.loads(SOURCE.to_json())
     for name in ("hidden", "hidden_since", "retention"):
         del source[name]
