@@ -14,7 +14,6 @@ Only `PrivateFolder.append` writes into a file that already exists, after checki
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -44,7 +43,7 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotOwnError(PermissionError):
-    """Another user wrote, or could have written, a local file."""
+    """A local folder or file belongs to another user, who could read or change its contents."""
 
 
 def make_private(path: str | os.PathLike[str], option: str, *, notices_others: bool = False) -> None:
@@ -211,7 +210,9 @@ def _make(path: str) -> None:
                 raise
 
 
-def open_own(path: str, flags: int, *, within: int | None = None, named: str = "") -> int:
+def open_own(
+    path: str, flags: int, *, within: int | None = None, named: str = "", refused_modes: int = 0o022
+) -> int:
     """Opens a local file or folder without following a link, and returns its descriptor.
 
     Args:
@@ -219,39 +220,42 @@ def open_own(path: str, flags: int, *, within: int | None = None, named: str = "
         flags: flags of `os.open`; a file that is created gets mode 0600.
         within: descriptor of the folder.
         named: the path, for the error.
+        refused_modes: rights of others that make it somebody else's.
 
     Raises:
-        NotOwnError: if another user owns it or may write to it, or it is a link.
+        NotOwnError: if another user owns it or has such rights, or it is a link.
         OSError: if it cannot be opened.
     """
     named = named or path
     try:
         descriptor = os.open(path, flags | _OPEN, OWNERS_FILE, dir_fd=within)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
-            with contextlib.suppress(FileNotFoundError):
-                _refuse_foreign(named, os.stat(path, dir_fd=within, follow_symlinks=False))
+        try:
+            found = os.stat(path, dir_fd=within, follow_symlinks=False)
+        except OSError:
+            raise error from None
+        _refuse_foreign(named, found, refused_modes)
         raise
     try:
-        _refuse_foreign(named, os.fstat(descriptor))
+        _refuse_foreign(named, os.fstat(descriptor), refused_modes)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _refuse_foreign(path: str, found: os.stat_result) -> None:
+def _refuse_foreign(path: str, found: os.stat_result, refused_modes: int) -> None:
     is_link = stat.S_ISLNK(found.st_mode)
-    if is_link or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if is_link or found.st_uid != os.geteuid() or found.st_mode & refused_modes:
         raise NotOwnError(
             f"{path!r} is not this user's own (user id {os.geteuid()}): "
-            f"{'the symbolic link' if is_link else 'it'} belongs to user id {found.st_uid} and has mode "
+            f"{'a symbolic link that' if is_link else 'it'} belongs to user id {found.st_uid} and has mode "
             f"{stat.S_IMODE(found.st_mode):04o}"
         )
 
 
 def refuse_folder_of_others(location: str, folder: str) -> None:
-    """Raises PermissionError if other users may change the files of a local folder.
+    """Checks that no other user may change the files of a local folder.
 
     Every folder from the location on has to belong to this user, to root or to the owner of the location, and
     must not be a link. Other users must not be able to write to it. The location itself may be like /tmp,
@@ -261,6 +265,9 @@ def refuse_folder_of_others(location: str, folder: str) -> None:
     Args:
         location: folder that an option names. It may be a link, and need not exist.
         folder: the location, or a folder below it, which need not exist.
+
+    Raises:
+        NotOwnError: if another user may.
     """
     steps = [location]
     for name in os.path.relpath(folder, location).split(os.sep):
@@ -274,13 +281,13 @@ def refuse_folder_of_others(location: str, folder: str) -> None:
         if step is location:
             owners.add(found.st_uid)
         if stat.S_ISLNK(found.st_mode) or found.st_uid not in owners:
-            raise PermissionError(
+            raise NotOwnError(
                 f"{step} is a link or belongs to another user (user id {found.st_uid}), who could replace "
                 "its files. Name a location where only the query's user may create folders"
             )
         is_like_tmp = step is location and (found.st_mode & stat.S_ISVTX or _is_volume(step, found))
         if found.st_mode & stat.S_IWOTH and not is_like_tmp:
-            raise PermissionError(
+            raise NotOwnError(
                 f"every user of this host may change the files in {step} (mode "
                 f"{stat.S_IMODE(found.st_mode):04o}). Run chmod o-w on it, or mount the file system with a "
                 "mode that denies that"
@@ -329,13 +336,11 @@ def _refusal(path: str, folder: str, found: os.stat_result, flaw: str, option: s
 
 # -- folders in the system's temporary folder ------------------------------------------------------
 
-_OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
 #: O_NONBLOCK: without it, opening a named pipe would wait for a writer.
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 #: O_RDWR: `append` reads the last byte.
-_APPEND_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_APPEND_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
 
 #: Longest name of one file that file systems allow.
 _LONGEST_NAME_BYTES = 255
@@ -356,10 +361,6 @@ _tidied: dict[str, float] = {}
 _TIDIED_AGAIN_SECONDS = 24 * 3600.0
 
 
-class ForeignFolderError(PermissionError):
-    """A folder or file belongs to another user, who could read or change its contents."""
-
-
 @dataclass(frozen=True)
 class PrivateFolder:
     """A folder of the current user below the temporary folder. It need not exist yet.
@@ -373,7 +374,7 @@ class PrivateFolder:
     @classmethod
     def of_user(cls, name: str) -> PrivateFolder:
         """Returns the folder ``<temporary folder>/<name>-<user id>``."""
-        return cls((file_name(f"{name}-{os.getuid()}"),))
+        return cls((file_name(f"{name}-{os.geteuid()}"),))
 
     @property
     def path(self) -> str:
@@ -388,7 +389,7 @@ class PrivateFolder:
         """Creates the folder with mode 0700 unless it exists, and returns its path.
 
         Raises:
-            ForeignFolderError: if another user owns the folder, or the path is a link or not a folder.
+            NotOwnError: if another user owns the folder, or the path is a link or not a folder.
             OSError: if the folder cannot be created.
         """
         with self._open(create=True):
@@ -402,7 +403,7 @@ class PrivateFolder:
             most_bytes: size of the largest file that the caller expects; the rest of a larger one is cut off.
 
         Raises:
-            ForeignFolderError: if another user owns the folder or the file.
+            NotOwnError: if another user owns the folder or the file.
             OSError: if the file cannot be read.
             UnicodeDecodeError: if the file is not UTF-8.
         """
@@ -414,13 +415,13 @@ class PrivateFolder:
         """Writes a file atomically: a reader sees the old text or the new text, never a part.
 
         Raises:
-            ForeignFolderError: if another user owns the folder.
+            NotOwnError: if another user owns the folder.
             OSError: if the file cannot be written.
         """
         unfinished = f"{_UNFINISHED}{uuid.uuid4().hex}"
         with self._open(create=True) as folder:
             try:
-                descriptor = os.open(unfinished, _WRITE_FLAGS, _OWNERS_FILE, dir_fd=folder)
+                descriptor = os.open(unfinished, _CREATE, OWNERS_FILE, dir_fd=folder)
                 with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(text)
                 os.rename(unfinished, file_name(name), src_dir_fd=folder, dst_dir_fd=folder)
@@ -449,7 +450,7 @@ class PrivateFolder:
             else has written since.
 
         Raises:
-            ForeignFolderError: if another user owns the folder or the file.
+            NotOwnError: if another user owns the folder or the file.
             OSError: if the file cannot be written.
         """
         with self._open(create=True) as folder:
@@ -476,7 +477,7 @@ class PrivateFolder:
                 be incomplete.
 
         Raises:
-            ForeignFolderError: if another user owns the folder or the file.
+            NotOwnError: if another user owns the folder or the file.
             OSError: if the file cannot be read.
         """
         found: list[bytes] = []
@@ -497,7 +498,7 @@ class PrivateFolder:
         Files whose names are too long for a file system are left out.
 
         Raises:
-            ForeignFolderError: if another user owns the folder.
+            NotOwnError: if another user owns the folder.
             OSError: if the folder cannot be read.
         """
         found: dict[str, float] = {}
@@ -518,7 +519,7 @@ class PrivateFolder:
             kept_seconds: the age of the oldest file that stays.
 
         Raises:
-            ForeignFolderError: if another user owns the folder.
+            NotOwnError: if another user owns the folder.
             OSError: if a file cannot be deleted.
         """
         now = time.monotonic()
@@ -537,7 +538,7 @@ class PrivateFolder:
         """Deletes a file if it exists.
 
         Raises:
-            ForeignFolderError: if another user owns the folder.
+            NotOwnError: if another user owns the folder.
             OSError: if the file cannot be deleted.
         """
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
@@ -547,7 +548,7 @@ class PrivateFolder:
         """Holds a file until the caller closes the result, or its process ends; others may hold it too.
 
         Raises:
-            ForeignFolderError: if another user owns the folder or the file.
+            NotOwnError: if another user owns the folder or the file.
             OSError: if the file cannot be created or locked.
         """
         with self._open(create=True) as folder:
@@ -564,7 +565,7 @@ class PrivateFolder:
         """Returns whether a process holds a file (`hold`).
 
         Raises:
-            ForeignFolderError: if another user owns the folder or the file.
+            NotOwnError: if another user owns the folder or the file.
             OSError: if the file cannot be opened.
         """
         with (
@@ -584,7 +585,7 @@ class PrivateFolder:
         Files whose names are too long for a file system are left out.
 
         Raises:
-            ForeignFolderError: if another user owns the folder or a file.
+            NotOwnError: if another user owns the folder or a file.
             OSError: if a file cannot be read.
             UnicodeDecodeError: if a file is not UTF-8.
         """
@@ -607,10 +608,14 @@ class PrivateFolder:
                 path = os.path.join(path, name)
                 if create:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, _OWNERS_FOLDER, dir_fd=folder)
-                inner = _open_own_folder(folder, name, path)
+                        os.mkdir(name, OWNERS_FOLDER, dir_fd=folder)
+                inner = open_own(
+                    name, os.O_RDONLY | os.O_DIRECTORY, within=folder, named=path, refused_modes=0
+                )
                 os.close(folder)
                 folder = inner
+                if stat.S_IMODE(os.fstat(folder).st_mode) & ~OWNERS_FOLDER:
+                    os.fchmod(folder, OWNERS_FOLDER)  # somebody gave others rights on it
             yield folder
         finally:
             os.close(folder)
@@ -625,32 +630,20 @@ class PrivateFolder:
             return file.read(most_bytes)
 
     def _open_to_read(self, folder: int, name: str) -> BinaryIO:
-        path = os.path.join(self.path, name)
-        try:
-            descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
-        except OSError as error:
-            raise _explained(error, folder, name, path) from error
-        try:
-            _check_file(path, os.fstat(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return open(descriptor, "rb")
+        return open(self._open_file(folder, name, _READ_FLAGS), "rb")
 
     def _open_to_append(self, folder: int, name: str) -> tuple[int, int]:
         """Opens or creates a file, and returns its descriptor and its size."""
+        descriptor = self._open_file(folder, name, _APPEND_FLAGS)
+        return descriptor, os.fstat(descriptor).st_size
+
+    def _open_file(self, folder: int, name: str, flags: int) -> int:
         path = os.path.join(self.path, name)
-        try:
-            descriptor = os.open(name, _APPEND_FLAGS, _OWNERS_FILE, dir_fd=folder)
-        except OSError as error:
-            raise _explained(error, folder, name, path) from error
-        try:
-            found = os.fstat(descriptor)
-            _check_file(path, found)
-        except BaseException:
+        descriptor = open_own(name, flags, within=folder, named=path, refused_modes=0)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise
-        return descriptor, found.st_size
+            raise NotOwnError(f"{path!r} is not a regular file")
+        return descriptor
 
 
 def file_name(text: str) -> str:
@@ -665,22 +658,6 @@ def file_name(text: str) -> str:
     if len(quoted) > _LONGEST_NAME_BYTES:
         return _HASHED + sha256(text.encode(errors="surrogatepass")).hexdigest()
     return quoted
-
-
-def _open_own_folder(parent: int, name: str, path: str) -> int:
-    try:
-        descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    except OSError as error:
-        raise _explained(error, parent, name, path) from error
-    try:
-        found = os.fstat(descriptor)
-        _check_owner(path, found)
-        if stat.S_IMODE(found.st_mode) & ~_OWNERS_FOLDER:
-            os.fchmod(descriptor, _OWNERS_FOLDER)  # an older release created folders with the umask's mode
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _set_aside(folder: int, descriptor: int, name: str) -> bool:
@@ -698,35 +675,6 @@ def _set_aside(folder: int, descriptor: int, name: str) -> bool:
         if os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino:
             os.rename(name, name + _FORMER, src_dir_fd=folder, dst_dir_fd=folder)
     return True
-
-
-def _check_file(path: str, found: os.stat_result) -> None:
-    _check_owner(path, found)
-    if not stat.S_ISREG(found.st_mode):
-        raise ForeignFolderError(f"{path!r} is not a regular file")
-
-
-def _check_owner(path: str, found: os.stat_result) -> None:
-    if found.st_uid != os.getuid():
-        raise ForeignFolderError(_foreign(path, found))
-
-
-def _explained(error: OSError, parent: int, name: str, path: str) -> OSError:
-    """Returns a `ForeignFolderError` if ``name`` is a link or another user's, else ``error``."""
-    try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except OSError:
-        return error
-    is_link = stat.S_ISLNK(found.st_mode)
-    return ForeignFolderError(_foreign(path, found)) if is_link or found.st_uid != os.getuid() else error
-
-
-def _foreign(path: str, found: os.stat_result) -> str:
-    kind = "a symbolic link that" if stat.S_ISLNK(found.st_mode) else "it"
-    return (
-        f"{path!r} is not this user's own (user id {os.getuid()}): {kind} belongs to user id {found.st_uid} "
-        f"and has mode {stat.S_IMODE(found.st_mode):04o}"
-    )
 
 
 # -- the cache -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
 
 #: Fix for a part that is not what its task wrote.
 RESTART = "restart the query, which stages the batch again. Readers see nothing of it yet."
@@ -50,7 +50,7 @@ def location_of_batch_writes() -> str:
     folder = PrivateFolder.of_user("kafka-eos-staging")
     try:
         return folder.create()
-    except ForeignFolderError as error:
+    except NotOwnError as error:
         raise InvalidOptionError(
             f"the staging folder {error}.",
             fix="set .option('staging.location', …) to a folder that the driver and the executors share.",

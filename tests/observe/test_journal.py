@@ -40,7 +40,7 @@ from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.runtime import folders, logs
-from kafka_eos_source.runtime.folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
 
 WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
 BATCH = BatchFigures(
@@ -345,7 +345,7 @@ def test_a_planted_link_is_not_followed(
     victim.write_text("precious")
     folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
     Path(folder.create(), "app").symlink_to(victim)
-    with pytest.raises(ForeignFolderError):
+    with pytest.raises(NotOwnError):
         folder.append("app", lambda _size: "line", 1000)
     with caplog.at_level(logging.WARNING):
         Journal("app").finished(BATCH)
