@@ -417,7 +417,6 @@ class SourceFigures:
         start: next offset to read per partition, at the end of the newest committed batch.
         planned: next offset to read per partition, at the end of the newest planned batch.
         latest: what readers can read up to, per partition, when the brokers were last asked.
-        planned_at: when the newest batch was planned, in seconds since 1970; None if none was.
         positions: `position_id` of the newest positions, oldest first, which connect a source to its query.
         behind_since: since when the oldest record after ``start`` has been available, in seconds since 1970,
             per topic that has such a record.
@@ -438,7 +437,6 @@ class SourceFigures:
     start: Offsets = field(default_factory=dict, metadata=key("start", _flat, _nested))
     planned: Offsets = field(default_factory=dict, metadata=key("planned", _flat, _nested))
     latest: Offsets = field(default_factory=dict, metadata=key("latest", _flat, _nested))
-    planned_at: float | None = field(default=None, metadata=key("planned_at", number_or_none, milliseconds))
     positions: tuple[str, ...] = field(default=(), metadata=key("positions", _texts, list))
     behind_since: Mapping[str, float] = field(
         default_factory=dict, metadata=key("behind_since", numbers, _times)
@@ -458,14 +456,6 @@ class SourceFigures:
     def from_json(cls, line: str) -> SourceFigures | None:
         """Reads what `to_json` wrote; returns None if it is something else."""
         return from_line(cls, "source", line)
-
-    def lag(self, committed: Offsets) -> dict[str, int]:
-        """Returns per topic how many offsets of the source are behind ``latest``."""
-        found: dict[str, int] = {}
-        for tp, end in self.latest.items():
-            if tp in committed:
-                found[tp.topic] = found.get(tp.topic, 0) + max(0, end - committed[tp])
-        return found
 
 
 def position_id(end: Offsets) -> str:

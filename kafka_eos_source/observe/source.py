@@ -83,7 +83,6 @@ class _Seen:
     start: Offsets = field(default_factory=dict)
     planned: Offsets = field(default_factory=dict)
     latest: Offsets = field(default_factory=dict)
-    planned_at: float | None = None
     latest_at: float = 0.0
     hidden: Offsets = field(default_factory=dict)
     hidden_since: float | None = None
@@ -192,7 +191,6 @@ class SourceObserver:
                 reason="",
                 start=start,
                 planned=end,
-                planned_at=now,
             )
         else:
             if (seen.state, seen.reason) != (SourceState.IDLE, reason):
@@ -294,7 +292,6 @@ class SourceObserver:
             start=seen.start,
             planned=seen.planned,
             latest=seen.latest,
-            planned_at=seen.planned_at,
             positions=tuple(self._positions),
             behind_since=behind,
             behind_at_least=tuple(sorted(at_least)),

@@ -15,7 +15,7 @@ from kafka_eos_source.observe.background import Background
 from kafka_eos_source.observe.journal import Journal, query_journals
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.folders import PrivateFolder
-from tests.observe.test_journal import BATCH, shared  # noqa: F401
+from tests.observe.figures_kit import BATCH
 
 SECONDS = 60
 
@@ -75,7 +75,7 @@ def test_a_call_that_hangs_after_it_was_begun_delays_one_caller(monkeypatch: pyt
 
 
 def test_a_commit_goes_on_although_the_temporary_folder_hangs(
-    shared: Path,  # noqa: F811
+    shared: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "_warned", set())
@@ -101,7 +101,7 @@ def test_a_commit_goes_on_although_the_temporary_folder_hangs(
 
 
 def test_totals_go_on_after_the_temporary_folder_hung(
-    shared: Path,  # noqa: F811
+    shared: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "_warned", set())

@@ -27,7 +27,6 @@ from kafka_eos_source.observe.figures import (
     EventKind,
     Outcome,
     SourceFigures,
-    SourceRead,
     SourceState,
     WaitingCommit,
     bounded,
@@ -39,52 +38,9 @@ from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, 
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.runtime import folders, logs
+from kafka_eos_source.runtime import folders
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
-
-WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
-BATCH = BatchFigures(
-    application_id="app/ä",
-    query_id="query",
-    run_id="run",
-    batch_id=7,
-    outcome=Outcome.COMMITTED,
-    began_at=1000.0,
-    ended_at=1000.25,
-    seconds={"tasks": 0.5, "produce": 0.125},
-    counts={"records": 10, "committed": 1},
-    writer=WRITER,
-    sinks={"files": {"rows": 10, "commit_seconds": 0.25}},
-    sources=(SourceRead("abc", {"in": 12}),),
-    sequence=8,
-    pressure=0.5,
-    processor_counts={"late_rows": 3},
-    state={"app-counts-changelog": {"keys": 5, "bytes": 900}},
-    gauges={"tasks": 2, "median_task_seconds": 0.25, "longest_task_seconds": 0.5},
-    topics={"out": {"records": 10, "bytes": 100}},
-    links=(f"00-{'a' * 32}-{'b' * 16}-01",),
-    events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
-    error="",
-)
-WAITING = WaitingCommit("app", "query", "run", 7, 1002.0, 1000.0, "flush", 1001.0, "no answer", 1, WRITER)
-SOURCE = SourceFigures(
-    at=1001.0,
-    writer=WRITER,
-    state=SourceState.IDLE,
-    state_since=1000.0,
-    reason="minOffsetsPerTrigger=5: 2 offsets are available",
-    name="in",
-    start={TopicPartition("in", 0): 12},
-    planned={TopicPartition("in", 0): 12},
-    latest={TopicPartition("in", 0): 14},
-    planned_at=999.0,
-    positions=("abc",),
-    behind_since={"in": 998.0},
-    behind_at_least=("in",),
-    hidden={TopicPartition("in", 1): 7},
-    hidden_since=997.5,
-    retention_seconds=604800.0,
-)
+from tests.observe.figures_kit import BATCH, SOURCE, WAITING, WRITER
 
 
 def test_text_and_numbers_that_json_does_not_have_cost_no_line_and_stop_no_plan() -> None:
@@ -98,17 +54,6 @@ def test_text_and_numbers_that_json_does_not_have_cost_no_line_and_stop_no_plan(
     waiting = WaitingCommit.from_json(replace(WAITING, reason="\udcff").to_json())
     assert waiting is not None
     assert waiting.reason == "?"
-
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder that stands in for the host's temporary folder."""
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(logs, "_warned", set())
-    monkeypatch.setattr(folders, "_tidied", {})
-    return shared
 
 
 def batches_folder(shared: Path) -> Path:

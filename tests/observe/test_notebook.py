@@ -22,8 +22,7 @@ from kafka_eos_source.observe.notebook import view_of_reports
 from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.source_position import SourcePosition
-from tests.observe.test_journal import BATCH, WAITING, shared  # noqa: F401
-from tests.observe.test_view import DONE, LAST, NOW, T0, batch, journal, seen
+from tests.observe.figures_kit import BATCH, DONE, LAST, NOW, T0, WAITING, batch, journal, seen
 
 SECONDS = 60
 

@@ -49,7 +49,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
 from tests.commit.model_broker import Fault, ModelProducer, ModelRows
 from tests.commit.test_transaction import broker_with_genesis, request, rows
-from tests.observe.test_journal import BATCH, shared  # noqa: F401
+from tests.observe.figures_kit import BATCH
 from tests.plan.source_cluster import Clock
 from tests.sinks.test_commit import NAMES, Scripted, deadline, staged, token
 
@@ -446,10 +446,11 @@ def test_a_source_writes_only_what_has_changed(
     source.write()
     assert len(written) == 2, "the first plan at once, the others together"
     for each in written:
-        assert (each.state, each.planned, each.lag(each.start)) == (
+        assert (each.state, each.planned, each.start, each.latest) == (
             SourceState.PLANNED,
             {T0: 9},
-            {"in": 7},
+            {T0: 5},
+            {T0: 12},
         )
     for _ in range(3):
         source.planned({T0: 9}, {T0: 9}, {T0: 9}, is_batch=False, reason="")
@@ -484,7 +485,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> None:  # noqa: F811
+def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> None:
     """A driver such as a notebook outlives its queries."""
     killed = subprocess.run(
         [sys.executable, "-c", SHORT_LIVED],
@@ -598,7 +599,7 @@ def test_a_source_whose_brokers_do_not_answer_says_so(
 def test_planning_goes_on_whatever_happens_to_the_figures(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    shared: Path,  # noqa: F811
+    shared: Path,
 ) -> None:
     def broken(*_arguments: object) -> None:
         raise RuntimeError("no figures")

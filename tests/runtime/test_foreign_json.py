@@ -44,7 +44,7 @@ from kafka_eos_source.state.encoding.describe import Description, TableDescripti
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store.pending import decode_header
 from tests.commit.test_shards import report
-from tests.observe.test_journal import BATCH, SOURCE, WAITING
+from tests.observe.figures_kit import BATCH, SOURCE, WAITING
 from tests.protocol.test_token_record import RECORD
 from tests.support.foreign_records import JSON_VALUES
 
