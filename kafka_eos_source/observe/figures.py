@@ -34,29 +34,6 @@ from kafka_eos_source.observe.lines import (
 )
 
 
-class TracedStep(Enum):
-    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`."""
-
-    TASKS = "tasks"  #: Spark plans the batch and runs its tasks: from its offset log entry to the commit call
-    VERIFY = "verify"  #: the commit reads the checkpoint and verifies the staged parts
-    OPEN = "open"
-    INIT = "init"
-    TOKEN = "token"
-    GENESIS = "genesis"
-    CHECK = "check"
-    PREPARE = "prepare"
-    BEGIN = "begin"
-    PRODUCE = "produce"
-    FLUSH = "flush"
-    OFFSETS = "offsets"
-    COMMIT = "commit"
-    FINISH = "finish"
-    COMMITTED = "committed"
-    SKIPPED = "skipped"
-    LOST = "lost"
-    TIDY = "tidy"  #: deletes the staged parts, in the staging folder and in the sinks
-
-
 class StepGroup(Enum):
     """What a person sees of the steps: few groups, in the order in which they happen."""
 
@@ -70,48 +47,43 @@ class StepGroup(Enum):
     TIDY = "tidy"
 
 
-GROUPS: Mapping[TracedStep, StepGroup] = {
-    TracedStep.TASKS: StepGroup.TASKS,
-    TracedStep.VERIFY: StepGroup.VERIFY,
-    TracedStep.OPEN: StepGroup.DECIDE,
-    TracedStep.INIT: StepGroup.DECIDE,
-    TracedStep.TOKEN: StepGroup.DECIDE,
-    TracedStep.GENESIS: StepGroup.DECIDE,
-    TracedStep.CHECK: StepGroup.WRITE,
-    TracedStep.PREPARE: StepGroup.SINKS,
-    TracedStep.BEGIN: StepGroup.WRITE,
-    TracedStep.PRODUCE: StepGroup.WRITE,
-    TracedStep.FLUSH: StepGroup.WRITE,
-    TracedStep.OFFSETS: StepGroup.COMMIT,
-    TracedStep.COMMIT: StepGroup.COMMIT,
-    TracedStep.FINISH: StepGroup.SINKS,
-    TracedStep.COMMITTED: StepGroup.TIDY,
-    TracedStep.SKIPPED: StepGroup.TIDY,
-    TracedStep.LOST: StepGroup.RETRY,
-    TracedStep.TIDY: StepGroup.TIDY,
-}
+class TracedStep(Enum):
+    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`.
 
-#: What each step does, for a reader who watches a query that stands still in it.
-DOING: Mapping[TracedStep, str] = {
-    TracedStep.TASKS: "Spark runs the tasks of the batch",
-    TracedStep.VERIFY: "verifying the staged rows",
-    TracedStep.OPEN: "checking the producer of the previous batch",
-    TracedStep.INIT: "initialising the transactional id",
-    TracedStep.TOKEN: "reading the token from Kafka",
-    TracedStep.GENESIS: "beginning the chain of tokens",
-    TracedStep.CHECK: "checking the output topics",
-    TracedStep.PREPARE: "sinks outside Kafka prepare the batch",
-    TracedStep.BEGIN: "beginning the transaction",
-    TracedStep.PRODUCE: "sending the records",
-    TracedStep.FLUSH: "waiting until the brokers acknowledge the records",
-    TracedStep.OFFSETS: "committing the offsets and the token",
-    TracedStep.COMMIT: "waiting until Kafka commits the transaction",
-    TracedStep.FINISH: "sinks outside Kafka commit the batch",
-    TracedStep.COMMITTED: "ending the commit",
-    TracedStep.SKIPPED: "ending the commit",
-    TracedStep.LOST: "pausing before the next try",
-    TracedStep.TIDY: "deleting the staged rows",
-}
+    ``TASKS`` lasts from the batch's entry in Spark's offset log to the call of the commit.
+
+    Attributes:
+        group: the group in which people see it.
+        doing: what it does, for a reader who watches a query that stands still in it.
+    """
+
+    TASKS = "tasks", StepGroup.TASKS, "Spark runs the tasks of the batch"
+    VERIFY = "verify", StepGroup.VERIFY, "verifying the staged rows"
+    OPEN = "open", StepGroup.DECIDE, "checking the producer of the previous batch"
+    INIT = "init", StepGroup.DECIDE, "initialising the transactional id"
+    TOKEN = "token", StepGroup.DECIDE, "reading the token from Kafka"
+    GENESIS = "genesis", StepGroup.DECIDE, "beginning the chain of tokens"
+    CHECK = "check", StepGroup.WRITE, "checking the output topics"
+    PREPARE = "prepare", StepGroup.SINKS, "sinks outside Kafka prepare the batch"
+    BEGIN = "begin", StepGroup.WRITE, "beginning the transaction"
+    PRODUCE = "produce", StepGroup.WRITE, "sending the records"
+    FLUSH = "flush", StepGroup.WRITE, "waiting until the brokers acknowledge the records"
+    OFFSETS = "offsets", StepGroup.COMMIT, "committing the offsets and the token"
+    COMMIT = "commit", StepGroup.COMMIT, "waiting until Kafka commits the transaction"
+    FINISH = "finish", StepGroup.SINKS, "sinks outside Kafka commit the batch"
+    COMMITTED = "committed", StepGroup.TIDY, "ending the commit"
+    SKIPPED = "skipped", StepGroup.TIDY, "ending the commit"
+    LOST = "lost", StepGroup.RETRY, "pausing before the next try"
+    TIDY = "tidy", StepGroup.TIDY, "deleting the staged rows"
+
+    group: StepGroup
+    doing: str
+
+    # the defaults are for mypy, which takes a look-up by value for a call of this
+    def __new__(cls, value: str, group: StepGroup = StepGroup.TIDY, doing: str = "") -> TracedStep:
+        step = object.__new__(cls)
+        step._value_, step.group, step.doing = value, group, doing
+        return step
 
 
 def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
@@ -121,7 +93,7 @@ def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
         seconds: duration of each step, by the value of its `TracedStep`. Unknown steps of later versions
             are left out.
     """
-    known = {step.value: group for step, group in GROUPS.items()}
+    known = {step.value: step.group for step in TracedStep}
     found: dict[StepGroup, float] = {}
     for step, duration in seconds.items():
         if step in known and duration > 0:

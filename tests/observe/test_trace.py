@@ -25,8 +25,6 @@ from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicParti
 from kafka_eos_source.observe import journal, lines
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import (
-    DOING,
-    GROUPS,
     BatchFigures,
     EventKind,
     Outcome,
@@ -112,7 +110,8 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_step_of_the_commit_is_measured_and_has_words() -> None:
     assert {step.value for step in Step} <= {step.value for step in TracedStep}
-    assert set(GROUPS) == set(DOING) == set(TracedStep)
+    assert {step.group for step in TracedStep} == set(StepGroup)
+    assert all(step.doing for step in TracedStep)
     assert set(MEANING) == set(StepGroup)
 
 
