@@ -21,7 +21,7 @@ from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
-from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
+from kafka_eos_source.model import ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, lines
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import (
@@ -41,7 +41,6 @@ from kafka_eos_source.observe.source import LagClock, SourceObserver
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
-from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
@@ -642,56 +641,6 @@ def test_the_end_of_a_run_is_written_last(
     watching.join(SECONDS)
     stopping.join(SECONDS)
     assert [each.state for each in written] == [SourceState.IDLE, SourceState.PLANNED, SourceState.STOPPED]
-
-
-class Watermarks:
-    def __init__(self) -> None:
-        self.ends = {T0: 5, T1: 5}
-        self.asked = 0
-        self.error: Exception | None = None
-
-    def high_watermarks(self, partitions: object) -> dict[TopicPartition, int]:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        return self.ends
-
-
-def test_an_idle_source_finds_out_that_a_transaction_is_open() -> None:
-    clock, admin = Clock(), Watermarks()
-    found = OpenTransactions(admin, clock)
-
-    def idle(offsets: Offsets) -> str:
-        return reason(found.hidden(offsets, is_idle=True))
-
-    latest = {T0: 5, T1: 5}
-    assert idle(latest) == ""
-    for _ in range(10):
-        idle(latest)
-    assert admin.asked == 0, "a source that was busy a moment ago does not ask"
-    admin.ends = {T0: 25, T1: 5}
-    clock.advance(6)
-    assert idle(latest) == "", "the answer came after these offsets were read"
-    assert idle(latest) == "open transactions in in-0 hide 20 offsets"
-    clock.advance(6)
-    assert "in-0" in idle(latest)
-    assert admin.asked == 2
-    assert idle({T0: 25, T1: 5}) == "", "it was committed"
-    clock.advance(6)
-    admin.error = UnavailableError("no answer")
-    assert idle({T0: 25, T1: 5}) == ""
-
-
-def test_a_busy_source_finds_the_partition_whose_transaction_stays_open() -> None:
-    clock, admin = Clock(), Watermarks()
-    found = OpenTransactions(admin, clock)
-    admin.ends = {T0: 25, T1: 100}
-    for offset in range(5, 45):
-        clock.advance(1)
-        hidden = found.hidden({T0: 5, T1: offset}, is_idle=False)
-    assert admin.asked == 1, "it asks every 30 seconds"
-    assert hidden == {T0: 20}, "partition 1 moves on, so that its transactions end"
-    assert found.hidden({T0: 25, T1: 60}, is_idle=False) == {}, "it was committed"
 
 
 # -- what shards measure ---------------------------------------------------------------------------
