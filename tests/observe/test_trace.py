@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -424,8 +425,12 @@ def test_the_memory_of_the_lag_is_bounded() -> None:
     assert len(clock._samples) == 600
 
 
+#: A source, what it wrote to its file, and its clock.
+Observed: TypeAlias = tuple[SourceObserver, list[SourceFigures], Clock]
+
+
 @pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> tuple[SourceObserver, list[SourceFigures], Clock]:
+def observer(monkeypatch: pytest.MonkeyPatch) -> Observed:
     clock, written = Clock(), list[SourceFigures]()
     found = SourceObserver("in", "app", clock)
     monkeypatch.setattr(found._file, "write", written.append)
@@ -433,9 +438,7 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> tuple[SourceObserver, list[Sour
     return found, written, clock
 
 
-def test_a_source_writes_only_what_has_changed(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_writes_only_what_has_changed(observer: Observed) -> None:
     source, written, clock = observer
     for _ in range(3):
         clock.advance(1)
@@ -458,9 +461,7 @@ def test_a_source_writes_only_what_has_changed(
     assert written[-1].state is SourceState.STOPPED
 
 
-def test_the_first_batch_of_a_source_that_was_idle_is_written_at_once(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_the_first_batch_of_a_source_that_was_idle_is_written_at_once(observer: Observed) -> None:
     source, written, _ = observer
     source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
     source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
@@ -504,9 +505,7 @@ def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> No
     assert view(found, source.at).status is Status.STOPPED
 
 
-def test_a_source_that_learns_the_name_of_its_query_writes_it(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_that_learns_the_name_of_its_query_writes_it(observer: Observed) -> None:
     source, written, _ = observer
     source._application_id = ""
     source.write()
@@ -518,7 +517,7 @@ def test_a_source_that_learns_the_name_of_its_query_writes_it(
 
 @pytest.mark.parametrize("former_at", [None, 1.0])
 def test_a_source_finds_a_query_that_does_not_use_its_application_id(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+    observer: Observed,
     monkeypatch: pytest.MonkeyPatch,
     former_at: float | None,
 ) -> None:
@@ -543,7 +542,7 @@ def test_a_source_finds_a_query_that_does_not_use_its_application_id(
 
 
 def test_the_newest_batch_is_read_while_the_brokers_answer(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
+    observer: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _, _ = observer
     answers, asked = threading.Event(), list[str]()
@@ -562,9 +561,7 @@ def test_the_newest_batch_is_read_while_the_brokers_answer(
     assert asked == ["app"] * 2, "without a look-up, it is read at once"
 
 
-def test_a_record_that_came_between_two_samples_has_an_age(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_record_that_came_between_two_samples_has_an_age(observer: Observed) -> None:
     source, written, clock = observer
     source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
     clock.advance(0.2)
@@ -576,9 +573,7 @@ def test_a_record_that_came_between_two_samples_has_an_age(
     assert written[-1].behind_at_least == ()
 
 
-def test_a_source_whose_brokers_do_not_answer_says_so(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_whose_brokers_do_not_answer_says_so(observer: Observed) -> None:
     source, written, clock = observer
     source.explained_by(lambda: "Connection refused")
     source.write()
@@ -616,9 +611,7 @@ def test_planning_goes_on_whatever_happens_to_the_figures(
     assert len([each for each in caplog.records if "no figures" in each.message]) == 1
 
 
-def test_the_end_of_a_run_is_written_last(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_run_is_written_last(observer: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
     source, written, _ = observer
     began, may_end = threading.Event(), threading.Event()
 
