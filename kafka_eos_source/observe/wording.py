@@ -113,7 +113,7 @@ def batch_result(batch: BatchView) -> str:
 
 
 def transactions(totals: Mapping[str, int]) -> str:
-    """Returns the numbers of transactions, without those that are 0 and boring."""
+    """Returns the numbers of transactions by outcome; rare outcomes are left out while there are none."""
     found = [f"{totals.get('committed', 0):,} committed"]
     found += [
         f"{totals[name]:,} {word}"
