@@ -398,7 +398,7 @@ def _shared_storage() -> None:
 
 def _no_owner_of_rows() -> None:
     """Takes staged rows from a file on a disk of the host, whoever wrote it."""
-    folders._refuse_foreign = lambda path, found: None
+    folders._refuse_foreign = lambda path, found, refused_modes: None
 
 
 def _no_digest_of_rows() -> None:
