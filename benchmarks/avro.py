@@ -24,7 +24,7 @@ import psutil
 import pyarrow as pa
 import pyspark
 
-from kafka_eos_source.embedded import jars
+from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.registry.avro import arrow_type, decoder, encoder
 from kafka_eos_source.registry.codec import Schema
@@ -79,8 +79,8 @@ def spark_avro() -> str:
 
 def _spark_avro(version: str) -> str:
     artifacts = (("org.apache.spark", "spark-avro_2.13", version),)
-    wanted = jars.JarSet("spark-avro", artifacts, 1, version=version, transitive=False)
-    return ",".join(map(str, jars.jars(wanted).glob("*.jar")))
+    wanted = java.JarSet("spark-avro", artifacts, 1, version=version, transitive=False)
+    return ",".join(map(str, java.jars(wanted).glob("*.jar")))
 
 
 def column() -> pa.Array:

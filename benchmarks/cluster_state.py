@@ -35,7 +35,7 @@ from benchmarks.kafka import Cluster, OutputReader
 from benchmarks.processes import Batch, Command, Processes, others_cpu_seconds
 from benchmarks.progress import wrong
 from benchmarks.workload import KEY_BYTES
-from kafka_eos_source.embedded import EmbeddedKafka, jars
+from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.runtime.deadline import Deadline
 
 EOS, SNAPSHOTS, SPARK = "kafka-eos", "kafka-eos-snapshots", "spark"
@@ -168,7 +168,7 @@ class Run:
         if own:
             conf = {"spark.executorEnv.PYTHONPATH": root, "spark.executorEnv.KAFKA_EOS_LOG_FORMAT": "json"}
         else:
-            connector = sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))
+            connector = sorted(java.jars(versions.SPARK_KAFKA).glob("*.jar"))
             conf = {**_ROCKSDB, "spark.jars": ",".join(map(str, connector))}
         state = {
             "kafka.bootstrap.servers": self._cluster.bootstrap,

@@ -13,7 +13,7 @@ from pathlib import Path
 import kafka_eos_source
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.runtime.cache import cache_directory
+from kafka_eos_source.runtime.folders import cache_directory
 
 _STAMP = "installed"
 

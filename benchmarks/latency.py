@@ -15,8 +15,8 @@ from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
 from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
+from kafka_eos_source.observe.figures import TracedStep
 from kafka_eos_source.observe.journal import query_journal
-from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Warm-up after the first output record, before measuring starts. A JVM compiles for about a minute.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_eos_source.embedded.jars import JarSet
+from kafka_eos_source.embedded.java import JarSet
 
 #: The first Kafka Streams with transactional state stores (KIP-892).
 STREAMS_VERSION = "4.4.0"

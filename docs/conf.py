@@ -70,7 +70,7 @@ nitpick_ignore_regex = [
     ("py:.*", r".*\.(Cursor|Database|Description|Scan|StoreMetadata)"),
     (
         "py:.*",
-        r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView|display\.Frame|state_table\.StateTable)",
+        r".*\.observe\.(notebook\.StreamingQuery|notebook\.Frame|view\.QueryView|draw\.StateTable)",
     ),
     ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),

@@ -39,9 +39,8 @@ from integration.support.tools import (
     hanging_transactions,
 )
 from integration.test_sink_stream import LOOP, spec, without_spark
-from kafka_eos_source.embedded import EmbeddedKafka, cluster, jars
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded import EmbeddedKafka, cluster, java
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 START_SECONDS = 120.0
@@ -235,19 +234,19 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A truncated jar in the cache is replaced. Copies of intact jars stand in for the repository."""
-    whole = jars.jars()
+    whole = java.jars()
 
-    def copy(_jar_set: jars.JarSet, into: Path, _ivy_cache: Path) -> None:
+    def copy(_jar_set: java.JarSet, into: Path, _ivy_cache: Path) -> None:
         for jar in whole.glob("*.jar"):
             shutil.copy(jar, into)
 
-    folder = jars.jars(jars.BROKER, tmp_path, copy)
+    folder = java.jars(java.BROKER, tmp_path, copy)
     os.truncate(next(folder.glob("kafka-server-*.jar")), 1000)
     monkeypatch.setenv("KAFKA_EOS_CACHE", str(tmp_path))
-    monkeypatch.setattr(jars, "_ivy", copy)
+    monkeypatch.setattr(java, "_ivy", copy)
     with EmbeddedKafka(java_options=JAVA_OPTIONS) as kafka:
         Admin(kafka.bootstrap_servers).create("works")
-    assert jars.is_complete(folder, jars.BROKER)
+    assert java.is_complete(folder, java.BROKER)
 
 
 # -- helpers of the tests

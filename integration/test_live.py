@@ -22,7 +22,7 @@ from integration.support.query import Query
 from integration.test_sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.observe.summary import figures_in
+from kafka_eos_source.observe.source import figures_in
 
 SECONDS = 120
 

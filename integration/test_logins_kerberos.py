@@ -20,8 +20,7 @@ from integration.support.kafka import produce, read_back, values
 from integration.support.kerberos import REALM, Realm
 from integration.support.security import PASSWORDS, SecuredCluster, as_options
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import admin_client
@@ -35,8 +34,7 @@ from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.kafka.wire.sasl import KerberosExchange
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 pytest.importorskip("gssapi", reason="the extra 'kerberos' is not installed")
 pytestmark = pytest.mark.skipif(not kerberos.is_installed(), reason="no KDC is installed (krb5-kdc)")

@@ -15,8 +15,7 @@ from integration.support import msk
 from integration.support.kafka import produce, read_back, values
 from integration.support.security import PASSWORDS, SecuredCluster, as_options
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka import tokens
 from kafka_eos_source.kafka.config import check_consumer

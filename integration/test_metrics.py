@@ -28,7 +28,7 @@ from integration.test_sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source import observe_batches
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.observe.listener import FinishedBatch
+from kafka_eos_source.observe.notebook import FinishedBatch
 
 SECONDS = 120
 #: Panels about state, sinks outside Kafka, and failures, which the query of this test does not have.

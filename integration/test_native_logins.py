@@ -17,8 +17,7 @@ from integration.support import broker as brokers
 from integration.support.kafka import Admin, read_back, values
 from integration.support.security import PASSWORDS, SecuredCluster
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.wire import access, connection

@@ -9,8 +9,7 @@ import pytest
 from integration.support import broker as brokers
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, end_offsets, produce, transaction
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.node import Node
-from kafka_eos_source.embedded.properties import Ports
+from kafka_eos_source.embedded.cluster import Node, Ports
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import OffsetRange, TopicPartition

@@ -11,8 +11,7 @@ import pytest
 from integration.support import broker as brokers
 from integration.support.kafka import Admin, read_back, values
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config

@@ -8,15 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kafka_eos_source.runtime.log_format import configure_if_wanted
+from kafka_eos_source.runtime.logs import configure_if_wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
-    from kafka_eos_source.observe.listener import observe_batches
-    from kafka_eos_source.observe.notebook import watch
+    from kafka_eos_source.observe.notebook import observe_batches, watch
     from kafka_eos_source.registry.columns import from_registry, to_registry, undecodable_record
     from kafka_eos_source.registry.selected import registry_schema
     from kafka_eos_source.spark.invalid import invalid_record, record_origin
@@ -64,7 +63,7 @@ _DEFINED_IN = {
     "invalid_record": "kafka_eos_source.spark.invalid",
     "local_checkpoints": "kafka_eos_source.spark.session",
     "map_in_read": "kafka_eos_source.in_read.frame",
-    "observe_batches": "kafka_eos_source.observe.listener",
+    "observe_batches": "kafka_eos_source.observe.notebook",
     "quiet_logs": "kafka_eos_source.spark.quiet",
     "recommended_settings": "kafka_eos_source.spark.session",
     "record_origin": "kafka_eos_source.spark.invalid",

@@ -29,9 +29,8 @@ from kafka_eos_source.operate import (
 )
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.shared_options import parse_pairs, warn_of_secrets
-from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
-from kafka_eos_source.runtime.parent import on_end_of_parent
-from kafka_eos_source.runtime.signals import handling
+from kafka_eos_source.runtime.commands import JSON, handling, print_error, print_json, wants_json
+from kafka_eos_source.runtime.watchdog import on_end_of_parent
 
 _POLL_SECONDS = 0.1
 
@@ -131,7 +130,7 @@ def broker(
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
-    from kafka_eos_source.embedded.jars import KAFKA_VERSION
+    from kafka_eos_source.embedded.java import KAFKA_VERSION
 
     properties = parse_pairs(config, "--config")
     levels = parse_pairs(features, "--feature", "NAME=LEVEL")
@@ -180,9 +179,7 @@ for _each in (
     topic_commands.tail,
     topic_commands.lag,
     _Lazy("demo", "kafka_eos_source.demo.__main__", "Kill a query's driver repeatedly, and count the rows."),
-    _Lazy(
-        "flights", "kafka_eos_source.demo.flights_topic", "Create a topic of real flights to try queries on."
-    ),
+    _Lazy("flights", "kafka_eos_source.demo.flights", "Create a topic of real flights to try queries on."),
 ):
     main.add_command(_each)
 

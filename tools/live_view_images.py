@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.observe import terminal
+from kafka_eos_source.observe import draw
+from kafka_eos_source.observe.draw import panel
 from kafka_eos_source.observe.notebook import view_of
-from kafka_eos_source.observe.panel import panel
 from kafka_eos_source.observe.view import QueryView, Status
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -34,7 +34,7 @@ def main() -> None:
         both = light.format(panel(running)) + dark.format(panel(waiting))
         picture(both, IMAGES / "live-panel.png", 824, 876, Path(folder))
         console = Console(record=True, width=100, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        console.print(terminal.frame([running], 36))
+        console.print(draw.frame([running], 36))
         text = console.export_html(inline_styles=True, code_format="{code}")
         style = "margin:0;padding:14px 18px;background:#14171c;color:#e4e4e4;font:13px/1.35 monospace"
         picture(f'<pre style="{style}">{text}</pre>', IMAGES / "live-top.png", 824, 600, Path(folder))

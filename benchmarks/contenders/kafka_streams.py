@@ -9,7 +9,7 @@ from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import jdk
 from benchmarks.processes import Command
-from kafka_eos_source.embedded import jars
+from kafka_eos_source.embedded import java
 
 #: The settings that Kafka's documentation names for throughput: fewer commits, and larger fetches, polls,
 #: batches and buffers. "Optimizing for throughput" of Confluent's white paper has the same list.
@@ -70,7 +70,7 @@ class KafkaStreams:
 
     def prepare(self) -> None:
         jdk()
-        jars.jars(versions.STREAMS)
+        java.jars(versions.STREAMS)
 
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = _program("KeyedCount.java", job)
@@ -114,7 +114,7 @@ class KafkaStreamsCopy:
 
     def prepare(self) -> None:
         jdk()
-        jars.jars(versions.STREAMS)
+        java.jars(versions.STREAMS)
 
     def commands(self, job: Job) -> Sequence[Command]:
         arguments = _program("Copy.java", job)
@@ -131,7 +131,7 @@ def _program(name: str, job: Job) -> list[str]:
     return [
         jdk(),
         "-cp",
-        f"{jars.jars(versions.STREAMS)}/*",
+        f"{java.jars(versions.STREAMS)}/*",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         str(PROGRAMS / name),
         job.bootstrap,

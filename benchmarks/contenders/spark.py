@@ -9,7 +9,7 @@ from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import python_with
 from benchmarks.processes import Command
-from kafka_eos_source.embedded import jars
+from kafka_eos_source.embedded import java
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SparkState:
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)
-        jars.jars(versions.SPARK_KAFKA)
+        java.jars(versions.SPARK_KAFKA)
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
-        kafka = ",".join(map(str, sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))))
+        kafka = ",".join(map(str, sorted(java.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         arguments = [python, str(PROGRAMS / "spark_count.py"), job.bootstrap, job.topic_in, job.topic_out]
         arguments += [
             str(job.folder),

@@ -15,7 +15,7 @@ from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import compile_package, python_with
 from benchmarks.processes import Command
 from kafka_eos_source import local_checkpoints, map_in_read, recommended_settings
-from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.spark.session import DRIVER_OPTIONS_SETTING
 
@@ -225,11 +225,11 @@ class SparkQuery(_Query):
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)
-        jars.jars(versions.SPARK_KAFKA)
+        java.jars(versions.SPARK_KAFKA)
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
         arguments = self._arguments(job, "kafka")
-        arguments["jars"] = ",".join(map(str, sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))))
+        arguments["jars"] = ",".join(map(str, sorted(java.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]

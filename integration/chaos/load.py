@@ -11,11 +11,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from integration.chaos.brokers import await_complete
 from integration.chaos.scenario import Scenario
+from integration.support.checker import check
 from integration.support.driver import Driver
+from integration.support.history import Record, Recorder, read_history
 from integration.support.kafka import end_offsets
 from integration.support.processes import await_condition
-from kafka_eos_source.testing.checker import check
-from kafka_eos_source.testing.history import Record, Recorder, read_history
 
 _ROWS, _EVERY_SECONDS = 20, 0.2
 _SECONDS = 180.0

@@ -15,7 +15,7 @@ With ``exclusive_log`` false, a log entry replaces one that another driver wrote
 ``in_read`` lets the tasks that read stage the rows (``write=`` of `map_in_read`). ``lost_attempt`` is a file:
 as long as it does not exist, the first reading task of a batch runs twice, and the sink gets the reports of
 both attempts, as after the loss of a shuffle file; the file then exists.
-``history`` is a file that records each try at a batch (`kafka_eos_source.testing.history`). The process exits
+``history`` is a file that records each try at a batch (`integration.support.history`). The process exits
 with 0 when it has read the source up to where it ended at the start (``available_now``), or when it reads
 "stop" on standard input. It also exits when its parent process ends.
 """
@@ -43,6 +43,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from integration.chaos.switches import switch_off
+from integration.support.history import Record, Recorder, Send, SourceRange, Txn
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
@@ -51,7 +52,6 @@ from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import staging
-from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
 _IDLE_SECONDS = 0.05

@@ -30,7 +30,7 @@ from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
-from kafka_eos_source.runtime import failpoints, own_folders
+from kafka_eos_source.runtime import failpoints, folders
 from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.filesystem import layout
 from kafka_eos_source.stage import files
@@ -398,7 +398,7 @@ def _shared_storage() -> None:
 
 def _no_owner_of_rows() -> None:
     """Takes staged rows from a file on a disk of the host, whoever wrote it."""
-    own_folders._refuse_foreign = lambda path, found: None
+    folders._refuse_foreign = lambda path, found, refused_modes: None
 
 
 def _no_digest_of_rows() -> None:

@@ -14,9 +14,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.jars import KAFKA_VERSION
-from kafka_eos_source.embedded.properties import Ports, server_properties
+from kafka_eos_source.embedded.cluster import Ports, free_ports, server_properties
+from kafka_eos_source.embedded.java import KAFKA_VERSION
 
 VARIABLE = "KAFKA_BOOTSTRAP"
 #: Version of the embedded broker, such as ``3.9.1``, and the finalized levels of its features, such as

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 REALM = "KAFKA.TEST"
 _PATH = f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}"

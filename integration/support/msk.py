@@ -8,7 +8,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded import java
 
 _SOURCE = Path(__file__).parent / "java" / "MskValidator.java"
 CLASS = "test.MskValidator"
@@ -25,7 +25,7 @@ def validator_jar(folder: Path) -> Path:
     program = compiler()
     assert program is not None
     subprocess.run(
-        [program, "-J-XX:TieredStopAtLevel=1", "-cp", f"{jars.jars()}/*", "-d", str(folder), str(_SOURCE)],
+        [program, "-J-XX:TieredStopAtLevel=1", "-cp", f"{java.jars()}/*", "-d", str(folder), str(_SOURCE)],
         check=True,
         capture_output=True,
     )

@@ -24,19 +24,19 @@ import pytest
 
 from integration.support.jvm import Jvm
 from integration.support.s3_server import S3PROXY
-from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded import java
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 
 _ORGANISATION, _MODULE, _VERSION = "io.apicurio", "apicurio-registry-app", "2.6.13.Final"
-APICURIO = jars.JarSet("apicurio", ((_ORGANISATION, _MODULE, _VERSION),), 300, _VERSION, False, S3PROXY.sums)
+APICURIO = java.JarSet("apicurio", ((_ORGANISATION, _MODULE, _VERSION),), 300, _VERSION, False, S3PROXY.sums)
 
 _START_SECONDS = 180.0
 PATH = "/apis/ccompat/v7"
 _CONTENT = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
 
 
-def fetch(jar_set: jars.JarSet, into: Path, ivy_cache: Path) -> None:
+def fetch(jar_set: java.JarSet, into: Path, ivy_cache: Path) -> None:
     """Downloads the registry's archive with Ivy, and unpacks its jars into one folder."""
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         module = Path(scratch) / "ivy.xml"
@@ -55,7 +55,7 @@ def fetch(jar_set: jars.JarSet, into: Path, ivy_cache: Path) -> None:
         done = subprocess.run(ivy, capture_output=True, text=True, errors="replace", check=False)
         archive = Path(scratch) / f"{_MODULE}.tar.gz"
         if done.returncode or not archive.exists():
-            reason = jars.ivy_error(done.stdout.splitlines())
+            reason = java.ivy_error(done.stdout.splitlines())
             raise UnavailableError(f"cannot download {_MODULE} {_VERSION}: {reason}", "check the network.")
         with tarfile.open(archive) as packed:
             for member in packed:
@@ -128,7 +128,7 @@ def running(folder: Path) -> Iterator[Registry]:
     """Runs the registry; skips the test if its jars, Java or the client's libraries are not available."""
     pytest.importorskip("fastavro", reason="needs pip install 'kafka-eos-source[test]'")
     try:
-        found = jars.jars(APICURIO, fetch=fetch)
+        found = java.jars(APICURIO, fetch=fetch)
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs Apicurio: {error}")

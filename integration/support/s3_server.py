@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from integration.support.jvm import Jvm
-from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded import java
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.errors import KafkaEosError
 
@@ -32,7 +32,7 @@ CREDENTIALS = {
 
 _VERSION, _JCLOUDS, _JACKSON = "2.6.0", "2.7.0", "2.18.2"
 #: The jars that the file system backend needs. The full dependency list has a hundred more, for other clouds.
-S3PROXY = jars.JarSet(
+S3PROXY = java.JarSet(
     "s3proxy",
     (
         ("org.gaul", "s3proxy", _VERSION),
@@ -138,7 +138,7 @@ def running(folder: Path) -> Iterator[S3Server]:
     """Runs the server; skips the test if its jars, Java or boto3 are not available."""
     pytest.importorskip("boto3", reason="needs boto3: pip install 'kafka-eos-source[test]'")
     try:
-        found = jars.jars(S3PROXY)
+        found = java.jars(S3PROXY)
         java.find()
     except KafkaEosError as error:
         pytest.skip(f"needs S3Proxy: {error}")

@@ -27,8 +27,7 @@ from confluent_kafka.admin import (
 
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.properties import HOST
+from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import KafkaEosError
 
 #: Users and passwords for SASL/PLAIN. The first user may do everything.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from kafka_eos_source.embedded import jars, java
+from kafka_eos_source.embedded import java
 
 TIMEOUT_SECONDS = 120
 #: Brokers of a busy machine may stand still for some seconds, which must not look like the end of a topic.
@@ -13,7 +13,7 @@ _IDLE_MS = 15_000
 
 def run(main: str, *arguments: str, text: str = "") -> str:
     """Runs one tool with a text as its input, and returns its output; fails the test if the tool fails."""
-    folder = jars.jars(jars.TOOLS)
+    folder = java.jars(java.TOOLS)
     finished = subprocess.run(
         [
             java.find(),

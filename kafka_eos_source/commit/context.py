@@ -22,7 +22,7 @@ from kafka_eos_source.commit.steps import MOVES, Step
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import FencedError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.figures import TracedStep
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.runtime.deadline import Deadline
 

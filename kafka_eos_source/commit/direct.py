@@ -14,7 +14,7 @@ from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
-from kafka_eos_source.observe.guard import guarded
+from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.token import Mark, Token

@@ -57,13 +57,11 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import Offsets, ShardReport
-from kafka_eos_source.observe.figures import EventKind
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.figures import EventKind, TracedStep
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 _log = logging.getLogger(__name__)
 

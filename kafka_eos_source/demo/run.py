@@ -19,8 +19,7 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.kafka.playground import Watch
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 SOURCE_PARTITIONS = 4
 OUTPUT_PARTITIONS = 2

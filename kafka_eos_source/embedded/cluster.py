@@ -12,21 +12,259 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from kafka_eos_source.embedded import jars as jar_cache
-from kafka_eos_source.embedded import java
-from kafka_eos_source.embedded.node import Node, last_lines
-from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
-from kafka_eos_source.errors import InvalidOptionError, UnavailableError
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.embedded import java, supervisor
+from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
+from kafka_eos_source.kafka.wire.probe import broker_ids
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
+from kafka_eos_source.runtime.folders import make_missing, make_private
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.runtime.own_folders import make_missing, make_private
-from kafka_eos_source.runtime.retry import Pauses
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports of one node.
+
+    Attributes:
+        client: port for clients and other brokers.
+        controller: port for KRaft.
+    """
+
+    client: int
+    controller: int
+
+
+def server_properties(
+    node_id: int, nodes: Mapping[int, Ports], data: Path, users: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the properties of one node of a cluster.
+
+    Args:
+        node_id: the node.
+        nodes: ports of all nodes.
+        data: folder of the node's log.
+        users: passwords by user name, see `EmbeddedKafka`.
+    """
+    copies = str(min(3, len(nodes)))
+    in_sync = str(min(2, len(nodes)))
+    listener = "SASL_PLAINTEXT" if users else "PLAINTEXT"
+    ports = nodes[node_id]
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node_id),
+        "controller.quorum.voters": ",".join(f"{id_}@{HOST}:{at.controller}" for id_, at in nodes.items()),
+        "listeners": f"{listener}://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
+        "inter.broker.listener.name": listener,
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": f"CONTROLLER:{listener},{listener}:{listener}",
+        "log.dirs": str(data),
+        # Internal topics have few partitions, and as many replicas as the number of brokers allows.
+        "offsets.topic.num.partitions": "5",
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.num.partitions": "5",
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "default.replication.factor": copies,
+        "min.insync.replicas": in_sync,
+        "group.initial.rebalance.delay.ms": "0",  # consumers of a test need not wait for others
+        "controlled.shutdown.max.retries": "1",
+        **(_security(users) if users else {}),
+    }
+
+
+def _security(users: Mapping[str, str]) -> dict[str, str]:
+    """Returns properties for SASL/PLAIN and ACLs.
+
+    The controllers' ports need a login too: whoever may send requests there as a super user may grant
+    themselves any right. Brokers and controllers log in to each other as the first user.
+    """
+    first = next(iter(users))
+    logins = " ".join(f"user_{name}={_quoted(password)}" for name, password in users.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    jaas = f"{module} username={_quoted(first)} password={_quoted(users[first])} {logins};"
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": jaas,
+        "listener.name.controller.plain.sasl.jaas.config": jaas,
+        "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{first}",
+    }
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def render(properties: Mapping[str, str]) -> str:
+    """Returns the text of a ``.properties`` file, with backslashes escaped."""
+    return "".join(
+        "{}={}\n".format(name, value.replace("\\", "\\\\").replace("\n", "\\n"))
+        for name, value in properties.items()
+    )
+
+
+# -- one broker: its files, ports and process ------------------------------------------------------
+
+_STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
+_ANSWER_SECONDS = 5.0
+_STARTED = b"Kafka Server started"
+
+
+class Node:
+    """A broker, stopped or running under its own supervisor process (`embedded.supervisor`).
+
+    Attributes:
+        pid: process id of the JVM; 0 = not running.
+        version: Kafka's version at the next `launch`.
+    """
+
+    def __init__(self, node_id: int, directory: Path, ports: Ports, version: str) -> None:
+        self.node_id = node_id
+        self.ports = ports
+        self.version = version
+        self.data = directory / "data"
+        self.log = directory / "broker.log"
+        self.properties = directory / "server.properties"
+        self.pid = 0
+        self._supervisor: subprocess.Popen[str] | None = None
+        self._log_start = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the broker was started, and not killed or stopped through this object since."""
+        return self._supervisor is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists, suspended or not."""
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def launch(self, command: Sequence[str], remove: Path | None, open_files: Sequence[int]) -> None:
+        """Starts the process. `is_up` tells when the broker has started.
+
+        Args:
+            command: command line of the JVM.
+            remove: folder that the supervisor deletes when this process ends; None = no folder.
+            open_files: file descriptors that stay open while the broker runs.
+        """
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__, str(self.log), str(remove or ""), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=open_files,
+            # In a session of its own, the broker does not get the terminal's Ctrl-C; this process stops it.
+            start_new_session=True,
+        )
+        assert self._supervisor.stdout is not None
+        pid = self._supervisor.stdout.readline()
+        if not pid:
+            self._await_end(kill=True)
+            raise UnavailableError(f"broker {self.node_id} did not start: {command[0]!r} could not be run.")
+        self.pid = int(pid)
+
+    def is_up(self, known: frozenset[int], login: Mapping[str, str]) -> bool:
+        """Returns whether the broker has started, and its metadata contains all these brokers.
+
+        Args:
+            known: node ids.
+            login: librdkafka properties of the login.
+        """
+        return self._log_says_started() and self._knows(known, login)
+
+    def not_started(self) -> UnavailableError:
+        """Returns the error for a broker that has not started; it contains what its log says about that."""
+        what = "did not start in time" if self.running else "ended while it started"
+        lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+        cause = next((f": {line.strip()}" for line in lines if "Exception: " in line), "")
+        return UnavailableError(f"broker {self.node_id} {what}{cause}. {self.tail()}")
+
+    def _log_says_started(self) -> bool:
+        with open(self.log, "rb") as log:
+            log.seek(self._log_start)
+            return _STARTED in log.read()
+
+    def _knows(self, known: frozenset[int], login: Mapping[str, str]) -> bool:
+        try:
+            return known <= broker_ids(HOST, self.ports.client, login, _ANSWER_SECONDS)
+        except (OSError, AuthorizationError):  # it starts, and does not know its users yet
+            return False
+
+    def tail(self) -> str:
+        """Returns the end of the broker's log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "The end of its log:\n" + last_lines(text)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the JVM, if it runs."""
+        # Process id 0 would address our own process group.
+        if self.running and self.pid > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the broker with SIGKILL and waits for its end."""
+        self._await_end(kill=True)
+
+    def stop(self) -> None:
+        """Shuts the broker down in an orderly way and waits for its end.
+
+        The signal goes to the JVM, because the supervisor kills a broker whose data is temporary.
+        """
+        self.signal(signal.SIGCONT)  # it may have been paused
+        self.signal(signal.SIGTERM)
+        self._await_end(kill=False)
+
+    def begin_stop(self) -> None:
+        """Sends SIGTERM; `await_stop` waits for the end."""
+        if self._supervisor is not None:
+            self._supervisor.terminate()
+
+    def await_stop(self) -> None:
+        """Waits for the end after `begin_stop`; kills the broker if it takes too long."""
+        self._await_end(kill=False)
+
+    def _await_end(self, kill: bool) -> None:
+        if self._supervisor is None:
+            return
+        process = self._supervisor
+        if kill:
+            self.signal(signal.SIGKILL)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            process.kill()
+            process.wait()
+        self._supervisor, self.pid = None, 0
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def last_lines(text: str, count: int = 15) -> str:
+    """Returns the last lines of a JVM's output, without the frames of stack traces."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return "\n".join(lines[-count:])
+
+
+# -- the cluster -----------------------------------------------------------------------------------
 
 _START_SECONDS, _POLL_SECONDS = 120.0, 0.05
 #: Options for a JVM that runs for a second: it starts faster without the optimising compiler.
@@ -75,7 +313,7 @@ class EmbeddedKafka:
         *,
         users: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
-        version: str = jar_cache.KAFKA_VERSION,
+        version: str = java.KAFKA_VERSION,
         features: Mapping[str, int] | None = None,
     ) -> None:
         if not 1 <= brokers <= 9:
@@ -105,7 +343,7 @@ class EmbeddedKafka:
     def start(self) -> EmbeddedKafka:
         """Starts every broker; returns when all of them answer and know each other."""
         executable = java.find()
-        jars = jar_cache.jars(jar_cache.broker_jars(self._version))
+        jars = java.jars(java.broker_jars(self._version))
         try:
             self._open_directory()
             self._nodes = self._make_nodes()
@@ -280,7 +518,7 @@ class EmbeddedKafka:
     def _start(self, nodes: Iterable[Node], executable: str) -> None:
         started = list(nodes)
         versions = {node.version for node in started}
-        jars = {version: jar_cache.jars(jar_cache.broker_jars(version)) for version in versions}
+        jars = {version: java.jars(java.broker_jars(version)) for version in versions}
         options = [*_BROKER_JVM, *self._java_options, _LOGGING]
         for node in started:
             node.launch(

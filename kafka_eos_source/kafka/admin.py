@@ -30,8 +30,7 @@ from kafka_eos_source.kafka.request import (
     TryLimit,
 )
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.cluster import Cluster

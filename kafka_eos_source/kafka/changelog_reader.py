@@ -16,8 +16,7 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.consumer import WireConsumer

@@ -18,7 +18,7 @@ from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.login import mechanism
 from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.kafka.secrets import Secrets
-from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
+from kafka_eos_source.runtime.logs import ClientLog, with_log_level
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.failure import classify, kafka_error, unreachable
 from kafka_eos_source.kafka.request import REQUEST_SECONDS, Complaints, request
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.cluster import Cluster

@@ -12,7 +12,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import aws
 from kafka_eos_source.kafka.login import MECHANISMS, mechanism
 from kafka_eos_source.kafka.tokens import PROVIDER, Tokens
-from kafka_eos_source.runtime.private_folders import warn_once
+from kafka_eos_source.runtime.logs import warn_once
 from kafka_eos_source.secrets import is_loopback
 
 _log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from kafka_eos_source.kafka.failure import (
 )
 from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import Secrets
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 T = TypeVar("T")
 

@@ -24,9 +24,8 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.option_values import boolean, refuse_plain_http
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
-from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     FROM_ENVIRONMENT,

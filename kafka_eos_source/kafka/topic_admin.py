@@ -16,8 +16,7 @@ from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
 from kafka_eos_source.kafka.request import Complaints, request
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
 _ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]

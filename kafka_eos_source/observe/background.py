@@ -1,4 +1,8 @@
-"""Makes calls that touch files in a thread of their own, so that a hung file system does not stop a query."""
+"""Keeps measurement away from the query that is measured: its errors, and the time that its files take.
+
+`guarded` logs an error and continues. `in_background` makes a call that touches files in a thread of its own,
+so that a hung file system does not stop a query.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,21 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source.observe.guard import guarded
-from kafka_eos_source.runtime.private_folders import warn_once
+from kafka_eos_source.runtime.logs import warn_once
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def guarded(call: Callable[[], T]) -> T | None:
+    """Makes a call that measures or observes; logs its error once, and returns None then."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - whatever fails here, the query goes on
+        warn_once(_log, f"a figure of the query is missing: {error!r}. The query is not affected.")
+        return None
+
 
 #: How long a caller waits for its call. A healthy file system answers in a fraction of a millisecond.
 PATIENCE_SECONDS = 1.0

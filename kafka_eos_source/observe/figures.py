@@ -1,20 +1,107 @@
-"""What is measured of a micro-batch: one immutable record per batch, and one per commit that stands still.
+"""What is measured: the steps of a micro-batch, one record per micro-batch and source, and sums over a run.
 
-Journals, views, metrics and callbacks are made from these records and those of `observe.source_figures`. Each
-is one JSON object (`observe.lines`).
+All records are immutable. The process that commits makes a `BatchFigures` per micro-batch, and a
+`WaitingCommit` while a commit stands still; the process that plans makes `SourceFigures`. Journals, views,
+metrics and callbacks are made from them. Each is one JSON object (`observe.lines`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from hashlib import blake2b
+from typing import Any, TypeAlias
 
-from kafka_eos_source.observe.decode import integer, integers, items, mapping, number, numbers, text
-from kafka_eos_source.observe.lines import VERSION, parsed, rounded, to_line
-from kafka_eos_source.observe.process import Writer
-from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
+from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.observe.lines import (
+    Writer,
+    all_rounded,
+    from_line,
+    groups,
+    integer,
+    integers,
+    items,
+    key,
+    mapping,
+    milliseconds,
+    number,
+    number_or_none,
+    numbers,
+    rounded,
+    text,
+    to_line,
+)
+
+
+class StepGroup(Enum):
+    """What a person sees of the steps: few groups, in the order in which they happen."""
+
+    TASKS = "tasks"
+    VERIFY = "verify"
+    DECIDE = "decide"
+    WRITE = "write"
+    COMMIT = "commit"
+    SINKS = "sinks"
+    RETRY = "retry"
+    TIDY = "tidy"
+
+
+class TracedStep(Enum):
+    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`.
+
+    ``TASKS`` lasts from the batch's entry in Spark's offset log to the call of the commit.
+
+    Attributes:
+        group: the group in which people see it.
+        doing: what it does, for a reader who watches a query that stands still in it.
+    """
+
+    TASKS = "tasks", StepGroup.TASKS, "Spark runs the tasks of the batch"
+    VERIFY = "verify", StepGroup.VERIFY, "verifying the staged rows"
+    OPEN = "open", StepGroup.DECIDE, "checking the producer of the previous batch"
+    INIT = "init", StepGroup.DECIDE, "initialising the transactional id"
+    TOKEN = "token", StepGroup.DECIDE, "reading the token from Kafka"
+    GENESIS = "genesis", StepGroup.DECIDE, "beginning the chain of tokens"
+    CHECK = "check", StepGroup.WRITE, "checking the output topics"
+    PREPARE = "prepare", StepGroup.SINKS, "sinks outside Kafka prepare the batch"
+    BEGIN = "begin", StepGroup.WRITE, "beginning the transaction"
+    PRODUCE = "produce", StepGroup.WRITE, "sending the records"
+    FLUSH = "flush", StepGroup.WRITE, "waiting until the brokers acknowledge the records"
+    OFFSETS = "offsets", StepGroup.COMMIT, "committing the offsets and the token"
+    COMMIT = "commit", StepGroup.COMMIT, "waiting until Kafka commits the transaction"
+    FINISH = "finish", StepGroup.SINKS, "sinks outside Kafka commit the batch"
+    COMMITTED = "committed", StepGroup.TIDY, "ending the commit"
+    SKIPPED = "skipped", StepGroup.TIDY, "ending the commit"
+    LOST = "lost", StepGroup.RETRY, "pausing before the next try"
+    TIDY = "tidy", StepGroup.TIDY, "deleting the staged rows"
+
+    group: StepGroup
+    doing: str
+
+    # the defaults are for mypy, which takes a look-up by value for a call of this
+    def __new__(cls, value: str, group: StepGroup = StepGroup.TIDY, doing: str = "") -> TracedStep:
+        step = object.__new__(cls)
+        step._value_, step.group, step.doing = value, group, doing
+        return step
+
+
+def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
+    """Returns the duration of each group that took any time, in the order of the groups.
+
+    Args:
+        seconds: duration of each step, by the value of its `TracedStep`. Unknown steps of later versions
+            are left out.
+    """
+    known = {step.value: step.group for step in TracedStep}
+    found: dict[StepGroup, float] = {}
+    for step, duration in seconds.items():
+        if step in known and duration > 0:
+            found[known[step]] = found.get(known[step], 0.0) + duration
+    return {group: found[group] for group in StepGroup if group in found}
+
+
+# -- a micro-batch ---------------------------------------------------------------------------------
 
 
 class Outcome(Enum):
@@ -62,6 +149,41 @@ class SourceRead:
 
     position: str
     offsets: Mapping[str, int]
+
+
+def _value(member: Enum) -> Any:
+    return member.value
+
+
+def _four_digits(fraction: float) -> float:
+    return round(fraction, 4)
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(map(text, items(found)))
+
+
+def _sources_read(found: object) -> tuple[SourceRead, ...]:
+    reads = map(mapping, items(found))
+    return tuple(SourceRead(text(each["position"]), integers(each["offsets"])) for each in reads)
+
+
+def _sources_as_json(reads: tuple[SourceRead, ...]) -> list[dict[str, Any]]:
+    return [{"position": each.position, "offsets": dict(each.offsets)} for each in reads]
+
+
+def _events(found: object) -> tuple[Event, ...]:
+    return tuple(
+        Event(number(at), EventKind(kind), text(what)) for at, kind, what in map(items, items(found))
+    )
+
+
+def _events_as_json(events: tuple[Event, ...]) -> list[list[Any]]:
+    return [[milliseconds(each.at), each.kind.value, each.text] for each in events]
+
+
+#: Numbers by name, per sink, operator or topic.
+Groups: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +239,7 @@ class BatchFigures:
             ``queued_messages``
                 most records that were waiting in the client of the committing producer
         topics: per output topic, ``records`` and ``bytes`` (of keys and values) of this batch. At most
-            `totals.MOST_TOPICS` are named; `totals.with_totals` sums the others under `totals.OTHER_TOPICS`.
+            `MOST_TOPICS` are named; `with_totals` sums the others under `OTHER_TOPICS`.
         links: headers ``traceparent`` of some records, one per task at most.
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
@@ -127,137 +249,60 @@ class BatchFigures:
         sink_totals: sums of ``sinks`` over the batches of this run.
         topic_totals: sums of ``topics`` over the batches of this run.
         total_seconds: sums of ``seconds`` over the batches of this run.
-        durations: number of batches of this run that took at most so many seconds, for each of
-            `totals.DURATION_BOUNDS`.
         totals_since: when the first of these batches began, in seconds since 1970.
         runs: number of runs of the query that the journal has seen, this one included.
     """
 
-    application_id: str
-    query_id: str
-    run_id: str
-    batch_id: int
-    outcome: Outcome
-    began_at: float
-    ended_at: float
-    seconds: Mapping[str, float]
-    counts: Mapping[str, int]
-    writer: Writer
-    sinks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    sources: tuple[SourceRead, ...] = ()
-    sequence: int | None = None
-    pressure: float = 0.0
-    processor_counts: Mapping[str, int] = field(default_factory=dict)
-    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    topics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    links: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    error: str = ""
-    totals: Mapping[str, int] = field(default_factory=dict)
-    sink_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    topic_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    total_seconds: Mapping[str, float] = field(default_factory=dict)
-    durations: tuple[int, ...] = ()
-    totals_since: float = 0.0
-    runs: int = 1
+    application_id: str = field(metadata=key("application", text))
+    query_id: str = field(metadata=key("query", text))
+    run_id: str = field(metadata=key("run", text))
+    batch_id: int = field(metadata=key("batch", integer))
+    outcome: Outcome = field(metadata=key("outcome", Outcome, _value))
+    began_at: float = field(metadata=key("began", number, milliseconds))
+    ended_at: float = field(metadata=key("ended", number, milliseconds))
+    seconds: Mapping[str, float] = field(metadata=key("seconds", numbers, rounded))
+    counts: Mapping[str, int] = field(metadata=key("counts", integers, dict))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
+    sinks: Groups = field(default_factory=dict, metadata=key("sinks", groups, all_rounded, brief=True))
+    sources: tuple[SourceRead, ...] = field(
+        default=(), metadata=key("sources", _sources_read, _sources_as_json, brief=True)
+    )
+    sequence: int | None = field(default=None, metadata=key("sequence", integer, brief=True))
+    pressure: float = field(default=0.0, metadata=key("pressure", number, _four_digits, brief=True))
+    processor_counts: Mapping[str, int] = field(
+        default_factory=dict, metadata=key("processor_counts", integers, dict, brief=True)
+    )
+    state: Groups = field(default_factory=dict, metadata=key("state", groups, all_rounded, brief=True))
+    gauges: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("gauges", numbers, rounded, brief=True)
+    )
+    topics: Groups = field(default_factory=dict, metadata=key("topics", groups, all_rounded, brief=True))
+    links: tuple[str, ...] = field(default=(), metadata=key("links", _texts, list, brief=True))
+    events: tuple[Event, ...] = field(
+        default=(), metadata=key("events", _events, _events_as_json, brief=True)
+    )
+    error: str = field(default="", metadata=key("error", text, brief=True))
+    totals: Mapping[str, int] = field(default_factory=dict, metadata=key("totals", integers, dict))
+    sink_totals: Groups = field(
+        default_factory=dict, metadata=key("sink_totals", groups, all_rounded, brief=True)
+    )
+    topic_totals: Groups = field(
+        default_factory=dict, metadata=key("topic_totals", groups, all_rounded, brief=True)
+    )
+    total_seconds: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("total_seconds", numbers, rounded)
+    )
+    totals_since: float = field(default=0.0, metadata=key("since", number, milliseconds))
+    runs: int = field(default=1, metadata=key("runs", integer))
 
     def to_json(self) -> str:
         """Returns the figures as one line."""
-        found: dict[str, Any] = {
-            "v": VERSION,
-            "kind": "batch",
-            "application": self.application_id,
-            "query": self.query_id,
-            "run": self.run_id,
-            "batch": self.batch_id,
-            "outcome": self.outcome.value,
-            "began": round(self.began_at, 3),
-            "ended": round(self.ended_at, 3),
-            "seconds": rounded(self.seconds),
-            "counts": dict(self.counts),
-            "writer": self.writer.to_json(),
-            "totals": dict(self.totals),
-            "total_seconds": rounded(self.total_seconds),
-            "durations": list(self.durations),
-            "since": round(self.totals_since, 3),
-            "runs": self.runs,
-        }
-        if self.sinks:
-            found["sinks"] = {name: rounded(each) for name, each in self.sinks.items()}
-        if self.sink_totals:
-            found["sink_totals"] = {name: rounded(each) for name, each in self.sink_totals.items()}
-        if self.sources:
-            found["sources"] = [{"position": each.position, "offsets": each.offsets} for each in self.sources]
-        if self.sequence is not None:
-            found["sequence"] = self.sequence
-        if self.pressure:
-            found["pressure"] = round(self.pressure, 4)
-        if self.processor_counts:
-            found["processor_counts"] = dict(self.processor_counts)
-        if self.state:
-            found["state"] = {name: rounded(each) for name, each in self.state.items()}
-        if self.gauges:
-            found["gauges"] = rounded(self.gauges)
-        if self.topics:
-            found["topics"] = {name: dict(each) for name, each in self.topics.items()}
-        if self.topic_totals:
-            found["topic_totals"] = {name: dict(each) for name, each in self.topic_totals.items()}
-        if self.links:
-            found["links"] = list(self.links)
-        if self.events:
-            found["events"] = [[round(each.at, 3), each.kind.value, each.text] for each in self.events]
-        if self.error:
-            found["error"] = self.error
-        return to_line(found)
+        return to_line(self, "batch")
 
     @classmethod
     def from_json(cls, line: str) -> BatchFigures | None:
-        """Reads one line; returns None if it is damaged, of another kind or of a later version."""
-        found = parsed(line, "batch")
-        try:
-            return None if found is None else cls._from(found)
-        except SHAPE_ERRORS:
-            return None
-
-    @classmethod
-    def _from(cls, found: Mapping[str, Any]) -> BatchFigures:
-        return cls(
-            application_id=text(found["application"]),
-            query_id=text(found["query"]),
-            run_id=text(found["run"]),
-            batch_id=integer(found["batch"]),
-            outcome=Outcome(found["outcome"]),
-            began_at=number(found["began"]),
-            ended_at=number(found["ended"]),
-            seconds=numbers(found["seconds"]),
-            counts=integers(found["counts"]),
-            writer=Writer.from_json(mapping(found["writer"])),
-            sinks=_sinks(found.get("sinks", {})),
-            sources=tuple(
-                SourceRead(text(each["position"]), integers(each["offsets"]))
-                for each in map(mapping, items(found.get("sources", [])))
-            ),
-            sequence=integer(found["sequence"]) if "sequence" in found else None,
-            pressure=number(found.get("pressure", 0)),
-            processor_counts=integers(found.get("processor_counts", {})),
-            state=_sinks(found.get("state", {})),
-            gauges=numbers(found.get("gauges", {})),
-            topics=_sinks(found.get("topics", {})),
-            topic_totals=_sinks(found.get("topic_totals", {})),
-            links=tuple(map(text, items(found.get("links", [])))),
-            events=tuple(
-                Event(number(at), EventKind(kind), text(what))
-                for at, kind, what in map(items, items(found.get("events", [])))
-            ),
-            error=text(found.get("error", "")),
-            totals=integers(found["totals"]),
-            sink_totals=_sinks(found.get("sink_totals", {})),
-            total_seconds=numbers(found.get("total_seconds", {})),
-            durations=tuple(map(integer, items(found.get("durations", [])))),
-            totals_since=number(found["since"]),
-            runs=integer(found.get("runs", 1)),
-        )
+        """Reads what `to_json` wrote; returns None if it is something else."""
+        return from_line(cls, "batch", line)
 
 
 @dataclass(frozen=True)
@@ -276,63 +321,217 @@ class WaitingCommit:
         writer: the committing process.
     """
 
-    application_id: str
-    query_id: str
-    run_id: str
-    batch_id: int
-    at: float
-    began_at: float
-    step: str
-    step_since: float
-    reason: str
-    retried: int
-    writer: Writer
+    application_id: str = field(metadata=key("application", text))
+    query_id: str = field(metadata=key("query", text))
+    run_id: str = field(metadata=key("run", text))
+    batch_id: int = field(metadata=key("batch", integer))
+    at: float = field(metadata=key("at", number, milliseconds))
+    began_at: float = field(metadata=key("began", number, milliseconds))
+    step: str = field(metadata=key("step", text))
+    step_since: float = field(metadata=key("since", number, milliseconds))
+    reason: str = field(metadata=key("reason", text))
+    retried: int = field(metadata=key("retried", integer))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
 
     def to_json(self) -> str:
         """Returns the record as one line."""
-        return to_line(
-            {
-                "v": VERSION,
-                "kind": "waiting",
-                "application": self.application_id,
-                "query": self.query_id,
-                "run": self.run_id,
-                "batch": self.batch_id,
-                "at": round(self.at, 3),
-                "began": round(self.began_at, 3),
-                "step": self.step,
-                "since": round(self.step_since, 3),
-                "reason": self.reason,
-                "retried": self.retried,
-                "writer": self.writer.to_json(),
-            }
-        )
+        return to_line(self, "waiting")
 
     @classmethod
     def from_json(cls, line: str) -> WaitingCommit | None:
         """Reads what `to_json` wrote; returns None if it is something else."""
-        found = parsed(line, "waiting")
-        try:
-            return (
-                None
-                if found is None
-                else cls(
-                    application_id=text(found["application"]),
-                    query_id=text(found["query"]),
-                    run_id=text(found["run"]),
-                    batch_id=integer(found["batch"]),
-                    at=number(found["at"]),
-                    began_at=number(found["began"]),
-                    step=text(found["step"]),
-                    step_since=number(found["since"]),
-                    reason=text(found["reason"]),
-                    retried=integer(found["retried"]),
-                    writer=Writer.from_json(mapping(found["writer"])),
-                )
-            )
-        except SHAPE_ERRORS:
-            return None
+        return from_line(cls, "waiting", line)
 
 
-def _sinks(found: object) -> dict[str, dict[str, float]]:
-    return {name: numbers(each) for name, each in mapping(found).items()}
+# -- a source --------------------------------------------------------------------------------------
+
+
+def _times(times: Mapping[str, float]) -> dict[str, float | None]:
+    return {topic: milliseconds(each) for topic, each in times.items()}
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for tp, offset in offsets.items():
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
+    return nested
+
+
+def _flat(found: object) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in mapping(found).items()
+        for partition, offset in integers(partitions).items()
+    }
+
+
+class SourceState(Enum):
+    """What the source of a query does."""
+
+    PLANNED = "planned"  #: it has planned a batch, which Spark now runs
+    IDLE = "idle"  #: nothing to read, or not enough yet
+    ASKING = "asking"  #: it has been waiting for an answer of the brokers
+    STOPPED = "stopped"  #: the run of the query has ended
+
+
+@dataclass(frozen=True)
+class SourceFigures:
+    """One source of a query, as its planner saw it.
+
+    Attributes:
+        at: when this was written, in seconds since 1970.
+        writer: the planning process.
+        state: what the source does.
+        state_since: since when it does that.
+        reason: what it waits for; "" if it only waits for records.
+        application_id: option ``application.id``, or "" if the source does not know the query.
+        name: what the source reads, for people.
+        start: next offset to read per partition, at the end of the newest committed batch.
+        planned: next offset to read per partition, at the end of the newest planned batch.
+        latest: what readers can read up to, per partition, when the brokers were last asked.
+        positions: `position_id` of the newest positions, oldest first, which connect a source to its query.
+        behind_since: since when the oldest record after ``start`` has been available, in seconds since 1970,
+            per topic that has such a record.
+        behind_at_least: topics of which that record may have been available even before.
+        hidden: number of offsets that open transactions hide from readers, per partition that has any.
+        hidden_since: since when the source has seen that, without a pause, in seconds since 1970.
+        retention_seconds: how long Kafka keeps the committed offsets, and with them the token, of a query
+            that commits nothing (``offsets.retention.minutes``); None if that is not known.
+    """
+
+    at: float = field(metadata=key("at", number, milliseconds))
+    writer: Writer = field(metadata=key("writer", Writer.from_json, Writer.to_json))
+    state: SourceState = field(metadata=key("state", SourceState, _value))
+    state_since: float = field(metadata=key("since", number, milliseconds))
+    reason: str = field(default="", metadata=key("reason", text))
+    application_id: str = field(default="", metadata=key("application", text))
+    name: str = field(default="", metadata=key("name", text))
+    start: Offsets = field(default_factory=dict, metadata=key("start", _flat, _nested))
+    planned: Offsets = field(default_factory=dict, metadata=key("planned", _flat, _nested))
+    latest: Offsets = field(default_factory=dict, metadata=key("latest", _flat, _nested))
+    positions: tuple[str, ...] = field(default=(), metadata=key("positions", _texts, list))
+    behind_since: Mapping[str, float] = field(
+        default_factory=dict, metadata=key("behind_since", numbers, _times)
+    )
+    behind_at_least: tuple[str, ...] = field(default=(), metadata=key("behind_at_least", _texts, list))
+    hidden: Offsets = field(default_factory=dict, metadata=key("hidden", _flat, _nested))
+    hidden_since: float | None = field(
+        default=None, metadata=key("hidden_since", number_or_none, milliseconds)
+    )
+    retention_seconds: float | None = field(default=None, metadata=key("retention", number_or_none))
+
+    def to_json(self) -> str:
+        """Returns the figures as one line."""
+        return to_line(self, "source")
+
+    @classmethod
+    def from_json(cls, line: str) -> SourceFigures | None:
+        """Reads what `to_json` wrote; returns None if it is something else."""
+        return from_line(cls, "source", line)
+
+
+def position_id(end: Offsets) -> str:
+    """Returns a short text that identifies a position: the next offset to read of each partition.
+
+    The source plans a position and does not know its query; the commit reads the position in the checkpoint.
+    """
+    text_of_all = ";".join(f"{tp.topic}-{tp.partition}:{offset}" for tp, offset in sorted(end.items()))
+    return blake2b(text_of_all.encode(), digest_size=8).hexdigest()
+
+
+# -- sums over the micro-batches of a run ----------------------------------------------------------
+
+#: Most output topics whose figures have a name. The others are summed, so that metrics have few labels.
+MOST_TOPICS = 50
+#: Name of the others. No topic of Kafka can have it.
+OTHER_TOPICS = "(other)"
+
+
+def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
+    """Returns the figures with the sums over the batches of this run, and with few names of topics.
+
+    Args:
+        figures: the batch that has ended.
+        last: the batch before it; None if there is none.
+    """
+    runs = 1 if last is None else last.runs
+    if last is not None and last.run_id != figures.run_id:
+        runs, last = last.runs + 1, None
+    counts = {**figures.counts, "batches": 1}
+    if figures.outcome is not Outcome.COMMITTED:
+        counts[figures.outcome.value] = 1
+    topic_totals = bounded(figures.topics, {} if last is None else last.topic_totals)
+    figures = replace(figures, topics=_named_as(figures.topics, topic_totals))
+    if last is None:
+        return replace(
+            figures,
+            totals=counts,
+            sink_totals=dict(figures.sinks),
+            topic_totals=topic_totals,
+            total_seconds=dict(figures.seconds),
+            totals_since=figures.began_at,
+            runs=runs,
+        )
+    sinks = {
+        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
+        for name in {**last.sink_totals, **figures.sinks}
+    }
+    return replace(
+        figures,
+        totals=summed(last.totals, counts),
+        sink_totals=sinks,
+        topic_totals=topic_totals,
+        total_seconds=summed(last.total_seconds, figures.seconds),
+        totals_since=last.totals_since,
+        runs=runs,
+    )
+
+
+def newer(one: BatchFigures | None, other: BatchFigures | None) -> BatchFigures | None:
+    """Returns the newer one of two batches of the same query; None if there is neither.
+
+    Within a run, the one whose totals cover more batches is newer, whatever a clock that was set says.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if one.run_id == other.run_id:
+        is_later = other.totals.get("batches", 0) > one.totals.get("batches", 0)
+    else:
+        is_later = other.ended_at > one.ended_at
+    return other if is_later else one
+
+
+def bounded(
+    topics: Mapping[str, Mapping[str, float]], before: Mapping[str, Mapping[str, float]] | None = None
+) -> dict[str, dict[str, float]]:
+    """Returns the sums of both per topic, with at most `MOST_TOPICS` names.
+
+    A topic that was named before stays named. Of the others, those with the most records get the names that
+    are left.
+
+    Args:
+        topics: records and bytes per topic of one batch.
+        before: the sums before it.
+    """
+    found = {name: dict(each) for name, each in (before or {}).items()}
+    for name in sorted(topics, key=lambda name: -topics[name].get("records", 0)):
+        is_named = name in found or len(found.keys() - {OTHER_TOPICS}) < MOST_TOPICS
+        kept = name if is_named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), topics[name])
+    return found
+
+
+def _named_as(
+    topics: Mapping[str, Mapping[str, float]], named: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Returns the figures by topic; those of topics without a name are summed under `OTHER_TOPICS`."""
+    found: dict[str, dict[str, float]] = {}
+    for name, each in topics.items():
+        kept = name if name in named else OTHER_TOPICS
+        found[kept] = summed(found.get(kept, {}), each)
+    return found
+
+
+def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the sums of both by name."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}

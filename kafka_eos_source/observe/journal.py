@@ -19,11 +19,10 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from kafka_eos_source.observe.background import in_background
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
-from kafka_eos_source.observe.process import ProcessId
-from kafka_eos_source.observe.source_figures import SourceFigures
-from kafka_eos_source.observe.totals import newer, with_totals
-from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, WaitingCommit, newer, with_totals
+from kafka_eos_source.observe.lines import ProcessId
+from kafka_eos_source.runtime.folders import PrivateFolder
+from kafka_eos_source.runtime.logs import warn_once
 
 _log = logging.getLogger(__name__)
 

@@ -1,29 +1,32 @@
-"""Measures one source of a query in the process that plans its batches."""
+"""Measures a source in the process that plans its batches, for a file and for Spark's ``lastProgress``."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.background import (
     Call,
     begun_in_background,
+    guarded,
     in_background,
     result_from_background,
 )
-from kafka_eos_source.observe.figures import BatchFigures
-from kafka_eos_source.observe.guard import guarded
-from kafka_eos_source.observe.process import this_writer
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.lines import this_writer
+from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 #: How often the file of a source is written, if anything has changed.
 INTERVAL_SECONDS = 1.0
@@ -80,7 +83,6 @@ class _Seen:
     start: Offsets = field(default_factory=dict)
     planned: Offsets = field(default_factory=dict)
     latest: Offsets = field(default_factory=dict)
-    planned_at: float | None = None
     latest_at: float = 0.0
     hidden: Offsets = field(default_factory=dict)
     hidden_since: float | None = None
@@ -189,7 +191,6 @@ class SourceObserver:
                 reason="",
                 start=start,
                 planned=end,
-                planned_at=now,
             )
         else:
             if (seen.state, seen.reason) != (SourceState.IDLE, reason):
@@ -291,7 +292,6 @@ class SourceObserver:
             start=seen.start,
             planned=seen.planned,
             latest=seen.latest,
-            planned_at=seen.planned_at,
             positions=tuple(self._positions),
             behind_since=behind,
             behind_at_least=tuple(sorted(at_least)),
@@ -299,3 +299,35 @@ class SourceObserver:
             hidden_since=seen.hidden_since,
             retention_seconds=seen.retention_seconds,
         )
+
+
+# -- figures in Spark's progress reports -----------------------------------------------------------
+
+_LIVE = "live"
+
+
+def with_figures(latest: Mapping[str, Any], batch: BatchFigures | None) -> dict[str, Any]:
+    """Adds the newest micro-batch to the JSON of a source position.
+
+    Args:
+        latest: the position, as `SourcePosition.to_dict` returns it.
+        batch: the newest micro-batch of the query; None if it is not known.
+    """
+    if batch is None:
+        return dict(latest)
+    return {**latest, OURS: {**latest.get(OURS, {}), _LIVE: parse_json(batch.to_json())}}
+
+
+def figures_in(latest: object) -> BatchFigures | None:
+    """Returns the micro-batch that `with_figures` added; None if there is none.
+
+    Args:
+        latest: ``latestOffset`` of a source in a progress report: an object of JSON, or its text.
+    """
+    try:
+        found = parse_json(latest) if isinstance(latest, str) else latest
+    except JsonError:
+        return None
+    ours = found.get(OURS) if isinstance(found, dict) else None
+    live = ours.get(_LIVE) if isinstance(ours, dict) else None
+    return None if live is None else BatchFigures.from_json(json.dumps(live))

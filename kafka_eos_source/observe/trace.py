@@ -8,29 +8,32 @@ for. Observers may fail or be slow to answer questions of their own: no error of
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Protocol
 
 from kafka_eos_source.model import TaskFigures
+from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Event,
     EventKind,
     Outcome,
     SourceRead,
+    TracedStep,
     WaitingCommit,
+    bounded,
+    summed,
 )
-from kafka_eos_source.observe.guard import guarded
-from kafka_eos_source.observe.process import this_writer
-from kafka_eos_source.observe.steps import TracedStep
-from kafka_eos_source.observe.totals import summed
+from kafka_eos_source.observe.lines import this_writer
+from kafka_eos_source.runtime.json_input import parse_json
 
 #: A commit that has been in one step for this long counts as one that stands still.
 SLOW_SECONDS = 1.0
@@ -399,3 +402,25 @@ def _replace_watch() -> None:
 
 
 os.register_at_fork(after_in_child=_replace_watch)
+
+
+# -- the log of micro-batches ----------------------------------------------------------------------
+
+_log = logging.getLogger("kafka_eos_source.batches")
+
+
+class BatchLog:
+    """Logs each micro-batch whose commit has ended: an `Observer`."""
+
+    def finished(self, figures: BatchFigures) -> None:
+        """Logs the figures at level INFO, or WARNING if the commit failed."""
+        level = logging.WARNING if figures.error else logging.INFO
+        text = f"batch {figures.batch_id} of {figures.application_id}: {figures.outcome.value}"
+        figures = replace(figures, topics=bounded(figures.topics))
+        _log.log(level, text, extra={"batch": parse_json(figures.to_json())})
+
+    def waits(self, commit: WaitingCommit) -> None:
+        """Ignores that a commit stands still; `Journal` writes it down."""
+
+    def proceeds(self) -> None:
+        """Ignores the end of that."""

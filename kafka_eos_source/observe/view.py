@@ -9,11 +9,20 @@ from enum import Enum
 from typing import Any
 
 from kafka_eos_source.model import Offsets
-from kafka_eos_source.observe.figures import BatchFigures, Event, Outcome, WaitingCommit
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Event,
+    Outcome,
+    SourceFigures,
+    SourceState,
+    StepGroup,
+    TracedStep,
+    WaitingCommit,
+    by_group,
+    position_id,
+)
 from kafka_eos_source.observe.journal import QueryJournal
-from kafka_eos_source.observe.process import ProcessId
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
+from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.protocol.identity import is_series
 
 #: Rates are computed over this many seconds.
@@ -273,7 +282,7 @@ def _status(
 
 def _of_commit(waiting: WaitingCommit) -> tuple[Status, float, str]:
     steps = {step.value: step for step in TracedStep}
-    doing = DOING[steps[waiting.step]] if waiting.step in steps else waiting.step
+    doing = steps[waiting.step].doing if waiting.step in steps else waiting.step
     text = f"batch {waiting.batch_id}: {doing}" + (f" ({waiting.reason})" if waiting.reason else "")
     if waiting.retried or waiting.step == TracedStep.LOST.value:
         return Status.RETRYING, waiting.began_at, text
@@ -306,11 +315,6 @@ def _rate(run: Sequence[BatchFigures], name: str, now: float) -> float:
     # a run that is younger than a minute is measured from its first batch
     begin = now - RATE_SECONDS if before else min(run[0].began_at - run[0].seconds.get("tasks", 0.0), now)
     return max(0, run[-1].totals.get(name, 0) - base) / max(1.0, now - begin)
-
-
-def _before(figures: BatchFigures, name: str) -> int:
-    """Returns the total before this batch."""
-    return figures.totals.get(name, 0) - figures.counts.get(name, 0)
 
 
 def _lag(sources: Sequence[SourceFigures], positions: set[str], now: float) -> dict[str, TopicLag]:

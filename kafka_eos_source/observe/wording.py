@@ -1,12 +1,11 @@
-"""Words and numbers as people read them, the same in the terminal and in the notebook."""
+"""Words, numbers and colours as people see them, the same in the terminal and in the notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
-from kafka_eos_source.observe.figures import Outcome
-from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.figures import Outcome, StepGroup
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag
 
 #: What the groups of steps mean.
@@ -114,7 +113,7 @@ def batch_result(batch: BatchView) -> str:
 
 
 def transactions(totals: Mapping[str, int]) -> str:
-    """Returns the numbers of transactions, without those that are 0 and boring."""
+    """Returns the numbers of transactions by outcome; rare outcomes are left out while there are none."""
     found = [f"{totals.get('committed', 0):,} committed"]
     found += [
         f"{totals[name]:,} {word}"
@@ -192,3 +191,24 @@ def facts(view: QueryView) -> Iterable[tuple[str, str]]:
             "last event",
             f"{duration(max(0.0, view.at - last.at))} ago: {last.kind.value}: {last.text}",
         )
+
+
+STEPS: Mapping[StepGroup, str] = {
+    StepGroup.TASKS: "#5b8def",
+    StepGroup.VERIFY: "#8d99a8",
+    StepGroup.DECIDE: "#a878d8",
+    StepGroup.WRITE: "#1fa9b5",
+    StepGroup.COMMIT: "#35a45c",
+    StepGroup.SINKS: "#dd9a24",
+    StepGroup.RETRY: "#e0524f",
+    StepGroup.TIDY: "#b6a48d",
+}
+STATUS: Mapping[Status, str] = {
+    Status.RUNNING: "#35a45c",
+    Status.IDLE: "#35a45c",
+    Status.WAITING: "#dd9a24",
+    Status.RETRYING: "#dd9a24",
+    Status.FAILED: "#e0524f",
+    Status.STOPPED: "#8d99a8",
+    Status.ELSEWHERE: "#8d99a8",
+}

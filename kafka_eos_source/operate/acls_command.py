@@ -18,7 +18,7 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.rights import Grant, Names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 #: The lines that install the script, by shell.
 INSTALL = {

@@ -10,7 +10,7 @@ import click
 
 from kafka_eos_source.observe.wording import visible
 from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, kafka_of, with_options
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from kafka_eos_source.operate.records import TopicRecord, contents_json
 from kafka_eos_source.operate.records import read as read_records
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
-from kafka_eos_source.runtime.json_output import json_text
+from kafka_eos_source.runtime.commands import json_text
 
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200

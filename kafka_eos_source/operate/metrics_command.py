@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 _PORT = 9307
 
@@ -42,7 +42,7 @@ def metrics(port: int, host: str, once: bool, otel: bool, patterns: tuple[str, .
     metrics.port, it also shows queries that have failed or stopped, and queries that read from another
     source. Changes nothing. Ctrl-C ends it. What the metrics mean: docs/metrics.md.
     """
-    from kafka_eos_source.observe.prometheus import MetricsServer, exposition, queries_of_host
+    from kafka_eos_source.observe.exporters import MetricsServer, exposition, queries_of_host
 
     queries = partial(queries_of_host, patterns)
     try:
@@ -59,7 +59,7 @@ def metrics(port: int, host: str, once: bool, otel: bool, patterns: tuple[str, .
         return
     end_export = None
     if otel:
-        from kafka_eos_source.observe.otel import export
+        from kafka_eos_source.observe.exporters import export
 
         end_export = export(queries)
     try:

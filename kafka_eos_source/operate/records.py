@@ -21,9 +21,9 @@ from kafka_eos_source.observe.wording import utc, visible
 from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
+from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.runtime.json_output import json_text
 from kafka_eos_source.spark.schema import STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000

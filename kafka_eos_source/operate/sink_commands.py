@@ -13,7 +13,7 @@ from kafka_eos_source.operate.shared_options import (
     deadline_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.sinks.contract import SinkTxn

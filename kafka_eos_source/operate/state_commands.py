@@ -20,7 +20,7 @@ from kafka_eos_source.operate.shared_options import (
     with_options,
 )
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.rescale_journal import Progress

@@ -11,7 +11,7 @@ from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
 from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
-from kafka_eos_source.runtime.json_output import json_text
+from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.cut import Cut
 

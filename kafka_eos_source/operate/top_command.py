@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
-from kafka_eos_source.runtime.json_output import JSON
+from kafka_eos_source.runtime.commands import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.observe.view import QueryView
@@ -72,17 +72,17 @@ def top(
 
 
 def _show_once(views: Sequence[QueryView]) -> None:
-    from kafka_eos_source.observe import terminal
+    from kafka_eos_source.observe import draw
     from kafka_eos_source.operate import view
 
-    view.console().print(terminal.frame(views, None))
+    view.console().print(draw.frame(views, None))
 
 
 def _show_live(look: Callable[[], Sequence[QueryView]], pause_seconds: float) -> None:
     """Refreshes the screen until Ctrl-C, which restores what the terminal showed before."""
     from rich.live import Live
 
-    from kafka_eos_source.observe import terminal
+    from kafka_eos_source.observe import draw
     from kafka_eos_source.operate import view
 
     console = view.console()
@@ -91,7 +91,7 @@ def _show_live(look: Callable[[], Sequence[QueryView]], pause_seconds: float) ->
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(terminal.frame(views, console.height), refresh=True)
+                live.update(draw.frame(views, console.height), refresh=True)
                 pause.wait(pause_seconds)
                 views = look()
     except KeyboardInterrupt:

@@ -27,8 +27,9 @@ from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Due, Token, newest
+from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
-from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+from kafka_eos_source.runtime.logs import warn_once
 
 if TYPE_CHECKING:
     from kafka_eos_source.options.checked import ReadOptions

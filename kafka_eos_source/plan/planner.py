@@ -18,8 +18,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.observe.source import SourceObserver
-from kafka_eos_source.observe.summary import with_figures
+from kafka_eos_source.observe.source import SourceObserver, with_figures
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.plan.split import other_partitions, split_by_shard
 from kafka_eos_source.protocol.source_position import SourcePosition
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from kafka_eos_source.model import ShardRanges
-    from kafka_eos_source.observe.prometheus import MetricsServer
+    from kafka_eos_source.observe.exporters import MetricsServer
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.split import Task
 
@@ -78,7 +77,7 @@ class Planning:
             observer.explained_by(lambda: admin.complaint)
             if options.metrics_port is not None:
                 # imported here, because few queries serve metrics and an HTTP server takes long to import
-                from kafka_eos_source.observe.prometheus import serve_source
+                from kafka_eos_source.observe.exporters import serve_source
 
                 metrics = serve_source(options.metrics_host, options.metrics_port)
         return cls(SourcePlan(options, admin), admin, observer, metrics)

@@ -22,9 +22,8 @@ from kafka_eos_source.kafka.schema_registry import (
 )
 from kafka_eos_source.registry.codec import Reference, Schema
 from kafka_eos_source.registry.formats import schema_format
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.runtime.retry import Pauses
 
 #: Another node of the registry may know a new id some moments later than the node that registered it. New ids
 #: of a batch that are unknown are asked for again for this long before their records are bad.

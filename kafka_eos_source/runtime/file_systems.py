@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.runtime.own_folders import OWNERS_FILE, OWNERS_FOLDER
+from kafka_eos_source.runtime.folders import OWNERS_FILE, OWNERS_FOLDER
 from kafka_eos_source.secrets import bare_url
 
 #: Hadoop's name for an object store → PyArrow's name.

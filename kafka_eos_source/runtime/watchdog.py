@@ -1,5 +1,6 @@
-"""Makes blocking calls into libraries in a thread of its own, so that a call that hangs can be abandoned.
+"""Notices what hangs or has ended: a call into a library that does not return, and the parent process.
 
+A `Watchdog` makes blocking calls in a thread of its own, so that a call that hangs can be abandoned.
 librdkafka's transactional calls take a timeout and usually respect it. Two exceptions are known:
 ``send_offsets_to_transaction`` waits forever if the group's coordinator is decommissioned during the call
 (librdkafka issue 5511), and so does ``begin_transaction`` after a fatal error that went unnoticed (issue
@@ -10,6 +11,7 @@ silently. A Spark driver that hangs is worse than one that fails: nobody restart
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.runtime.deadline import Pauses
 
 #: How much longer than its timeout a call may take before it is abandoned.
 GRACE_SECONDS = 6.0
@@ -147,3 +150,28 @@ class _Call:
             finally:
                 del error  # the traceback holds this frame
         return self._result
+
+
+# -- the parent process ----------------------------------------------------------------------------
+
+_POLL_SECONDS = 0.1
+
+
+def on_end_of_parent(act: Callable[[], object], over: threading.Event | None = None) -> None:
+    """Calls ``act`` in a thread when this process's parent has ended or was killed.
+
+    Args:
+        act: runs once, in that thread.
+        over: ends the thread without a call when it is set; None = the thread lives as long as the process.
+    """
+    over = threading.Event() if over is None else over
+    parent, pauses = os.getppid(), Pauses(None, _POLL_SECONDS, sleep=over.wait)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            pauses.wait()
+            if over.is_set():
+                return
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()

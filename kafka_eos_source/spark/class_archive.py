@@ -22,8 +22,7 @@ import tempfile
 from pathlib import Path
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.runtime.cache import cache_directory
-from kafka_eos_source.runtime.own_folders import is_replaceable, make_missing
+from kafka_eos_source.runtime.folders import cache_directory, is_replaceable, make_missing
 
 #: Size of an archive, as measured with Spark 4.3 and Java 17.
 SIZE_MIB = 170

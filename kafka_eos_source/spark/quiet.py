@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_eos_source.runtime import client_log
+from kafka_eos_source.runtime import logs
 
 #: Log4j's configuration. It is the only place that names the loggers whose warnings stay visible.
 CONFIGURATION = Path(__file__).with_name("quiet-log4j2.properties")
@@ -34,7 +34,7 @@ def quiet_logs() -> None:
     (``log4j2.properties`` in Spark's configuration folder, or ``-Dlog4j2.configurationFile``) is left as it
     is. The log of executors and of a Spark Connect server on other hosts does not change.
     """
-    os.environ.setdefault(client_log.VARIABLE, client_log.ERRORS)
+    os.environ.setdefault(logs.LEVEL_VARIABLE, logs.ERRORS)
     if _has_own_configuration():
         return
     options = ["-Dspark.ui.showConsoleProgress=false", f"-Dlog4j2.configurationFile={CONFIGURATION.as_uri()}"]

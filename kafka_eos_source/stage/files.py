@@ -44,15 +44,15 @@ from kafka_eos_source.errors import InvalidOptionError, StagedPartError, Unavail
 from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile, file_system, names_in, new_file, read_text
-from kafka_eos_source.runtime.own_folders import (
+from kafka_eos_source.runtime.folders import (
     OWNERS_FOLDER,
     NotOwnError,
+    PrivateFolder,
     is_on_this_host,
     make_missing,
     make_private,
     open_own,
 )
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 from kafka_eos_source.secrets import shown_text
 
 PROBE = "shared-path"
@@ -397,7 +397,7 @@ def location_of_batch_writes() -> str:
     folder = PrivateFolder.of_user("kafka-eos-staging")
     try:
         return folder.create()
-    except ForeignFolderError as error:
+    except NotOwnError as error:
         raise InvalidOptionError(
             f"the staging folder {error}.",
             fix="set .option('staging.location', …) to a folder that the driver and the executors share.",

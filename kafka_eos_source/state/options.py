@@ -11,7 +11,7 @@ from kafka_eos_source.options.by_table import parse_table, take_group_id
 from kafka_eos_source.options.option import OPERATOR
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 
 #: Default of ``state.snapshot.interval.ms``.
@@ -69,7 +69,7 @@ class StateOptions:
         folder = PrivateFolder.of_user("kafka-eos-state")
         try:
             return folder.create()
-        except ForeignFolderError as error:
+        except NotOwnError as error:
             raise InvalidOptionError(
                 f"state.dir is not set, and the default state folder {error}.",
                 fix="set .option('state.dir', …) to a local folder that only this user can write to.",

@@ -15,32 +15,288 @@ contract.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
+import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, Retryable
-from kafka_eos_source.testing.sink_kills import SinkKills
-from kafka_eos_source.testing.sink_system import (
-    APPLICATION,
-    BATCH,
-    CLUSTER_ID,
-    OTHER_CLUSTER_ID,
-    ROWS,
-    Given,
-    Rows,
-    System,
-    deadline,
-    new_txn,
-    opened,
-    stage,
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import notes_folder
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Ok,
+    Outcome,
+    Retryable,
+    SinkContext,
+    SinkTxn,
+    StageContext,
+    Staged,
+    TwoPhaseSink,
 )
+from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.testing.kills import count_lines, killed_at, spread
+
+_SECONDS = 60.0
+#: The application.id and the name of the sink under test.
+APPLICATION = SINK = "conformance"
+#: Kafka's id of the cluster of the query under test.
+CLUSTER_ID = "Conformance-Cluster_01"
+#: The cluster of the same query in another region.
+OTHER_CLUSTER_ID = "Conformance-Cluster_02"
+#: Spark's batch id of the rows that tests stage. Sink transaction ids contain a sequence number instead.
+BATCH = 3
+
+#: The rows that a reader sees, as dicts, in any order.
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class System:
+    """The outside system, and how a test reads it.
+
+    Attributes:
+        sink: returns a new, closed sink for this system, as a new process would create it.
+        visible: returns the rows that a reader of the system sees, which must be committed rows only. If
+            readers of the sink recognise batches by a manifest, these are the rows that such a reader sees.
+        store: folder of the checkpoint, for sinks that keep prepared state there; each sink has its own
+            folder in it.
+        in_process: whether the system is the memory of this process; a kill is then an exception.
+        rows: rows to write; None = `ROWS`. They need a unique column ``id``.
+        digests: what `prepare` returned for each id, which the token in Kafka would hold.
+    """
+
+    sink: Callable[[], TwoPhaseSink]
+    visible: Callable[[], Rows]
+    store: str | None = None
+    in_process: bool = False
+    rows: pa.Table | None = None
+    digests: dict[SinkTxn, str] = field(default_factory=dict)
+
+
+ROWS = pa.table(
+    {
+        "id": pa.array(range(5), pa.int64()),
+        "name": pa.array(["a", "", None, "quote ' \" \\ , ; \n tab\t", "žluťoučký 🐎"], pa.string()),
+        "amount": pa.array([0.5, -1.25, None, 1e15, 0.0], pa.float64()),
+    }
+)
+
+
+@dataclass
+class Given:
+    """`contract.Staged` over the rows that the test's tasks staged."""
+
+    schema: pa.Schema
+    rows: int
+    receipts: list[Any]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for receipt in self.receipts:
+            yield from receipt
+
+
+@dataclass
+class _Parts:
+    """`Stage` in memory, instead of the checkpoint's staging folder."""
+
+    taken: list[pa.RecordBatch] = field(default_factory=list)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.taken.append(batch)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        return self.taken
+
+    def discard(self) -> None:
+        self.taken = []
+
+
+def new_txn(
+    sequence: int = 7, application_id: str = APPLICATION, sink: str = SINK, cluster_id: str = CLUSTER_ID
+) -> SinkTxn:
+    """Returns a sink transaction id that was never used."""
+    return SinkContext(sink, application_id, cluster_id).txn(sequence, SinkTxn.new_attempt())
+
+
+def deadline() -> Deadline:
+    """Returns a deadline that is far enough for any single call."""
+    return Deadline.after_seconds(_SECONDS)
+
+
+@contextmanager
+def opened(
+    system: System, application_id: str = APPLICATION, name: str = SINK, cluster_id: str = CLUSTER_ID
+) -> Iterator[TwoPhaseSink]:
+    """Opens a new sink, as a new process would."""
+    sink = system.sink()
+    store = None if system.store is None else NotesFolder(os.path.join(system.store, name))
+    sink.open(SinkContext(name, application_id, cluster_id, store))
+    _pass_digests(sink, system.digests)
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def _pass_digests(sink: TwoPhaseSink, digests: dict[SinkTxn, str]) -> None:
+    """Passes the digest that `prepare` returns to `commit`, as the driver does through the token in Kafka."""
+    prepare, commit = sink.prepare, sink.commit
+
+    def remembered(txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        outcome = prepare(txn, staged, deadline)
+        if isinstance(outcome, Ok) and outcome.digest:
+            digests[txn] = outcome.digest
+        return outcome
+
+    def vouched(txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return commit(txn if txn.digest else replace(txn, digest=digests.get(txn, "")), deadline)
+
+    sink.prepare, sink.commit = remembered, vouched  # type: ignore[method-assign]
+
+
+def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int = 2) -> Given:
+    """Stages the rows with several tasks."""
+    tokens = []
+    size = -(-rows.num_rows // tasks)
+    for start in range(0, rows.num_rows, size):
+        to_parts = sink.stage(StageContext(batch_id, uuid.uuid4().hex, rows.schema, _Parts))
+        for batch in rows.slice(start, size).to_batches():
+            to_parts.write(batch)
+        tokens.append(to_parts.finish())
+    return Given(rows.schema, rows.num_rows, tokens)
+
+
+# -- tests that kill the sink ----------------------------------------------------------------------
+
+
+class SinkKills:
+    """The tests with kills, and what all conformance tests use.
+
+    Attributes:
+        most_kills: number of lines at which each call is killed; all lines if there are fewer.
+        upserts: whether the sink replaces rows with the same ``id``, so that they exist once however often
+            they are written.
+    """
+
+    most_kills: ClassVar[int] = 30
+    upserts: ClassVar[bool] = False
+
+    @pytest.fixture
+    def system(self) -> System:
+        raise NotImplementedError("a conformance test needs a fixture 'system'")
+
+    def rows_of(self, system: System) -> pa.Table:
+        """Returns the rows to write."""
+        return ROWS if system.rows is None else system.rows
+
+    def times(self, system: System) -> int:
+        """Returns how often the rows are visible. Fails if only a part of a batch is visible."""
+        seen = [row["id"] for row in system.visible()]
+        wanted = self.rows_of(system)["id"].to_pylist()
+        counts = {seen.count(each) for each in wanted}
+        assert len(counts) == 1, f"a part of a batch is visible: ids {sorted(seen)} of {wanted}"
+        assert set(seen) <= set(wanted), "rows are visible that were never written"
+        return counts.pop()
+
+    def _once_more(self, before: int) -> int:
+        return 1 if self.upserts else before + 1
+
+    @pytest.mark.parametrize("then", ["abort", "prepare again"])
+    def test_killed_while_it_prepares(self, system: System, then: str) -> None:
+        for line, txn, _ in self._kills(system, "prepare"):
+            with opened(system) as sink:
+                found = list(sink.recover(deadline()))
+                assert found in ([], [txn]), (line, found)
+                if then == "prepare again":
+                    again = stage(sink, self.rows_of(system))
+                    assert sink.prepare(txn, again, deadline()) == OK, line
+                    assert list(sink.recover(deadline())) == [txn], line
+                assert self.times(system) == 0, line
+                assert sink.abort(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+                assert self.times(system) == 0, line
+
+    def test_killed_while_it_commits(self, system: System) -> None:
+        for line, txn, before in self._kills(system, "commit"):
+            with opened(system) as sink:
+                found = list(sink.recover(deadline()))
+                assert found in ([], [txn]), (line, found)
+                if not found:
+                    assert self.times(system) == self._once_more(before), (
+                        f"a kill at line {line} lost the batch"
+                    )
+                assert sink.commit(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+            assert self.times(system) == self._once_more(before), line
+
+    def test_killed_while_it_aborts(self, system: System) -> None:
+        for line, txn, before in self._kills(system, "abort"):
+            with opened(system) as sink:
+                assert list(sink.recover(deadline())) in ([], [txn]), line
+                assert sink.abort(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+            assert self.times(system) == before, line
+
+    def _kills(self, system: System, call: str) -> Iterator[tuple[int, SinkTxn, int]]:
+        """Kills the same call again and again, each time at another line.
+
+        Yields:
+            The number of the line, the id, and how often the rows were visible before.
+        """
+        watched = _watched(system.sink())
+        fork = not system.in_process
+
+        def act(txn: SinkTxn) -> None:
+            with opened(system) as sink:
+                if call == "prepare":
+                    sink.prepare(txn, stage(sink, self.rows_of(system)), deadline())
+                else:
+                    getattr(sink, call)(txn, deadline())
+
+        def prepared_id() -> SinkTxn:
+            txn = new_txn()
+            if call != "prepare":
+                with opened(system) as sink:
+                    assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
+            return txn
+
+        whole = prepared_id()
+        lines = count_lines(lambda: act(whole), watched, fork=fork)
+        with opened(system) as sink:
+            assert sink.abort(whole, deadline()) == OK
+        for line in spread(lines, self.most_kills):
+            txn = prepared_id()
+            before = self.times(system)
+            killed_at(functools.partial(act, txn), watched, line, fork=fork)
+            yield line, txn, before
+
+
+def _watched(sink: TwoPhaseSink) -> list[str]:
+    """Returns the sink's own files: module, package, modules of base classes, notes folder."""
+    file = inspect.getfile(type(sink))
+    folder = os.path.dirname(file)
+    package = os.path.exists(os.path.join(folder, "__init__.py"))
+    bases = [
+        inspect.getfile(each)
+        for each in type(sink).__mro__
+        if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
+    ]
+    return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]
+
+
+# -- all tests -------------------------------------------------------------------------------------
 
 __all__ = [
     "BATCH",

@@ -17,9 +17,8 @@ from rich.console import Console
 
 from kafka_eos_source.demo import __main__ as program
 from kafka_eos_source.demo import flights, report
-from kafka_eos_source.demo.picture import draw
+from kafka_eos_source.demo.report import Marker, draw, markers
 from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History, schedule
-from kafka_eos_source.testing.markers import Marker, markers
 from kafka_eos_source.testing.verdict import judge
 
 _EVENTS = st.lists(st.integers(0, 20))

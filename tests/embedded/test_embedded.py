@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import free_ports, new_cluster_id
-from kafka_eos_source.embedded.jars import (
+from kafka_eos_source.embedded.cluster import Ports, free_ports, new_cluster_id, render, server_properties
+from kafka_eos_source.embedded.java import (
     BROKER,
     KAFKA_VERSION,
     JarSet,
@@ -31,7 +31,6 @@ from kafka_eos_source.embedded.jars import (
     ivy_error,
     jars,
 )
-from kafka_eos_source.embedded.properties import Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 FOLDER = f"kafka-{KAFKA_VERSION}"
@@ -282,11 +281,8 @@ def test_java_home_is_used_if_its_java_is_new_enough(tmp_path: Path, monkeypatch
     assert java.find() == str(tmp_path / "bin" / "java")
 
 
-def test_the_error_without_java_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.usefixtures("no_java")
+def test_the_error_without_java_says_how_to_install_it() -> None:
     with pytest.raises(UnavailableError, match="apt-get install"):
         java.find()
 
@@ -333,20 +329,29 @@ def test_with_users_the_first_is_super_user_and_every_login_needs_a_password() -
         assert 'user_admin="s\\"1" user_alice="s2";' in login
 
 
-def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
+@pytest.fixture
+def unusable_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java and the jars are found, and cannot be run."""
+    monkeypatch.setattr(java, "find", lambda: str(tmp_path / "no-such-java"))
+    monkeypatch.setattr(java, "jars", lambda _: tmp_path)
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("unusable_java")
+def test_a_directory_in_use_is_named(tmp_path: Path) -> None:
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match=f"another broker runs in the directory '{tmp_path}'"):
             EmbeddedKafka(directory=tmp_path).start()
 
 
-def test_a_directory_with_another_number_of_brokers_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
+@pytest.mark.usefixtures("unusable_java")
+def test_a_directory_with_another_number_of_brokers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
     with pytest.raises(
         InvalidOptionError, match=r"brokers=1, but the directory .* holds a cluster of 3 broker\(s\)"
@@ -354,13 +359,10 @@ def test_a_directory_with_another_number_of_brokers_is_refused(
         EmbeddedKafka(directory=tmp_path).start()
 
 
-def test_a_broker_that_cannot_start_is_an_error_and_ends_no_other_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("unusable_java")
+def test_a_broker_that_cannot_start_is_an_error_and_ends_no_other_process(tmp_path: Path) -> None:
     (tmp_path / "node-1" / "data").mkdir(parents=True)
     (tmp_path / "node-1" / "data" / "meta.properties").touch()
-    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: str(tmp_path / "no-such-java"))
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     with pytest.raises(UnavailableError, match="no-such-java' could not be run"):
         EmbeddedKafka(directory=tmp_path).start()
 
@@ -394,22 +396,16 @@ def test_a_broker_of_another_version_runs_its_own_jars() -> None:
     assert broker_jars(KAFKA_VERSION) == BROKER
 
 
-def test_the_command_line_prints_errors_without_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.usefixtures("no_java")
+def test_the_command_line_prints_errors_without_a_traceback() -> None:
     result = CliRunner().invoke(main, ["broker", "--port", "0"])
     assert result.exit_code == 1
     assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] there is no Java")
 
 
-def test_the_command_line_restores_signal_handlers_and_ends_its_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_java")
+def test_the_command_line_restores_signal_handlers_and_ends_its_thread() -> None:
     """Otherwise, a Ctrl-C in the program that called the command would be ignored from then on."""
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before, threads = [signal.getsignal(each) for each in numbers], set(threading.enumerate())
     assert CliRunner().invoke(main, ["broker", "--port", "0"]).exit_code == 1

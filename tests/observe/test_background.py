@@ -13,9 +13,9 @@ import pytest
 from kafka_eos_source.observe import background, journal
 from kafka_eos_source.observe.background import Background
 from kafka_eos_source.observe.journal import Journal, query_journals
-from kafka_eos_source.runtime import private_folders
-from kafka_eos_source.runtime.private_folders import PrivateFolder
-from tests.observe.test_journal import BATCH, shared  # noqa: F401
+from kafka_eos_source.runtime import logs
+from kafka_eos_source.runtime.folders import PrivateFolder
+from tests.observe.figures_kit import BATCH
 
 SECONDS = 60
 
@@ -75,10 +75,10 @@ def test_a_call_that_hangs_after_it_was_begun_delays_one_caller(monkeypatch: pyt
 
 
 def test_a_commit_goes_on_although_the_temporary_folder_hangs(
-    shared: Path,  # noqa: F811
+    shared: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(background, "_background", Background())
     answers, append = threading.Event(), PrivateFolder.append
 
@@ -101,10 +101,10 @@ def test_a_commit_goes_on_although_the_temporary_folder_hangs(
 
 
 def test_totals_go_on_after_the_temporary_folder_hung(
-    shared: Path,  # noqa: F811
+    shared: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(background, "_background", Background())
     Journal(BATCH.application_id).finished(BATCH)
     answers, lines = threading.Event(), PrivateFolder.lines

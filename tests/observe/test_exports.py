@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,13 +19,15 @@ from typing import Any
 
 import pytest
 
+from kafka_eos_source.observe import notebook
+from kafka_eos_source.observe.exporters import OtelExporter
 from kafka_eos_source.observe.figures import Event, EventKind, Outcome
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.json_logs import BatchLog
-from kafka_eos_source.observe.listener import FinishedBatch, finished_batch, observe_batches
-from kafka_eos_source.runtime.log_format import VARIABLE, JsonFormatter
+from kafka_eos_source.observe.notebook import FinishedBatch, finished_batch, observe_batches
+from kafka_eos_source.observe.trace import BatchLog
+from kafka_eos_source.runtime.logs import FORMAT_VARIABLE, JsonFormatter
 from tests import ROOT
-from tests.observe.test_metrics import batch, query
+from tests.observe.metrics_kit import batch, query
 
 sdk = pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
@@ -52,8 +54,6 @@ class InMemory:
 
 
 def test_opentelemetry_gets_the_table_of_metrics() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
-
     memory = InMemory()
     exporter = OtelExporter(lambda: [query(batch())], memory.meters, memory.tracers)
     try:
@@ -72,8 +72,6 @@ def test_opentelemetry_gets_the_table_of_metrics() -> None:
 
 
 def test_a_batch_is_one_span_with_a_child_per_step() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
-
     memory = InMemory()
     now = time.time() + 5
     figures = [batch(at=now)]
@@ -99,8 +97,6 @@ def test_a_batch_is_one_span_with_a_child_per_step() -> None:
 
 
 def test_the_span_is_linked_to_the_traces_of_records() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
-
     memory = InMemory()
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
     links = (trace, f"00-{'0' * 32}-{'b' * 16}-01")  # an id of zeros is not valid
@@ -111,8 +107,6 @@ def test_the_span_is_linked_to_the_traces_of_records() -> None:
 
 
 def test_figures_that_cannot_be_read_are_missing_and_nothing_else() -> None:
-    from kafka_eos_source.observe.otel import OtelExporter
-
     def broken() -> list[Any]:
         raise PermissionError("another user's folder")
 
@@ -158,9 +152,9 @@ class Receiver:
 
 OTLP = """
 import sys
-from tests.observe.test_metrics import batch, query
+from tests.observe.metrics_kit import batch, query
 import time
-from kafka_eos_source.observe.otel import export
+from kafka_eos_source.observe.exporters import export
 figures = []
 close = export(lambda: [query(*figures)])
 figures.append(batch(at=time.time() + 5))
@@ -173,8 +167,6 @@ def test_figures_reach_an_otlp_receiver(tmp_path: Path) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     with Receiver() as receiver:
-        import os
-
         environment = {
             **os.environ,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.server.server_address[1]}",
@@ -211,12 +203,10 @@ def test_each_batch_is_one_line_of_json(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.parametrize(("value", "lines"), [("json", 1), ("", 0), ("text", 0)])
 def test_the_environment_switches_structured_logs_on(value: str, lines: int) -> None:
-    import os
-
     code = "import logging, kafka_eos_source; logging.getLogger('kafka_eos_source.x').info('one %d', 2)"
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, VARIABLE: value},
+        env={**os.environ, FORMAT_VARIABLE: value},
         capture_output=True,
         text=True,
         check=True,
@@ -232,12 +222,7 @@ def progress(**changed: Any) -> dict[str, Any]:
     return {"id": "query", "runId": "run", "batchId": 4, "sources": [], **changed}
 
 
-def test_a_progress_report_is_joined_with_the_figures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from kafka_eos_source.observe import notebook
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_progress_report_is_joined_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "_names", {})
     Journal("app").finished(batch())
     found = finished_batch(progress())
@@ -248,10 +233,7 @@ def test_a_progress_report_is_joined_with_the_figures(
     assert later.latest == found.figures
 
 
-def test_over_connect_the_figures_come_with_the_report(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_over_connect_the_figures_come_with_the_report() -> None:
     figures = json.loads(replace(batch(), query_id="remote").to_json())
     source = {"latestOffset": {"in": {"0": 5}, "@": {"live": figures}}}
     found = finished_batch(progress(id="remote", batchId=5, sources=[source]))
@@ -259,10 +241,7 @@ def test_over_connect_the_figures_come_with_the_report(
     assert found.latest == figures
 
 
-def test_an_error_of_the_callback_does_not_reach_spark(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_an_error_of_the_callback_does_not_reach_spark() -> None:
     listeners: list[Any] = []
     spark: Any = SimpleNamespace(
         streams=SimpleNamespace(addListener=listeners.append, removeListener=listeners.remove)

@@ -20,72 +20,27 @@ from hypothesis import strategies as st
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
+    MOST_TOPICS,
+    OTHER_TOPICS,
     BatchFigures,
     Event,
     EventKind,
     Outcome,
-    SourceRead,
+    SourceFigures,
+    SourceState,
     WaitingCommit,
-)
-from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
-from kafka_eos_source.observe.process import ProcessId, Writer, this_writer
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.summary import figures_in, with_figures
-from kafka_eos_source.observe.totals import (
-    DURATION_BOUNDS,
-    MOST_TOPICS,
-    OTHER_TOPICS,
     bounded,
     newer,
+    position_id,
     with_totals,
 )
+from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
+from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
+from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.runtime import private_folders
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
-
-WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
-BATCH = BatchFigures(
-    application_id="app/ä",
-    query_id="query",
-    run_id="run",
-    batch_id=7,
-    outcome=Outcome.COMMITTED,
-    began_at=1000.0,
-    ended_at=1000.25,
-    seconds={"tasks": 0.5, "produce": 0.125},
-    counts={"records": 10, "committed": 1},
-    writer=WRITER,
-    sinks={"files": {"rows": 10, "commit_seconds": 0.25}},
-    sources=(SourceRead("abc", {"in": 12}),),
-    sequence=8,
-    pressure=0.5,
-    processor_counts={"late_rows": 3},
-    state={"app-counts-changelog": {"keys": 5, "bytes": 900}},
-    gauges={"tasks": 2, "median_task_seconds": 0.25, "longest_task_seconds": 0.5},
-    topics={"out": {"records": 10, "bytes": 100}},
-    links=(f"00-{'a' * 32}-{'b' * 16}-01",),
-    events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
-    error="",
-)
-WAITING = WaitingCommit("app", "query", "run", 7, 1002.0, 1000.0, "flush", 1001.0, "no answer", 1, WRITER)
-SOURCE = SourceFigures(
-    at=1001.0,
-    writer=WRITER,
-    state=SourceState.IDLE,
-    state_since=1000.0,
-    reason="minOffsetsPerTrigger=5: 2 offsets are available",
-    name="in",
-    start={TopicPartition("in", 0): 12},
-    planned={TopicPartition("in", 0): 12},
-    latest={TopicPartition("in", 0): 14},
-    planned_at=999.0,
-    positions=("abc",),
-    behind_since={"in": 998.0},
-    behind_at_least=("in",),
-    hidden={TopicPartition("in", 1): 7},
-    hidden_since=997.5,
-    retention_seconds=604800.0,
-)
+from kafka_eos_source.runtime import folders
+from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
+from tests.observe.figures_kit import BATCH, SOURCE, WAITING, WRITER
 
 
 def test_text_and_numbers_that_json_does_not_have_cost_no_line_and_stop_no_plan() -> None:
@@ -99,17 +54,6 @@ def test_text_and_numbers_that_json_does_not_have_cost_no_line_and_stop_no_plan(
     waiting = WaitingCommit.from_json(replace(WAITING, reason="\udcff").to_json())
     assert waiting is not None
     assert waiting.reason == "?"
-
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder that stands in for the host's temporary folder."""
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(private_folders, "_warned", set())
-    monkeypatch.setattr(private_folders, "_tidied", {})
-    return shared
 
 
 def batches_folder(shared: Path) -> Path:
@@ -135,11 +79,9 @@ def test_totals_cover_a_run_and_runs_are_counted() -> None:
     first = with_totals(replace(BATCH, seconds={"tasks": 0.04}), None)
     second = with_totals(replace(BATCH, seconds={"tasks": 0.7, "produce": 0.1}), first)
     assert second.total_seconds == {"tasks": 0.74, "produce": 0.1}
-    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[0.05] == 1
-    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[1.0] == 2
     assert (second.totals["batches"], second.runs) == (2, 1)
     restarted = with_totals(replace(BATCH, run_id="another", seconds={"tasks": 400.0}), second)
-    assert (restarted.totals["batches"], restarted.runs, set(restarted.durations)) == (1, 2, {0})
+    assert (restarted.totals["batches"], restarted.runs) == (1, 2)
 
 
 def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
@@ -176,7 +118,7 @@ def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch
     """A driver that makes batch writes may run for months."""
     now = 0.0
     clocks = SimpleNamespace(monotonic=lambda: now, time=time.time)
-    monkeypatch.setattr(private_folders, "time", clocks)
+    monkeypatch.setattr(folders, "time", clocks)
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
@@ -188,14 +130,14 @@ def test_files_of_former_queries_are_deleted_every_day(shared: Path, monkeypatch
     assert not old.exists()
 
 
-def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
+def test_figures_that_a_line_lacks_have_their_defaults() -> None:
     line = json.loads(BATCH.to_json())
-    for name in ("total_seconds", "durations", "runs", "state", "gauges", "topics", "links"):
+    for name in ("total_seconds", "runs", "state", "gauges", "topics", "links"):
         del line[name]
     found = BatchFigures.from_json(json.dumps(line))
     assert found is not None
-    assert (found.runs, found.durations, found.state, found.topics) == (1, (), {}, {})
-    assert with_totals(BATCH, found).durations[-1] == 1
+    assert (found.runs, found.state, found.topics) == (1, {}, {})
+    assert with_totals(BATCH, found).total_seconds == BATCH.seconds
     source = json.loads(SOURCE.to_json())
     for name in ("hidden", "hidden_since", "retention"):
         del source[name]
@@ -348,7 +290,7 @@ def test_a_planted_link_is_not_followed(
     victim.write_text("precious")
     folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
     Path(folder.create(), "app").symlink_to(victim)
-    with pytest.raises(ForeignFolderError):
+    with pytest.raises(NotOwnError):
         folder.append("app", lambda _size: "line", 1000)
     with caplog.at_level(logging.WARNING):
         Journal("app").finished(BATCH)
@@ -379,7 +321,7 @@ def test_files_of_former_queries_are_deleted_by_age(shared: Path) -> None:
     write(1)
     (old,) = batches_folder(shared).iterdir()
     os.utime(old, (1, 1))
-    private_folders._tidied.clear()
+    folders._tidied.clear()
     Journal("another").finished(replace(BATCH, application_id="another"))
     assert [each.application_id for each in query_journals()] == ["another"]
 

@@ -15,16 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.observe import notebook
-from kafka_eos_source.observe.figures import Event, EventKind, Outcome
+from kafka_eos_source.observe.draw import _ticks, panel
+from kafka_eos_source.observe.figures import Event, EventKind, Outcome, StepGroup, TracedStep
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.panel import _ticks, panel
-from kafka_eos_source.observe.progress import view_of_reports
-from kafka_eos_source.observe.steps import StepGroup, TracedStep
-from kafka_eos_source.observe.summary import with_figures
+from kafka_eos_source.observe.notebook import view_of_reports
+from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.source_position import SourcePosition
-from tests.observe.test_journal import BATCH, WAITING, shared  # noqa: F401
-from tests.observe.test_view import DONE, LAST, NOW, T0, batch, journal, seen
+from tests.observe.figures_kit import BATCH, DONE, LAST, NOW, T0, WAITING, batch, journal, seen
 
 SECONDS = 60
 
@@ -192,7 +190,7 @@ class FakeNotebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[dict[str, str]] = []
         self.changed = threading.Condition()
-        monkeypatch.setattr(notebook, "_notebook", lambda: self.display)
+        monkeypatch.setattr(notebook, "notebook_display", lambda: self.display)
         monkeypatch.setattr(notebook, "_watches", {})
 
     def display(self, frame: dict[str, str], *, raw: bool, display_id: bool) -> FakeNotebook:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -21,23 +22,32 @@ from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
-from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
-from kafka_eos_source.observe import journal, process
+from kafka_eos_source.model import ShardReport, TaskFigures, TopicPartition
+from kafka_eos_source.observe import journal, lines
 from kafka_eos_source.observe import trace as tracing
-from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    EventKind,
+    Outcome,
+    SourceFigures,
+    SourceRead,
+    SourceState,
+    StepGroup,
+    TracedStep,
+    WaitingCommit,
+    by_group,
+    position_id,
+)
 from kafka_eos_source.observe.source import LagClock, SourceObserver
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
-from kafka_eos_source.plan.planner import OpenTransactions, reason
-from kafka_eos_source.runtime import private_folders
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
 from tests.commit.model_broker import Fault, ModelProducer, ModelRows
 from tests.commit.test_transaction import broker_with_genesis, request, rows
-from tests.observe.test_journal import BATCH, shared  # noqa: F401
+from tests.observe.figures_kit import BATCH
 from tests.plan.source_cluster import Clock
 from tests.sinks.test_commit import NAMES, Scripted, deadline, staged, token
 
@@ -100,7 +110,8 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_step_of_the_commit_is_measured_and_has_words() -> None:
     assert {step.value for step in Step} <= {step.value for step in TracedStep}
-    assert set(GROUPS) == set(DOING) == set(TracedStep)
+    assert {step.group for step in TracedStep} == set(StepGroup)
+    assert all(step.doing for step in TracedStep)
     assert set(MEANING) == set(StepGroup)
 
 
@@ -152,7 +163,7 @@ def test_an_error_ends_the_trace_and_its_secrets_stay_secret() -> None:
 def test_a_broken_observer_neither_raises_nor_hides_the_batch_from_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     clock, seen = Clock(), Recorder()
     trace = made(Broken(), seen, clock=clock)
     with caplog.at_level(logging.WARNING):
@@ -182,7 +193,7 @@ def test_figures_that_cannot_be_made_do_not_fail_a_commit(
     def broken() -> None:
         raise RuntimeError("line 'btime' not found in /proc/stat")
 
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     monkeypatch.setattr(tracing, "this_writer", broken)
     seen = Recorder()
     with caplog.at_level(logging.WARNING):
@@ -195,13 +206,13 @@ def test_a_process_without_a_usable_proc_has_an_identity(monkeypatch: pytest.Mon
     def broken(_pid: int) -> None:
         raise RuntimeError("line 'btime' not found in /proc/stat")
 
-    monkeypatch.setattr(process.psutil, "Process", broken)
-    process._writer.cache_clear()
+    monkeypatch.setattr(lines.psutil, "Process", broken)
+    lines._writer.cache_clear()
     try:
-        me = process.this_writer()
+        me = lines.this_writer()
     finally:
-        process._writer.cache_clear()
-    assert me.process == me.driver == process.ProcessId(os.getpid(), 0.0)
+        lines._writer.cache_clear()
+    assert me.process == me.driver == lines.ProcessId(os.getpid(), 0.0)
     assert not me.process.is_alive()
 
 
@@ -414,8 +425,12 @@ def test_the_memory_of_the_lag_is_bounded() -> None:
     assert len(clock._samples) == 600
 
 
+#: A source, what it wrote to its file, and its clock.
+Observed: TypeAlias = tuple[SourceObserver, list[SourceFigures], Clock]
+
+
 @pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> tuple[SourceObserver, list[SourceFigures], Clock]:
+def observer(monkeypatch: pytest.MonkeyPatch) -> Observed:
     clock, written = Clock(), list[SourceFigures]()
     found = SourceObserver("in", "app", clock)
     monkeypatch.setattr(found._file, "write", written.append)
@@ -423,9 +438,7 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> tuple[SourceObserver, list[Sour
     return found, written, clock
 
 
-def test_a_source_writes_only_what_has_changed(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_writes_only_what_has_changed(observer: Observed) -> None:
     source, written, clock = observer
     for _ in range(3):
         clock.advance(1)
@@ -434,10 +447,11 @@ def test_a_source_writes_only_what_has_changed(
     source.write()
     assert len(written) == 2, "the first plan at once, the others together"
     for each in written:
-        assert (each.state, each.planned, each.lag(each.start)) == (
+        assert (each.state, each.planned, each.start, each.latest) == (
             SourceState.PLANNED,
             {T0: 9},
-            {"in": 7},
+            {T0: 5},
+            {T0: 12},
         )
     for _ in range(3):
         source.planned({T0: 9}, {T0: 9}, {T0: 9}, is_batch=False, reason="")
@@ -447,9 +461,7 @@ def test_a_source_writes_only_what_has_changed(
     assert written[-1].state is SourceState.STOPPED
 
 
-def test_the_first_batch_of_a_source_that_was_idle_is_written_at_once(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_the_first_batch_of_a_source_that_was_idle_is_written_at_once(observer: Observed) -> None:
     source, written, _ = observer
     source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
     source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
@@ -472,7 +484,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> None:  # noqa: F811
+def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> None:
     """A driver such as a notebook outlives its queries."""
     killed = subprocess.run(
         [sys.executable, "-c", SHORT_LIVED],
@@ -483,19 +495,17 @@ def test_a_query_whose_source_was_killed_at_once_has_stopped(shared: Path) -> No
     assert killed.returncode == -signal.SIGKILL
     (source,) = journal.source_figures()
     assert source.state is SourceState.PLANNED
-    driver = process.this_writer().process
+    driver = lines.this_writer().process
     sources = (replace(source, writer=replace(source.writer, driver=driver)),)  # Spark's JVM
     read = (SourceRead(position_id({T0: 9}), {"in": 4}),)
-    batch = replace(BATCH, sources=read, writer=process.Writer(driver, driver))
+    batch = replace(BATCH, sources=read, writer=lines.Writer(driver, driver))
     journal.Journal(batch.application_id).finished(batch)
     found = journal.query_journal(batch.application_id, sources)
     assert found is not None
     assert view(found, source.at).status is Status.STOPPED
 
 
-def test_a_source_that_learns_the_name_of_its_query_writes_it(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_that_learns_the_name_of_its_query_writes_it(observer: Observed) -> None:
     source, written, _ = observer
     source._application_id = ""
     source.write()
@@ -507,7 +517,7 @@ def test_a_source_that_learns_the_name_of_its_query_writes_it(
 
 @pytest.mark.parametrize("former_at", [None, 1.0])
 def test_a_source_finds_a_query_that_does_not_use_its_application_id(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+    observer: Observed,
     monkeypatch: pytest.MonkeyPatch,
     former_at: float | None,
 ) -> None:
@@ -522,7 +532,7 @@ def test_a_source_finds_a_query_that_does_not_use_its_application_id(
         application_id="kafka-eos-query",
         ended_at=clock(),
         sources=read,
-        writer=process.this_writer(),
+        writer=lines.this_writer(),
     )
     former = None if former_at is None else replace(own, application_id="app", ended_at=former_at, sources=())
     monkeypatch.setattr(journal, "newest_batch", {"app": former, "kafka-eos-query": own}.get)
@@ -532,7 +542,7 @@ def test_a_source_finds_a_query_that_does_not_use_its_application_id(
 
 
 def test_the_newest_batch_is_read_while_the_brokers_answer(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
+    observer: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _, _ = observer
     answers, asked = threading.Event(), list[str]()
@@ -551,9 +561,7 @@ def test_the_newest_batch_is_read_while_the_brokers_answer(
     assert asked == ["app"] * 2, "without a look-up, it is read at once"
 
 
-def test_a_record_that_came_between_two_samples_has_an_age(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_record_that_came_between_two_samples_has_an_age(observer: Observed) -> None:
     source, written, clock = observer
     source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
     clock.advance(0.2)
@@ -565,9 +573,7 @@ def test_a_record_that_came_between_two_samples_has_an_age(
     assert written[-1].behind_at_least == ()
 
 
-def test_a_source_whose_brokers_do_not_answer_says_so(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock],
-) -> None:
+def test_a_source_whose_brokers_do_not_answer_says_so(observer: Observed) -> None:
     source, written, clock = observer
     source.explained_by(lambda: "Connection refused")
     source.write()
@@ -586,7 +592,7 @@ def test_a_source_whose_brokers_do_not_answer_says_so(
 def test_planning_goes_on_whatever_happens_to_the_figures(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    shared: Path,  # noqa: F811
+    shared: Path,
 ) -> None:
     def broken(*_arguments: object) -> None:
         raise RuntimeError("no figures")
@@ -605,9 +611,7 @@ def test_planning_goes_on_whatever_happens_to_the_figures(
     assert len([each for each in caplog.records if "no figures" in each.message]) == 1
 
 
-def test_the_end_of_a_run_is_written_last(
-    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_run_is_written_last(observer: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
     source, written, _ = observer
     began, may_end = threading.Event(), threading.Event()
 
@@ -630,56 +634,6 @@ def test_the_end_of_a_run_is_written_last(
     watching.join(SECONDS)
     stopping.join(SECONDS)
     assert [each.state for each in written] == [SourceState.IDLE, SourceState.PLANNED, SourceState.STOPPED]
-
-
-class Watermarks:
-    def __init__(self) -> None:
-        self.ends = {T0: 5, T1: 5}
-        self.asked = 0
-        self.error: Exception | None = None
-
-    def high_watermarks(self, partitions: object) -> dict[TopicPartition, int]:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        return self.ends
-
-
-def test_an_idle_source_finds_out_that_a_transaction_is_open() -> None:
-    clock, admin = Clock(), Watermarks()
-    found = OpenTransactions(admin, clock)
-
-    def idle(offsets: Offsets) -> str:
-        return reason(found.hidden(offsets, is_idle=True))
-
-    latest = {T0: 5, T1: 5}
-    assert idle(latest) == ""
-    for _ in range(10):
-        idle(latest)
-    assert admin.asked == 0, "a source that was busy a moment ago does not ask"
-    admin.ends = {T0: 25, T1: 5}
-    clock.advance(6)
-    assert idle(latest) == "", "the answer came after these offsets were read"
-    assert idle(latest) == "open transactions in in-0 hide 20 offsets"
-    clock.advance(6)
-    assert "in-0" in idle(latest)
-    assert admin.asked == 2
-    assert idle({T0: 25, T1: 5}) == "", "it was committed"
-    clock.advance(6)
-    admin.error = UnavailableError("no answer")
-    assert idle({T0: 25, T1: 5}) == ""
-
-
-def test_a_busy_source_finds_the_partition_whose_transaction_stays_open() -> None:
-    clock, admin = Clock(), Watermarks()
-    found = OpenTransactions(admin, clock)
-    admin.ends = {T0: 25, T1: 100}
-    for offset in range(5, 45):
-        clock.advance(1)
-        hidden = found.hidden({T0: 5, T1: offset}, is_idle=False)
-    assert admin.asked == 1, "it asks every 30 seconds"
-    assert hidden == {T0: 20}, "partition 1 moves on, so that its transactions end"
-    assert found.hidden({T0: 25, T1: 60}, is_idle=False) == {}, "it was committed"
 
 
 # -- what shards measure ---------------------------------------------------------------------------

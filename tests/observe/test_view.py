@@ -22,44 +22,31 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from kafka_eos_source.cli import main
-from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.observe import terminal
-from kafka_eos_source.observe.figures import BatchFigures, Outcome
+from kafka_eos_source.observe import draw
+from kafka_eos_source.observe.figures import (
+    Outcome,
+    SourceState,
+    StepGroup,
+)
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile
-from kafka_eos_source.observe.process import ProcessId
-from kafka_eos_source.observe.source_figures import SourceState, position_id
-from kafka_eos_source.observe.steps import StepGroup
-from kafka_eos_source.observe.totals import with_totals
-from kafka_eos_source.observe.view import QueryView, Status, view
+from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
 from kafka_eos_source.operate.lag import GroupLag, PartitionLag
 from kafka_eos_source.protocol.token import Token
-from tests.observe.test_journal import BATCH, SOURCE, WAITING, WRITER, shared  # noqa: F401
-
-T0 = TopicPartition("in", 0)
-NOW = 2000.0
-
-
-def batch(number: int, ended_at: float, **more: Any) -> BatchFigures:
-    return replace(BATCH, batch_id=number, began_at=ended_at - 0.25, ended_at=ended_at, **more)
-
-
-def journal(*batches: BatchFigures, **more: Any) -> QueryJournal:
-    """Returns a journal whose batches have the totals that their writer would add."""
-    found: list[BatchFigures] = []
-    for each in batches:
-        found.append(with_totals(each, found[-1] if found else None))
-    return QueryJournal(BATCH.application_id, tuple(found), **more)
-
-
-def seen(found: QueryJournal, *dead: ProcessId) -> QueryView:
-    return view(found, NOW, lambda process: process not in dead)
-
-
-DONE = replace(SOURCE, positions=(), planned={T0: 12}, reason="", at=NOW - 1)
-READ = replace(BATCH.sources[0], position=position_id({T0: 12}))
-LAST = batch(7, NOW - 20, sources=(READ,))
+from tests.observe.figures_kit import (
+    BATCH,
+    DONE,
+    LAST,
+    NOW,
+    SOURCE,
+    T0,
+    WAITING,
+    WRITER,
+    batch,
+    journal,
+    seen,
+)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +183,7 @@ def drawn(views: list[QueryView], width: int, *, colour: bool = False, height: i
         no_color=not colour,
         color_system="256" if colour else None,
     )
-    console.print(terminal.frame(views, height))
+    console.print(draw.frame(views, height))
     return out.getvalue()
 
 
@@ -227,9 +214,9 @@ def test_without_colours_letters_tell_the_steps_apart() -> None:
 
 def test_a_bar_shows_the_parts_in_proportion() -> None:
     shown = seen(journal(batch(7, NOW, seconds={"tasks": 3.0, "flush": 1.0}))).batches[0]
-    assert terminal.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
-    assert terminal.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
-    assert terminal.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
+    assert draw.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
+    assert draw.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
+    assert draw.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
     assert shown.seconds == {StepGroup.TASKS: 3.0, StepGroup.WRITE: 1.0}
 
 
@@ -272,7 +259,7 @@ def test_top_shows_the_queries_of_the_host(recorded: Callable[..., None]) -> Non
     assert "old" in run("--once", "--application-id", "old").stdout
 
 
-def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None], shared: Path) -> None:  # noqa: F811
+def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None], shared: Path) -> None:
     """The figures change while it runs, and the terminal shows again what it showed before."""
     recorded("first", time.time())
     main_side, terminal_side = pty.openpty()
@@ -327,7 +314,7 @@ def test_top_refuses_an_interval_without_a_pause_or_without_an_end(interval: str
     assert "expected a time from 10ms to 1h" in result.stderr
 
 
-def test_top_ends_quietly_if_its_output_is_closed(shared: Path) -> None:  # noqa: F811
+def test_top_ends_quietly_if_its_output_is_closed(shared: Path) -> None:
     command = f'exec "{sys.executable}" -m kafka_eos_source.cli top --once >&-'
     done = subprocess.run(
         command, shell=True, env={**os.environ, "TMPDIR": str(shared)}, capture_output=True, check=False
@@ -342,7 +329,7 @@ def test_top_says_why_it_shows_nothing() -> None:
     assert "--bootstrap-servers" in missing.stderr
 
 
-def test_top_refuses_figures_that_another_user_planted(shared: Path) -> None:  # noqa: F811
+def test_top_refuses_figures_that_another_user_planted(shared: Path) -> None:
     (shared / f"kafka-eos-live-{os.getuid()}").symlink_to(shared)
     refused = run("--json")
     assert refused.exit_code == 1

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from integration.support.broker import IMAGE, VARIABLE, choose, container_environment
-from kafka_eos_source.embedded.jars import KAFKA_VERSION
+from kafka_eos_source.embedded.java import KAFKA_VERSION
 from tests import ROOT
 
 

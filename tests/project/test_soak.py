@@ -32,7 +32,7 @@ from integration.chaos.soak.workload import (
     partition_of,
     value_of,
 )
-from kafka_eos_source.testing.history import History, Operation, Phase, Record, Send, SourceRange, Txn
+from integration.support.history import History, Operation, Phase, Record, Send, SourceRange, Txn
 
 ROWS, BATCHES = 60, 4
 COUNTS = next(query for query in QUERIES if isinstance(query, Counts))

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 import kafka_eos_source
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit
-from kafka_eos_source.observe.source_figures import SourceFigures
-from kafka_eos_source.observe.summary import figures_in, with_figures
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, WaitingCommit
+from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.replay_plan import _parsed
 from kafka_eos_source.operate.rescale_journal import (
@@ -45,7 +44,7 @@ from kafka_eos_source.state.encoding.describe import Description, TableDescripti
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store.pending import decode_header
 from tests.commit.test_shards import report
-from tests.observe.test_journal import BATCH, SOURCE, WAITING
+from tests.observe.figures_kit import BATCH, SOURCE, WAITING
 from tests.protocol.test_token_record import RECORD
 from tests.support.foreign_records import JSON_VALUES
 

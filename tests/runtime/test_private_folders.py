@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.runtime import private_folders
-from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
+from kafka_eos_source.runtime import folders, logs
+from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder, file_name
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import location_of_batch_writes
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
@@ -29,7 +29,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     return shared
 
 
@@ -86,7 +86,7 @@ def test_a_folder_of_another_user_is_neither_read_nor_written(
 ) -> None:
     folder().write("app.json", "1")
     theirs = shared / f"kafka-eos-notes-{UID}"
-    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    monkeypatch.setattr("os.geteuid", lambda: UID + 1)
     theirs.rename(shared / f"kafka-eos-notes-{UID + 1}")
     acts: tuple[Callable[[], object], ...] = (
         lambda: folder().read("app.json"),
@@ -94,9 +94,9 @@ def test_a_folder_of_another_user_is_neither_read_nor_written(
         lambda: folder().remove("app.json"),
     )
     for act in acts:
-        with pytest.raises(ForeignFolderError):
+        with pytest.raises(NotOwnError):
             act()
-    monkeypatch.setattr("os.getuid", lambda: UID)
+    monkeypatch.setattr("os.geteuid", lambda: UID)
     (shared / f"kafka-eos-notes-{UID + 1}").rename(theirs)
     assert folder().read("app.json") == "1", "the other user's file is as it was"
 
@@ -139,7 +139,7 @@ def test_announcements_in_a_folder_of_another_user_are_ignored(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record_operator(TASK, "changelog")
-    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    monkeypatch.setattr("os.geteuid", lambda: UID + 1)
     (shared / f"kafka-eos-operators-{UID}").rename(shared / f"kafka-eos-operators-{UID + 1}")
     for _ in range(3):
         assert recorded_operators(TASK) == ()
@@ -163,7 +163,7 @@ def test_staging_and_state_refuse_a_folder_of_another_user(
     shared: Path, monkeypatch: pytest.MonkeyPatch, create: Callable[[], str]
 ) -> None:
     ours = Path(create())
-    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    monkeypatch.setattr("os.geteuid", lambda: UID + 1)
     ours.rename(shared / ours.name.replace(str(UID), str(UID + 1)))
     with pytest.raises(InvalidOptionError, match=r"not this user's own.*Fix: set \.option"):
         create()
@@ -213,9 +213,9 @@ def test_a_file_of_another_user_is_not_read(shared: Path) -> None:
     folder = PrivateFolder.of_user("name")
     folder.write("file", "text")
     os.chown(f"{folder.path}/file", 65534, 65534)
-    with pytest.raises(ForeignFolderError, match="user id 65534"):
+    with pytest.raises(NotOwnError, match="user id 65534"):
         folder.read("file")
-    with pytest.raises(ForeignFolderError):
+    with pytest.raises(NotOwnError):
         folder.files()
     folder.write("file", "ours")
     assert folder.read("file") == "ours"
@@ -224,7 +224,7 @@ def test_a_file_of_another_user_is_not_read(shared: Path) -> None:
 def test_a_named_pipe_is_ignored_without_blocking(shared: Path) -> None:
     folder = PrivateFolder.of_user("name")
     os.mkfifo(f"{folder.create()}/file")
-    with pytest.raises(ForeignFolderError):
+    with pytest.raises(NotOwnError):
         folder.read("file")
 
 
@@ -243,10 +243,10 @@ def test_a_held_file_is_held_until_the_last_process_closes_it(shared: Path) -> N
 def test_a_file_of_another_user_is_not_held(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = PrivateFolder.of_user("kafka-eos-held")
     folder.hold("a").close()
-    monkeypatch.setattr(os, "getuid", lambda: UID + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: UID + 1)
     foreign = PrivateFolder((f"kafka-eos-held-{UID}",))
     for each in (foreign.hold, foreign.is_held):
-        with pytest.raises(ForeignFolderError):
+        with pytest.raises(NotOwnError):
             each("a")
 
 
@@ -267,7 +267,7 @@ def test_a_failed_write_keeps_the_older_file_and_leaves_no_other(
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(private_folders.os, "rename", full)
+    monkeypatch.setattr(folders.os, "rename", full)
     with pytest.raises(OSError, match="No space left"):
         folder.write("file", "new")
     assert os.listdir(folder.path) == ["file"]
@@ -285,7 +285,7 @@ def test_the_same_error_has_the_same_text_every_time(shared: Path, monkeypatch: 
             raise OSError(30, "Read-only file system", name)
         return before(name, flags, *more, **named)
 
-    monkeypatch.setattr(private_folders.os, "open", read_only)
+    monkeypatch.setattr(folders.os, "open", read_only)
     for _ in range(2):
         with pytest.raises(OSError, match="Read-only") as raised:
             folder.write("file", "text")
@@ -302,9 +302,9 @@ def test_no_descriptor_is_left_open(shared: Path, victim: Path) -> None:
     os.symlink(victim, f"{folder.path}/link")
     for _ in range(20):
         folder.read("file")
-        with pytest.raises(ForeignFolderError):
+        with pytest.raises(NotOwnError):
             folder.read("link")
-        with pytest.raises(ForeignFolderError):
+        with pytest.raises(NotOwnError):
             folder.files()
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 
 class Clock:

@@ -24,10 +24,10 @@ from kafka_eos_source.in_read.staged_frame import described
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.tokens import Tokens
+from kafka_eos_source.observe.exporters import exposition, queries_of_host
 from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.journal import Journal
-from kafka_eos_source.observe.process import this_writer
-from kafka_eos_source.observe.prometheus import exposition, queries_of_host
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.operate.doctor.finding import Finding, Severity
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline

@@ -14,7 +14,7 @@ from kafka_eos_source.kafka import login_options
 from kafka_eos_source.kafka.config import check_producer
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.tokens import Tokens, check_tokens
-from kafka_eos_source.runtime import private_folders
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import is_loopback
 from kafka_eos_source.sinks import registry as sinks
@@ -171,7 +171,7 @@ def test_a_password_without_encryption_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(logs, "_warned", set())
     kafka = {
         "bootstrap.servers": servers,
         "security.protocol": protocol,

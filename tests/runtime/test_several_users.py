@@ -24,12 +24,11 @@ import pytest
 
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile
 from kafka_eos_source.embedded.cluster import EmbeddedKafka
-from kafka_eos_source.embedded.jars import JarSet, jars
+from kafka_eos_source.embedded.java import JarSet, jars
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.observe.figures import WaitingCommit
+from kafka_eos_source.observe.figures import SourceFigures, SourceState, WaitingCommit
 from kafka_eos_source.observe.journal import Journal, SourceFile
-from kafka_eos_source.observe.process import ProcessId, Writer
-from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
+from kafka_eos_source.observe.lines import ProcessId, Writer
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_batch_writes
 from kafka_eos_source.stage.parts import StagedRows

@@ -14,14 +14,14 @@ from confluent_kafka.admin import AdminClient
 from kafka_eos_source import quiet_logs
 from kafka_eos_source.kafka import clients
 from kafka_eos_source.kafka.secrets import MASK, Secrets
-from kafka_eos_source.runtime import client_log
+from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark import quiet
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*quiet._OWN_OPTIONS, "SPARK_HOME", client_log.VARIABLE):
+    for name in (*quiet._OWN_OPTIONS, "SPARK_HOME", logs.LEVEL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that monkeypatch also removes what the function sets
         monkeypatch.delenv(name)
@@ -82,13 +82,13 @@ def test_a_log4j_file_in_sparks_home_is_respected(tmp_path: Path, monkeypatch: p
 def test_kafka_clients_print_errors_only_after_the_call() -> None:
     assert made({"client.id": "x"}) == {"client.id": "x"}
     quiet_logs()
-    assert made({"client.id": "x"}) == {"client.id": "x", "log_level": client_log.ERRORS}
+    assert made({"client.id": "x"}) == {"client.id": "x", "log_level": logs.ERRORS}
 
 
 def test_the_level_that_the_user_sets_for_a_client_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(client_log.VARIABLE, "6")
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "6")
     quiet_logs()
-    assert os.environ[client_log.VARIABLE] == "6"
+    assert os.environ[logs.LEVEL_VARIABLE] == "6"
     assert made({"log_level": "7"})["log_level"] == "7"
 
 
@@ -111,7 +111,7 @@ def refused(client: int, port: int, ms: int) -> str:
 
 
 def test_a_line_that_repeats_is_logged_once_and_later_with_a_count() -> None:
-    repeats = client_log.Repeats(clock := Clock())
+    repeats = logs.Repeats(clock := Clock())
     logged = []
     for attempt in range(773):  # in 43 s, by two clients in turn
         clock.now = attempt / 18
@@ -124,17 +124,17 @@ def test_a_line_that_repeats_is_logged_once_and_later_with_a_count() -> None:
 
 
 def test_no_line_about_another_cause_is_lost() -> None:
-    repeats = client_log.Repeats(Clock())
+    repeats = logs.Repeats(Clock())
     for _ in range(3):
         lines = [repeats.reduced(refused(1, port, 0)) for port in range(50)]
         lines.append(repeats.reduced("FAIL [rdkafka#producer-1] [thrd:b]: b: Authentication failed"))
     assert lines == [None] * 51
-    repeats = client_log.Repeats(Clock())
+    repeats = logs.Repeats(Clock())
     assert None not in [repeats.reduced(refused(1, port, 0)) for port in range(1000)]
 
 
 def test_the_state_in_which_a_connection_failed_is_part_of_its_line() -> None:
-    repeats = client_log.Repeats(Clock())
+    repeats = logs.Repeats(Clock())
     for state in ("CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY", "AUTH_REQ"):
         line = "FAIL [rdkafka#producer-1] [thrd:b]: b: Connection closed (after %sms in state " + state + ")"
         assert repeats.reduced(line % 7) is not None
@@ -142,7 +142,7 @@ def test_the_state_in_which_a_connection_failed_is_part_of_its_line() -> None:
 
 
 def test_a_line_that_comes_back_much_later_is_logged_as_it_is() -> None:
-    repeats = client_log.Repeats(clock := Clock())
+    repeats = logs.Repeats(clock := Clock())
     assert repeats.reduced("it failed") == "it failed"
     clock.now = 3600.0
     assert repeats.reduced("it failed") == "it failed"
@@ -152,7 +152,7 @@ def test_a_line_that_comes_back_much_later_is_logged_as_it_is() -> None:
 def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
     kind: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_log, "_repeats", client_log.Repeats())
+    monkeypatch.setattr(logs, "_repeats", logs.Repeats())
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{refusing.getsockname()[1]}"
@@ -164,7 +164,7 @@ def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
             client.poll(0.1)
         client.poll(0.5)
     assert caplog.text.count("Connection refused") == 1
-    client_log.ClientLog(Secrets.of({"sasl.password": "swordfish"}).hide).log(30, "%s: %s", "a", "swordfish")
+    logs.ClientLog(Secrets.of({"sasl.password": "swordfish"}).hide).log(30, "%s: %s", "a", "swordfish")
     assert "swordfish" not in caplog.text
     assert f"a: {MASK}" in caplog.text
 

@@ -15,7 +15,7 @@ import pytest
 from integration.support.damage import forged
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.runtime import own_folders
+from kafka_eos_source.runtime import folders
 from kafka_eos_source.stage import files
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
@@ -169,7 +169,7 @@ def test_without_the_owner_check_forged_rows_are_sent(
     path = path_of(tmp_path, part)
     path.write_bytes(forge(path.read_bytes()))
     os.chown(path, OTHER, OTHER)
-    monkeypatch.setattr(own_folders, "_refuse_foreign", lambda path, found: None)
+    monkeypatch.setattr(folders, "_refuse_foreign", lambda *_: None)
     assert values(local, part)[0] == FORGED
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_another_user_above_is_refused_if_everybody_could_create_it(
     with pytest.raises(InvalidOptionError, match=rf"above.*user id {OTHER}, mode {mode:04o}.*chmod"):
         StagingFolder.at(str(above / "staging"))
     with pytest.raises(InvalidOptionError, match=rf"above.*user id {OTHER}.*state\.dir"):
-        own_folders.make_private(above / "state", "state.dir")
+        folders.make_private(above / "state", "state.dir")
     assert not list(above.iterdir()), "nothing was written there"
 
 
@@ -223,9 +223,9 @@ def test_a_folder_without_sticky_bit_is_refused_for_what_is_opened_by_path(tmp_p
     folder = StagingFolder.at(str(above / "staging"))
     assert values(folder, staged(folder)) == [TRUE, PADDING]
     with pytest.raises(InvalidOptionError, match=r"mode 0777\) lets everybody rename"):
-        own_folders.make_private(above / "state", "state.dir")
+        folders.make_private(above / "state", "state.dir")
     above.chmod(0o1777)
-    own_folders.make_private(above / "state", "state.dir")
+    folders.make_private(above / "state", "state.dir")
 
 
 @needs_root
@@ -235,10 +235,10 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "open" / "state"
     link.symlink_to(tmp_path / "own")
     (tmp_path / "own").mkdir()
-    own_folders.make_private(link, "state.dir")
+    folders.make_private(link, "state.dir")
     os.chown(link, OTHER, OTHER, follow_symlinks=False)
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}"):
-        own_folders.make_private(link, "state.dir")
+        folders.make_private(link, "state.dir")
 
 
 def test_where_files_have_no_owners_no_folder_is_refused(
@@ -254,7 +254,7 @@ def test_where_files_have_no_owners_no_folder_is_refused(
         os.chmod(path, 0o777, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "mkdir", for_everybody)
-    own_folders.make_private(above / "state", "state.dir")
+    folders.make_private(above / "state", "state.dir")
     assert not list(above.glob(".kafka-eos-*")), "the probe is removed"
 
 
@@ -267,10 +267,10 @@ def test_a_volume_that_root_mounted_is_used_without_a_sticky_bit(
     volume.mkdir()
     volume.chmod(0o777)
     monkeypatch.setattr(os.path, "ismount", lambda path: path == str(volume))
-    own_folders.make_private(volume / "app" / "store" / "0", "state.dir")
+    folders.make_private(volume / "app" / "store" / "0", "state.dir")
     os.chown(volume, OTHER, OTHER)
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
-        own_folders.make_private(volume / "app" / "store" / "0", "state.dir")
+        folders.make_private(volume / "app" / "store" / "0", "state.dir")
 
 
 @needs_root
@@ -288,7 +288,7 @@ def test_a_mounted_volume_of_another_user_holds_staged_parts_only(
     folder = StagingFolder.at(str(volume / "staging"))
     assert values(folder, staged(folder)) == [TRUE, PADDING]
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
-        own_folders.make_private(volume / "state", "state.dir")
+        folders.make_private(volume / "state", "state.dir")
     (volume / "forged").mkdir()
     os.chown(volume / "forged", OTHER, OTHER)
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}.*belongs to another user"):
@@ -312,10 +312,10 @@ def test_where_modes_cannot_be_changed_they_mean_nothing(
     monkeypatch.setattr(os, "chmod", refuse)
     (mount / "with owners").mkdir(mode=0o755)
     with pytest.raises(PermissionError):
-        own_folders.make_private(mount / "with owners", "state.dir")
+        folders.make_private(mount / "with owners", "state.dir")
     monkeypatch.setattr(os, "mkdir", for_everybody)
-    own_folders.make_private(mount / "state", "state.dir")
-    own_folders.make_private(mount / "state", "state.dir")
+    folders.make_private(mount / "state", "state.dir")
+    folders.make_private(mount / "state", "state.dir")
     monkeypatch.setattr(files, "is_on_this_host", lambda path: False)
     folder = StagingFolder.at(str(mount / "staging"))
     for _ in range(2):
@@ -339,10 +339,10 @@ def test_the_top_of_a_mount_may_deny_new_folders(tmp_path: Path, monkeypatch: py
 
     shows_modes_for_all = True
     monkeypatch.setattr(os, "mkdir", in_volumes_only)
-    own_folders.make_private(volume / "state", "state.dir")
+    folders.make_private(volume / "state", "state.dir")
     shows_modes_for_all = False
     with pytest.raises(InvalidOptionError, match="lets everybody rename"):
-        own_folders.make_private(volume / "state", "state.dir")
+        folders.make_private(volume / "state", "state.dir")
 
 
 @needs_root
@@ -356,26 +356,26 @@ def test_in_a_user_namespace_the_root_of_the_host_owns_tmp(
     tmp.mkdir()
     tmp.chmod(0o1777)
     os.chown(tmp, OTHER, OTHER)
-    monkeypatch.setattr(own_folders, "_UNMAPPED", str(unmapped))
-    monkeypatch.setattr(own_folders, "_USER_IDS", str(tmp_path / "uid_map"))
+    monkeypatch.setattr(folders, "_UNMAPPED", str(unmapped))
+    monkeypatch.setattr(folders, "_USER_IDS", str(tmp_path / "uid_map"))
 
     def in_namespace(ids: str) -> None:
         (tmp_path / "uid_map").write_text(ids)
-        own_folders._unmapped_owner.cache_clear()
+        folders._unmapped_owner.cache_clear()
 
     in_namespace("         0          0 4294967295\n")
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 1777"):
-        own_folders.make_private(tmp / "state", "state.dir")
+        folders.make_private(tmp / "state", "state.dir")
     in_namespace("      1000       1000          1\n")
-    own_folders.make_private(tmp / "state", "state.dir")
+    folders.make_private(tmp / "state", "state.dir")
     (tmp / "forged").mkdir()
     os.chown(tmp / "forged", OTHER, OTHER)
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}.*belongs to another user"):
-        own_folders.make_private(tmp / "forged", "state.dir")
+        folders.make_private(tmp / "forged", "state.dir")
     tmp.chmod(0o777)
     with pytest.raises(InvalidOptionError, match=f"user id {OTHER}, mode 0777"):
-        own_folders.make_private(tmp / "state", "state.dir")
-    own_folders._unmapped_owner.cache_clear()
+        folders.make_private(tmp / "state", "state.dir")
+    folders._unmapped_owner.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -394,10 +394,10 @@ def test_the_mount_decides_whether_other_hosts_can_change_a_folder(
 ) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(mounts + "\n")
-    monkeypatch.setattr(own_folders, "_MOUNTS", str(table))
-    own_folders.is_on_this_host.cache_clear()
-    assert own_folders.is_on_this_host("/data/checkpoint") is expected
-    monkeypatch.setattr(own_folders, "_MOUNTS", str(tmp_path / "there is none"))
-    own_folders.is_on_this_host.cache_clear()
-    assert not own_folders.is_on_this_host("/data/checkpoint")
-    own_folders.is_on_this_host.cache_clear()
+    monkeypatch.setattr(folders, "_MOUNTS", str(table))
+    folders.is_on_this_host.cache_clear()
+    assert folders.is_on_this_host("/data/checkpoint") is expected
+    monkeypatch.setattr(folders, "_MOUNTS", str(tmp_path / "there is none"))
+    folders.is_on_this_host.cache_clear()
+    assert not folders.is_on_this_host("/data/checkpoint")
+    folders.is_on_this_host.cache_clear()

@@ -543,7 +543,7 @@ def test_the_folder_of_batch_writes_must_belong_to_the_user(
     assert location == location_of_batch_writes() == f"{tmp_path}/kafka-eos-staging-{os.getuid()}"
     assert mode(location) == 0o700
     own = os.getuid()
-    monkeypatch.setattr("os.getuid", lambda: own + 1)
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
     os.rename(location, f"{tmp_path}/kafka-eos-staging-{own + 1}")
     with pytest.raises(InvalidOptionError, match=r"not this user's own.*staging\.location"):
         location_of_batch_writes()

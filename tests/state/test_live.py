@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
-from kafka_eos_source.observe import display
-from kafka_eos_source.observe.state_table import Mark, StateTable, as_html, as_text
+from kafka_eos_source.observe import notebook
+from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.live import LiveTable, watch_state
@@ -243,8 +243,8 @@ def test_ctrl_c_ends_the_screen_of_a_terminal(machine: Machine, monkeypatch: pyt
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(display, "Console", Terminal)
-    monkeypatch.setattr("kafka_eos_source.observe.display.threading.Event", Interrupted)
+    monkeypatch.setattr(notebook, "Console", Terminal)
+    monkeypatch.setattr("kafka_eos_source.observe.notebook.threading.Event", Interrupted)
     closed: list[StateQuery] = []
     close = StateQuery.close
 

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError, StateCorruptedError, StateError, StateLockedError
 from kafka_eos_source.runtime import watchdog
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
 from kafka_eos_source.runtime.file_systems import file_system, without_secrets
-from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded

@@ -12,9 +12,7 @@ from integration.chaos.proxy import Proxy
 from integration.support import broker as brokers
 from integration.support.kafka import Admin
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.node import Node
-from kafka_eos_source.embedded.properties import HOST, Ports
+from kafka_eos_source.embedded.cluster import HOST, Node, Ports, free_ports
 
 BROKERS = 3
 _SEGMENT_BYTES = str(16 * 2**20)

@@ -39,13 +39,12 @@ from integration.chaos.soak.workload import (
 )
 from integration.support import processes
 from integration.support.driver import Driver
+from integration.support.history import read_history
 from integration.support.kafka import Admin
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
-from kafka_eos_source.testing.history import read_history
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 _VISIBLE_SECONDS = 120.0
 _KEEP_SECONDS = 0.25

@@ -7,7 +7,7 @@
 ``events.jsonl``        starts of drivers, failed queries, sessions, help that a query needed
 ``samples.jsonl``       samples of processes
 ``batches.jsonl``       micro-batches of the chunk under way, from the offset logs
-``history/``            what the loops recorded in the chunk under way (`kafka_eos_source.testing.history`)
+``history/``            what the loops recorded in the chunk under way (`integration.support.history`)
 ``run.lock``            locked by the process that runs the soak in this folder
 ``kafka/``              data of the brokers
 ``checkpoints/`` …      checkpoints, state and sinks of the queries; logs of the drivers

@@ -2,7 +2,7 @@
 
 The offset log says which input each micro-batch read, and `workload` says what it must have written. The
 judge compares this with what Kafka's Java consumer read, as a multiset and with the checker of histories
-(`kafka_eos_source.testing.checker`), which also judges the order per key and names torn transactions. A
+(`integration.support.checker`), which also judges the order per key and names torn transactions. A
 second consumer (librdkafka) must have read the same. It supplies the topics, which Kafka's tool does not
 print. Processes of `integration.chaos.loop` also record each of their attempts, and what each read, as it
 happens; the checker judges this history too.
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from integration.chaos.soak.workload import SOURCE, Batch, Carry, Query, Totals
+from integration.support.checker import Findings, check
+from integration.support.history import History, Operation, Phase, Poll, Record, Send, SourceRange, Txn
 from kafka_eos_source.testing import verdict
-from kafka_eos_source.testing.checker import Findings, check
-from kafka_eos_source.testing.history import History, Operation, Phase, Poll, Record, Send, SourceRange, Txn
 
 #: Topic of a record that only the Java consumer saw.
 _UNKNOWN = "?"

@@ -18,13 +18,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from integration.chaos.soak.judge import Printed
 from integration.chaos.soak.workload import PARTITIONS, STORE, Totals
+from integration.support.history import Record
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
-from kafka_eos_source.embedded import jars, java, supervisor
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.embedded import java, supervisor
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.state import StateQuery
-from kafka_eos_source.testing.history import Record
 
 _LINE = re.compile(r"Partition:(\d+)\tOffset:(\d+)\t([^\t]*)\t(.*)")
 _CLASS = "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -47,7 +46,7 @@ class JavaConsumer:
         self._admin = Admin(bootstrap, log_level=0)
         self._command = [
             *(java.find(), *_JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"),
-            *("-cp", f"{jars.jars(jars.TOOLS)}/*", _CLASS, "--bootstrap-server", bootstrap),
+            *("-cp", f"{java.jars(java.TOOLS)}/*", _CLASS, "--bootstrap-server", bootstrap),
             *("--include", "|".join(topics), "--from-beginning", "--isolation-level", "read_committed"),
             *("--command-property", "auto.commit.interval.ms=500"),
             *(part for name in ("partition", "offset", "key") for part in _printed(name)),

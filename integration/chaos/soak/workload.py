@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kafka_eos_source.testing.history import Record, Send
+from integration.support.history import Record, Send
 
 SOURCE = "in"
 PARTITIONS = 2

@@ -26,8 +26,7 @@ from kafka_eos_source.kafka.wire.messages import (
     features_of,
     versions_request,
 )
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.sockets import limit, receive
+from kafka_eos_source.runtime.deadline import Deadline, limit, receive
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.tokens import Tokens

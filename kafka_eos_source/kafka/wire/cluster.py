@@ -24,8 +24,7 @@ from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
 from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
 from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka.wire import debug
 from kafka_eos_source.kafka.wire.access import Access, open_session
 from kafka_eos_source.kafka.wire.messages import check_size, decoded, encoded, produce_head
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.sockets import limit
+from kafka_eos_source.runtime.deadline import Deadline, limit
 
 #: Requests that may wait for an answer on one connection. Brokers recognise a batch that was sent again only
 #: among the last five of a producer and partition.

@@ -17,8 +17,7 @@ from kafka_eos_source.kafka.failure import ADVERTISED_FIX, START_SECONDS, UNREAC
 from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.wire.messages import VERSIONS_WITH_FEATURES
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 #: Versions of the request to write, and how long the leader waits for the in-sync replicas.
 _PRODUCE, _OLDEST_PRODUCE, _PRODUCE_MS = 11, 3, 10_000

@@ -29,8 +29,7 @@ from kafka_eos_source.kafka.wire.transaction import (
     TransactionRequests,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 #: How long a topic's partition count is cached.
 _VALID_SECONDS = 60.0

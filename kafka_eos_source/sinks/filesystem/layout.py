@@ -37,7 +37,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
-from kafka_eos_source.runtime.own_folders import OWNERS_FOLDER
+from kafka_eos_source.runtime.folders import OWNERS_FOLDER
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 

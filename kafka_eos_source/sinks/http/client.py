@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 from kafka_eos_source.sinks.http.answers import (

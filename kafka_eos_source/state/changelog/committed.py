@@ -34,8 +34,7 @@ from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.wire.group_offsets import stable_offsets
 from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.layout import BATCH_PREFIX
 

@@ -33,8 +33,7 @@ from kafka_eos_source.errors import ChangelogError, StateLostError, UnavailableE
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused
 from kafka_eos_source.state.batch_record import Owner, decode_batch, foreign_state
 from kafka_eos_source.state.changelog.restore_plan import (

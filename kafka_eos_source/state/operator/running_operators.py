@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 
-from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+from kafka_eos_source.runtime.folders import PrivateFolder
+from kafka_eos_source.runtime.logs import warn_once
 from kafka_eos_source.spark.task import StreamingTask
 
 _log = logging.getLogger(__name__)

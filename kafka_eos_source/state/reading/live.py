@@ -17,8 +17,8 @@ from kafka_eos_source.errors import (
     KafkaEosError,
     StateMismatchError,
 )
-from kafka_eos_source.observe.display import Watch, bundle, notebook_display, show_in_terminal
-from kafka_eos_source.observe.state_table import Mark, StateTable, as_html, as_text
+from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
+from kafka_eos_source.observe.notebook import Watch, bundle, notebook_display, show_in_terminal
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.query import StateQuery

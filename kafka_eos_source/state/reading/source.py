@@ -9,9 +9,8 @@ from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.reading.cut import Bound, Changelog, Cut, check_batch
 from kafka_eos_source.state.reading.local import StoreFolder, one_store
 from kafka_eos_source.state.reading.restored import ChangelogCopy, newest_of_changelog

@@ -22,7 +22,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.runtime.own_folders import OWNERS_FOLDER, make_missing
+from kafka_eos_source.runtime.folders import OWNERS_FOLDER, make_missing
 from kafka_eos_source.runtime.watchdog import GRACE_SECONDS, Watchdog
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (

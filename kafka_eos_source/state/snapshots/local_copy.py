@@ -26,8 +26,8 @@ from contextlib import closing
 from pathlib import Path
 
 from kafka_eos_source.errors import StateLockedError
+from kafka_eos_source.runtime.deadline import Pauses, retry
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.snapshots.manifest import SnapshotFile
 from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.opening import open_copy

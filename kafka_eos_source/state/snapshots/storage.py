@@ -27,7 +27,7 @@ from kafka_eos_source.runtime.file_systems import (
     new_file,
     without_secrets,
 )
-from kafka_eos_source.runtime.own_folders import open_regular_file, refuse_folder_of_others
+from kafka_eos_source.runtime.folders import open_regular_file, refuse_folder_of_others
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.manifest import (
     Manifest,

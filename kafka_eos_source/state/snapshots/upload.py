@@ -34,7 +34,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import without_secrets
-from kafka_eos_source.runtime.private_folders import warn_once
+from kafka_eos_source.runtime.logs import warn_once
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import (

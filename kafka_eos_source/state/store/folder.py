@@ -29,7 +29,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.runtime.own_folders import make_private
+from kafka_eos_source.runtime.folders import make_private
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig

@@ -11,8 +11,7 @@ from typing import Any
 import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.compactions import check_undamaged
 from kafka_eos_source.state.store.config import StoreConfig

@@ -286,7 +286,7 @@ def read_history(paths: Iterable[Path]) -> History:
                 except SHAPE_ERRORS as error:
                     raise OperatorError(
                         f"line {number} of the history {str(path)!r} is not valid: {error!r}.",
-                        fix="use only files that kafka_eos_source.testing.history.Recorder wrote.",
+                        fix="use only files that integration.support.history.Recorder wrote.",
                     ) from error
         for each in operations.values():
             if isinstance(each.what, Txn):

@@ -1,10 +1,13 @@
-"""The option ``--json`` of all commands, and how they print JSON."""
+"""What all commands share: the option ``--json``, how they print JSON and errors, and signals."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import click
@@ -54,3 +57,26 @@ def print_error(error: KafkaEosError, *, as_json: bool) -> None:
         print_json({"error": said})
     else:
         click.echo(str(error), err=True)
+
+
+@contextmanager
+def handling(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Installs a handler for the block, and restores the previous handlers afterwards.
+
+    A command may run inside another program, such as a test runner, whose Ctrl-C must work again afterwards.
+
+    Args:
+        numbers: the signals. Only the main thread may handle signals.
+        handler: receives the number of the signal and the interrupted frame.
+    """
+    before: dict[signal.Signals, signal._HANDLER] = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for number, previous in before.items():
+            # None stands for a handler that was not installed from Python, and cannot be restored from it
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)

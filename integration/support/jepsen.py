@@ -1,6 +1,6 @@
 """Exports histories for Jepsen, so that an independent checker can judge the same run.
 
-``python -m kafka_eos_source.testing.edn driver.jsonl reader.jsonl > history.edn`` writes one operation per
+``python -m integration.support.jepsen driver.jsonl reader.jsonl > history.edn`` writes one operation per
 line, in the form that ``jepsen.tests.kafka`` reads::
 
     {:index 0, :time 0, :process 0, :type :invoke, :f :txn, :value [[:send "out-1" "k=k:7"]]}
@@ -46,7 +46,8 @@ from typing import NamedTuple
 
 import click
 
-from kafka_eos_source.testing.history import (
+from integration.support.checker import Observed, Transaction, observe, transactions
+from integration.support.history import (
     READ_COMMITTED,
     History,
     Operation,
@@ -56,8 +57,6 @@ from kafka_eos_source.testing.history import (
     Send,
     read_history,
 )
-from kafka_eos_source.testing.observed import Observed, observe
-from kafka_eos_source.testing.replays import Transaction, transactions
 
 
 class _Done(NamedTuple):

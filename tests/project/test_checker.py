@@ -16,11 +16,9 @@ from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.testing import edn as edn_module
-from kafka_eos_source.testing.checker import Anomaly, Findings, check
-from kafka_eos_source.testing.edn import edn
-from kafka_eos_source.testing.history import (
+from integration.support import jepsen as edn_module
+from integration.support.checker import Anomaly, Findings, check
+from integration.support.history import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Fault,
@@ -36,7 +34,9 @@ from kafka_eos_source.testing.history import (
     Txn,
     read_history,
 )
-from tests.testing import model_run
+from integration.support.jepsen import edn
+from kafka_eos_source.errors import OperatorError
+from tests.project import model_run
 
 OK, FAIL, INFO = Phase.OK, Phase.FAIL, Phase.INFO
 SEEDS = st.integers(0, 2**63)
@@ -567,7 +567,7 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
     """Calls of a recorder that returned are on disk, even if the process is killed afterwards."""
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kafka_eos_source.testing.history import Recorder, Txn\n"
+        "from integration.support.history import Recorder, Txn\n"
         "recorder = Recorder(Path(sys.argv[1]), 'driver')\n"
         "recorder.ok(recorder.invoke(Txn('app', 0)))\n"
         "recorder.invoke(Txn('app', 1))\n"

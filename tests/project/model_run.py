@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from kafka_eos_source.testing.findings import Anomaly
-from kafka_eos_source.testing.history import (
+from integration.support.checker import Anomaly
+from integration.support.history import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Fault,

@@ -1,10 +1,12 @@
-"""What librdkafka logs, for every Kafka client of a process and its children: its level, and each line once.
+"""How this package logs: JSON lines if wanted, each warning once, and little of what librdkafka repeats.
 
-While brokers are down, librdkafka logs the same line for each attempt to connect, 18 times a second.
+Environment variables switch it, because the lines come from several processes: the planning process of each
+source, the process that commits, and the workers. All inherit the driver's environment.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -13,10 +15,57 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
+#: The environment variable; ``json`` switches the structured logs on.
+FORMAT_VARIABLE = "KAFKA_EOS_LOG_FORMAT"
+
+_PACKAGE = "kafka_eos_source"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as one JSON object: time, level, logger, message, process, and its figures."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        batch = getattr(record, "batch", None)
+        if batch is not None:
+            found["batch"] = batch
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found, default=str)
+
+
+def wants_json_logs() -> bool:
+    """Whether the environment asks for structured logs."""
+    return os.environ.get(FORMAT_VARIABLE, "").strip().lower() == "json"
+
+
+def configure_if_wanted() -> None:
+    """Makes this package's logger write JSON to standard error, if the environment asks for it."""
+    if not wants_json_logs():
+        return
+    logger = logging.getLogger(_PACKAGE)
+    if any(isinstance(each.formatter, JsonFormatter) for each in logger.handlers):
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+# -- what librdkafka logs --------------------------------------------------------------------------
+
 #: Environment variable with the level, as in syslog: 3 = errors, 4 = warnings too, 6 = librdkafka's default.
-VARIABLE = "KAFKA_EOS_CLIENT_LOG_LEVEL"
+LEVEL_VARIABLE = "KAFKA_EOS_CLIENT_LOG_LEVEL"
 
 ERRORS = "3"
 
@@ -31,8 +80,8 @@ _log = logging.getLogger(__name__)
 
 
 def with_log_level(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties of a client, with the level of `VARIABLE` unless they contain ``log_level``."""
-    level = os.environ.get(VARIABLE)
+    """Returns a client's properties, with the level of `LEVEL_VARIABLE` unless they have ``log_level``."""
+    level = os.environ.get(LEVEL_VARIABLE)
     return {"log_level": level, **config} if level else dict(config)
 
 
@@ -92,3 +141,13 @@ class ClientLog:
             line = _repeats.reduced(self._hide(text % arguments))
             if line is not None:
                 _log.log(level, "%s", line)
+
+
+def warn_once(log: logging.Logger, text: str) -> None:
+    """Logs a warning unless this process has logged the same text before."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
+
+
+_warned: set[str] = set()
