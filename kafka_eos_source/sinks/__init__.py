@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Staged,
         TwoPhaseSink,
     )
-    from kafka_eos_source.sinks.options import SinkOption
+    from kafka_eos_source.sinks.specs import SinkOption
     from kafka_eos_source.sinks.writer import with_two_phase_sinks
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 #: Where the names are defined that the contract does not define.
 _DEFINED_IN = {
-    "SinkOption": "kafka_eos_source.sinks.options",
+    "SinkOption": "kafka_eos_source.sinks.specs",
     "with_two_phase_sinks": "kafka_eos_source.sinks.writer",
 }
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks.contract import TwoPhaseSink
-from kafka_eos_source.sinks.naming import PREFIX
-from kafka_eos_source.sinks.registry import OBJECT, sink_names
+from kafka_eos_source.sinks.specs import OBJECT, PREFIX, sink_names
 from kafka_eos_source.spark.pickled import to_option
 
 if TYPE_CHECKING:

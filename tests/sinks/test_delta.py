@@ -23,7 +23,7 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
@@ -508,7 +508,7 @@ def test_all_options_are_parsed() -> None:
         "sink.w.partition.by": "country, day",
         "sink.w.properties": '{"delta.enableChangeDataFeed":"true"}',
     }
-    (spec,) = registry.parse(["w"], stated)
+    (spec,) = specs.parse(["w"], stated)
     target = DeltaSink.from_options(spec.options)._to  # type: ignore[attr-defined]
     assert set(target.storage) == {"aws_secret_access_key", "azure_storage_account_key", "aws_region"}
     assert target.properties == {"delta.enableChangeDataFeed": "true"}
@@ -531,7 +531,7 @@ def test_all_options_are_parsed() -> None:
 def test_an_invalid_option_is_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "delta", "sink.w.path": "/tmp/t", f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option):
-        registry.parse(["w"], stated)
+        specs.parse(["w"], stated)
 
 
 _COMMIT = """

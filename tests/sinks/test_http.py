@@ -33,7 +33,7 @@ from kafka_eos_source.sinks.http.answers import (
     state_of,
 )
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
-from kafka_eos_source.sinks.registry import parse
+from kafka_eos_source.sinks.specs import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,

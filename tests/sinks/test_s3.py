@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.contract import SinkContext
-from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3 import client
 from kafka_eos_source.sinks.s3.layout import Layout
 from kafka_eos_source.sinks.s3.uploading import StagedObject
+from kafka_eos_source.sinks.specs import parse
 from tests.support import foreign_manifests as foreign
 
 ATTEMPT = "0123456789abcdef0123"

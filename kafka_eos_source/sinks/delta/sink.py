@@ -38,8 +38,7 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.delta import tables
 from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, TaskFiles
 from kafka_eos_source.sinks.delta.fit import arrow_schema
-from kafka_eos_source.sinks.options import SinkOption, columns
-from kafka_eos_source.sinks.registry import require
+from kafka_eos_source.sinks.specs import SinkOption, columns, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,

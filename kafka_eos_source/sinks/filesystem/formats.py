@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks.filesystem import jsonlines
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.specs import SinkOption
 
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
 #: Options of every sink that writes files.
@@ -56,7 +56,7 @@ def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -
         # RFC 4180 with a header; null is an empty field, an empty string is ""
         csv: Writer = pacsv.CSVWriter(out, schema)
         return csv
-    return jsonlines.Writer(out)
+    return jsonlines.JsonLinesWriter(out)
 
 
 def check(kind: str, schema: pa.Schema) -> None:

@@ -17,7 +17,7 @@ _CONTROL = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 _ESCAPED = r'[\x00-\x1f"\\]'
 
 
-class Writer:
+class JsonLinesWriter:
     """Writes batches to one file of JSON lines."""
 
     def __init__(self, out: pa.NativeFile) -> None:

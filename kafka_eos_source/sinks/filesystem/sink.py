@@ -30,7 +30,7 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout, Manifest, StagedFile
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.specs import SinkOption
 from kafka_eos_source.sinks.targets import location
 
 _log = logging.getLogger(__name__)

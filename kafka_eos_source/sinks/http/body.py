@@ -28,7 +28,7 @@ def encode(kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> m
             for batch in batches:
                 stream.write_batch(batch)
     else:
-        lines = jsonlines.Writer(out)
+        lines = jsonlines.JsonLinesWriter(out)
         for batch in batches:
             lines.write_batch(batch)
     return memoryview(out.getvalue())

@@ -25,7 +25,7 @@ from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
-from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.targets import address, query_digest
 
 TWO_PHASE, ONE_REQUEST = "two-phase", "idempotency-key"

@@ -36,8 +36,7 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.iceberg import tables
 from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
-from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
-from kafka_eos_source.sinks.registry import SECRET_NAME, require
+from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SECRET_NAME, SinkOption, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,

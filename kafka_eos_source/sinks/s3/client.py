@@ -15,7 +15,7 @@ from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks.manifest import LARGEST_BYTES, refused
-from kafka_eos_source.sinks.registry import require
+from kafka_eos_source.sinks.specs import require
 
 EXTRA = "s3"
 

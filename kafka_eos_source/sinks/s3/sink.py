@@ -27,8 +27,6 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem import formats
-from kafka_eos_source.sinks.options import ALLOW_HTTP_OPTION, SinkOption
-from kafka_eos_source.sinks.registry import require
 from kafka_eos_source.sinks.s3 import layout
 from kafka_eos_source.sinks.s3.client import EXTRA, Bucket, Service, translated
 from kafka_eos_source.sinks.s3.completing import complete, concurrently, verify
@@ -40,6 +38,7 @@ from kafka_eos_source.sinks.s3.uploading import (
     StagedObject,
     abort,
 )
+from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SinkOption, require
 from kafka_eos_source.sinks.targets import location
 
 _MAX_THREADS = 64

@@ -40,7 +40,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.notes_folder import NotesFolder
-from kafka_eos_source.sinks.options import SinkOption, columns
+from kafka_eos_source.sinks.specs import SinkOption, columns
 from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
 from kafka_eos_source.sinks.sql.outcomes import driver_text, errors_as_outcomes
 from kafka_eos_source.sinks.sql.types import sqlalchemy

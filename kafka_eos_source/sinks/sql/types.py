@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.sinks.registry import require
+from kafka_eos_source.sinks.specs import require
 
 #: Length of text columns in a primary key, because some databases cannot index text of unlimited length.
 _KEY_CHARACTERS = 255
