@@ -29,7 +29,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.specs import SinkNaming
 
 _CLOSE_SECONDS = 5.0

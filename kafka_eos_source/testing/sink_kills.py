@@ -11,7 +11,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.sinks import notes_folder
+from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.contract import OK, SinkTxn, TwoPhaseSink
 from kafka_eos_source.testing.kills import count_lines, killed_at, spread
 from kafka_eos_source.testing.sink_system import ROWS, System, deadline, new_txn, opened, stage
@@ -129,4 +129,4 @@ def _watched(sink: TwoPhaseSink) -> list[str]:
         for each in type(sink).__mro__
         if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
     ]
-    return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]
+    return [folder + os.sep if package else file, inspect.getfile(manifest), *bases]

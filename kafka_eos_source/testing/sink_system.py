@@ -21,7 +21,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 
 _SECONDS = 60.0
 #: The application.id and the name of the sink under test.

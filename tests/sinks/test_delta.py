@@ -25,7 +25,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
     CLUSTER_ID,
     OTHER_CLUSTER_ID,
@@ -538,7 +538,7 @@ _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text, cluster_id = sys.argv[1:]

@@ -24,7 +24,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,

@@ -25,7 +25,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, manifest
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files, layout
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 from tests.support import foreign_manifests as foreign
 

@@ -31,7 +31,7 @@ from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, Retryable, S
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids
 from kafka_eos_source.sinks.http.client import Call, ServiceClient
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 
 
 class Protocol(ABC):

@@ -39,7 +39,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.specs import SinkOption, columns
 from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
 from kafka_eos_source.sinks.sql.outcomes import driver_text, errors_as_outcomes
