@@ -15,6 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.sinks import formats
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -28,7 +29,6 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout, Manifest, StagedFile
 from kafka_eos_source.sinks.specs import SinkOption
 from kafka_eos_source.sinks.targets import location

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from kafka_eos_source.sinks.filesystem import jsonlines
+from kafka_eos_source.sinks import formats
 
 FORMATS = {"json": "application/x-ndjson", "arrow": "application/vnd.apache.arrow.stream"}
 
@@ -28,7 +28,7 @@ def encode(kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> m
             for batch in batches:
                 stream.write_batch(batch)
     else:
-        lines = jsonlines.JsonLinesWriter(out)
+        lines = formats.JsonLinesWriter(out)
         for batch in batches:
             lines.write_batch(batch)
     return memoryview(out.getvalue())

@@ -19,8 +19,8 @@ from kafka_eos_source.secrets import (
     secrets_of_urls,
     shown_url,
 )
+from kafka_eos_source.sinks import formats
 from kafka_eos_source.sinks.contract import Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
-from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase

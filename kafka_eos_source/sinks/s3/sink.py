@@ -13,6 +13,7 @@ from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import ALLOW_HTTP, shown_url
+from kafka_eos_source.sinks import formats
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -26,7 +27,6 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3 import layout
 from kafka_eos_source.sinks.s3.client import EXTRA, Bucket, Service, translated
 from kafka_eos_source.sinks.s3.completing import complete, concurrently, verify

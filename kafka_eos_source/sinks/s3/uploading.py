@@ -15,8 +15,8 @@ import pyarrow as pa
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import WriteOnlyFile
+from kafka_eos_source.sinks import formats
 from kafka_eos_source.sinks import manifest as manifests
-from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 from kafka_eos_source.sinks.s3.layout import Layout
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.sinks.filesystem.jsonlines import texts
+from kafka_eos_source.sinks.formats import texts
 from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.sql.types import is_bytes, sqlalchemy
 
