@@ -43,10 +43,9 @@ pytest.importorskip("deltalake", reason="needs pip install 'kafka-eos-source[del
 
 from deltalake import DeltaTable, write_deltalake
 
+from kafka_eos_source.sinks import delta as module
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.delta import sink as module
-from kafka_eos_source.sinks.delta.files import Folder
-from kafka_eos_source.sinks.delta.statistics import statistics
+from kafka_eos_source.sinks.delta_files import Folder, statistics
 
 
 @dataclass

@@ -14,12 +14,14 @@ import functools
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import parse_json
@@ -35,9 +37,7 @@ from kafka_eos_source.sinks.contract import (
     StageContext,
     Staged,
 )
-from kafka_eos_source.sinks.delta import tables
-from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, TaskFiles
-from kafka_eos_source.sinks.delta.fit import arrow_schema
+from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
 from kafka_eos_source.sinks.specs import SinkOption, columns, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
@@ -47,11 +47,12 @@ from kafka_eos_source.sinks.table_format import (
     FAIL,
     STAGE_SECONDS,
     TableFormatSink,
+    fitting_table,
 )
 from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         require("deltalake", "delta")
-        self._to = tables.Target(
+        self._to = Target(
             path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
         )
         self.compression = compression
@@ -300,3 +301,220 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 def _number(txn: SinkTxn) -> int:
     """Returns a hash of the id that fits into a version of a transaction identifier: 63 bits."""
     return int.from_bytes(hashlib.sha256(str(txn).encode()).digest()[:8], "big") >> 1
+
+
+# HOUSE: from kafka_eos_source.sinks.delta
+# HOUSE| """Loads a Delta table from the sink's options; creates it and evolves its schema if the options allow it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table as the options describe it.
+
+    Picklable. The repr omits `storage`, because it may contain credentials.
+
+    Attributes:
+        uri: URI of the table's folder.
+        storage: storage options of delta-rs.
+        create: whether to create the table if it does not exist.
+        partition_by, properties: partition columns and properties of a table that the sink creates.
+        evolution: `table_format.FAIL` or `ADD`.
+    """
+
+    uri: str
+    storage: Mapping[str, str] = field(repr=False)
+    create: bool
+    partition_by: tuple[str, ...]
+    properties: Mapping[str, str]
+    evolution: str
+
+    def load(self) -> DeltaTable | None:
+        """Loads the current version of the table; returns None if the table does not exist."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self.uri, storage_options=dict(self.storage))
+        except TableNotFoundError:
+            return None
+
+    def ready(self, schema: pa.Schema, deadline: Deadline) -> DeltaTable:
+        """Loads the table; creates it or adds columns, if necessary and allowed, for rows of this schema.
+
+        Driver and executors may do this at the same time; all but the first find the work done.
+
+        Raises:
+            InvalidOptionError: if the table does not exist and must not be created, or has features that
+                this sink cannot write.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        def evolve() -> tuple[DeltaTable, str]:
+            table = self.load() or self._create(schema)
+            if unsupported := unsupported_features(table):
+                raise InvalidOptionError(
+                    f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
+                    fix="write to a table without these features.",
+                )
+            problem = schema_mismatch(arrow_schema(table), schema)
+            if problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
+                self._add(table, schema, added)
+                return evolve()
+            return table, problem and f"{problem}."
+
+        return fitting_table(evolve, CommitFailedError, f"Delta table {self.uri!r}", self.evolution, deadline)
+
+    def _create(self, schema: pa.Schema) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        if not self.create:
+            raise InvalidOptionError(
+                f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
+                fix="create the table, correct sink.<name>.path, or set sink.<name>.create=true.",
+            )
+        missing = [name for name in self.partition_by if name not in schema.names]
+        if missing or len(self.partition_by) == len(schema):
+            raise InvalidOptionError(
+                f"option 'partition.by' has the value {', '.join(self.partition_by)!r}; expected some, but "
+                f"not all, of the frame's columns: {', '.join(schema.names)}.",
+                fix="correct the option.",
+            )
+        _delta_schema(schema)
+        try:
+            return DeltaTable.create(
+                self.uri,
+                schema,
+                mode="error",
+                partition_by=list(self.partition_by),
+                configuration=dict(self.properties),
+                storage_options=dict(self.storage),
+            )
+        except (DeltaError, ValueError) as error:
+            found = self.load()
+            if found is None:
+                raise InvalidOptionError(
+                    f"the Delta table {self.uri!r} cannot be created: {error}.",
+                    fix="correct sink.<name>.properties and sink.<name>.partition.by.",
+                ) from error
+            return found  # another process created the table first
+
+    def _add(self, table: DeltaTable, schema: pa.Schema, added: list[str]) -> None:
+        fields = _delta_schema(pa.schema([schema.field(name) for name in added])).fields
+        table.alter.add_columns(fields)
+
+
+def _delta_schema(schema: pa.Schema) -> Schema:
+    from deltalake import Schema
+
+    try:
+        found: Schema = Schema.from_arrow(schema)
+    except Exception as error:
+        raise _unsupported_schema(str(error).partition("\n")[0]) from error
+    # delta-rs silently converts unsigned integers to signed ones, and accepts columns without a type
+    problem = schema_mismatch(pa.schema(found.to_arrow()), schema) or "; ".join(
+        f"column {each.name!r} has type {each.type}" for each in schema if has_null_type(each.type)
+    )
+    if problem:
+        raise _unsupported_schema(problem)
+    return found
+
+
+def _unsupported_schema(problem: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"a Delta table cannot hold the frame: {problem}.",
+        fix="cast the column, or exclude it with sink.<name>.columns.",
+    )
+
+
+# HOUSE: from kafka_eos_source.sinks.delta
+# HOUSE| """Checks whether rows of an Arrow schema fit a Delta table, and whether this sink can write to the table."""
+
+#: Metadata of columns that only writers with more features may write (PROTOCOL.md: generated and identity
+#: columns, invariants).
+_UNSUPPORTED_METADATA = ("delta.generationExpression", "delta.identity.", "delta.invariants")
+#: Prefixes of table properties that require such writers, with the values that do not.
+_UNSUPPORTED_PROPERTIES = {
+    "delta.constraints.": (),
+    "delta.columnMapping.mode": ("none",),
+    "delta.enableRowTracking": ("false",),
+    "delta.enableIcebergCompatV": ("false",),
+}
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Returns the Arrow schema of the table's rows."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def unsupported_features(table: DeltaTable) -> str:
+    """Describes features of the table that this sink cannot write; empty if there are none."""
+    found = [
+        f"the property {name}={value}"
+        for name, value in table.metadata().configuration.items()
+        for prefix, harmless in _UNSUPPORTED_PROPERTIES.items()
+        if name.startswith(prefix) and value not in harmless
+    ]
+    found += [
+        f"column {field.name!r} has {name}"
+        for field in table.schema().fields
+        for name in field.metadata
+        if name.startswith(_UNSUPPORTED_METADATA)
+    ]
+    table_schema = arrow_schema(table)
+    found += [
+        f"it is partitioned by the binary column {name!r}"
+        for name in table.metadata().partition_columns
+        if pa.types.is_binary(table_schema.field(name).type)
+    ]
+    return "; ".join(found)
+
+
+def schema_mismatch(table: pa.Schema, frame: pa.Schema) -> str:
+    """Describes why rows of the frame's schema do not fit the table's schema; empty if they do."""
+    found = [f"it has no column {name!r}" for name in new_columns(table, frame)]
+    for field in table:
+        at = frame.get_field_index(field.name)
+        if at >= 0 and not _fits(frame.field(at).type, field.type):
+            found.append(
+                f"column {field.name!r} is {frame.field(at).type} in the frame and {field.type} in the table"
+            )
+        elif at < 0 and not field.nullable:
+            found.append(f"it requires the column {field.name!r}")
+    return "; ".join(found)
+
+
+def new_columns(table: pa.Schema, frame: pa.Schema) -> list[str]:
+    """Returns the columns of the frame that the table does not have."""
+    return [name for name in frame.names if name not in table.names]
+
+
+def has_null_type(kind: pa.DataType) -> bool:
+    """Returns whether a type is or contains the type of Spark's untyped ``NULL``."""
+    inside = (kind.field(at).type for at in range(kind.num_fields))
+    return pa.types.is_null(kind) or any(has_null_type(each) for each in inside)
+
+
+def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
+    """Returns whether types are equal except for names inside lists, or the table's has a wider range."""
+    if frame == table:
+        return True
+    kind = pa.types
+    if kind.is_signed_integer(frame) and kind.is_signed_integer(table):
+        return bool(frame.bit_width <= table.bit_width)
+    if kind.is_decimal(frame) and kind.is_decimal(table):
+        whole = frame.precision - frame.scale <= table.precision - table.scale
+        return bool(frame.scale <= table.scale and whole)
+    if kind.is_timestamp(frame) and kind.is_timestamp(table):
+        return frame.unit in ("s", "ms", "us") and (frame.tz is None) == (table.tz is None)
+    if kind.is_struct(frame) and kind.is_struct(table):
+        names = [field.name for field in frame]
+        return names == [field.name for field in table] and all(
+            _fits(frame.field(at).type, table.field(at).type) for at in range(frame.num_fields)
+        )
+    if kind.is_list(frame) and kind.is_list(table):
+        return _fits(frame.value_type, table.value_type)
+    if kind.is_map(frame) and kind.is_map(table):
+        return _fits(frame.key_type, table.key_type) and _fits(frame.item_type, table.item_type)
+    return bool(kind.is_float32(frame) and kind.is_float64(table))
