@@ -44,9 +44,8 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
 
-from kafka_eos_source.sinks.iceberg import IcebergSink
-from kafka_eos_source.sinks.iceberg import sink as module
-from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
+from kafka_eos_source.sinks import iceberg as module
+from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy, partition_by
 
 NAME = "lake.orders"
 
