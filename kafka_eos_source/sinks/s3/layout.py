@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
-from kafka_eos_source.sinks.filesystem.layout import HIDDEN
+from kafka_eos_source.sinks.filesystem_layout import HIDDEN
 
 MANIFESTS = "_manifests/"
 _PART = re.compile(r"[0-9]{1,19}/part-([0-9a-f]{1,64})\.(?:parquet|jsonl|csv)")

@@ -29,7 +29,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout, Manifest, StagedFile
+from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile
 from kafka_eos_source.sinks.specs import SinkOption
 from kafka_eos_source.sinks.targets import location
 
