@@ -13,7 +13,7 @@ from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import ALLOW_HTTP, shown_url
-from kafka_eos_source.sinks import formats
+from kafka_eos_source.sinks import formats, s3_uploads
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -27,16 +27,20 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.s3 import layout
-from kafka_eos_source.sinks.s3.client import EXTRA, Bucket, Service, translated
-from kafka_eos_source.sinks.s3.completing import complete, concurrently, verify
-from kafka_eos_source.sinks.s3.uploading import (
+from kafka_eos_source.sinks.s3_uploads import (
+    EXTRA,
     MAX_PART_BYTES,
     MIN_PART_BYTES,
+    Bucket,
     ObjectStage,
     PartsStream,
+    Service,
     StagedObject,
     abort,
+    complete,
+    concurrently,
+    translated,
+    verify,
 )
 from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SinkOption, require
 from kafka_eos_source.sinks.targets import location
@@ -45,7 +49,7 @@ _MAX_THREADS = 64
 
 
 def _path(name: str, value: str) -> str:
-    layout.parse(name, value)
+    s3_uploads.parse_path(name, value)
     return value.strip()
 
 
@@ -169,12 +173,12 @@ class S3Sink(TwoPhaseSink):
         """
         super().open(context)
         require("boto3", EXTRA)
-        name, prefix = layout.parse("path", self.path)
-        self._at = layout.Layout(name, prefix, context)
+        name, prefix = s3_uploads.parse_path("path", self.path)
+        self._at = s3_uploads.Layout(name, prefix, context)
         self._bucket = Bucket(self.service, name)
 
     def target(self) -> str | None:
-        name, prefix = layout.parse("path", self.path)
+        name, prefix = s3_uploads.parse_path("path", self.path)
         return location(f"s3://{name}/{prefix}", self.service.endpoint)
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
@@ -302,3 +306,38 @@ class S3Sink(TwoPhaseSink):
 
         where = f"the object {key} in the bucket {self._bucket.name}"
         return data, manifests.parsed(data, txn.digest, where, uploads)
+
+
+# HOUSE: from kafka_eos_source.sinks.s3
+# HOUSE| """`committed_files`: lists the objects of committed batches, for readers."""
+
+
+def committed_files(
+    path: str, *, endpoint: str | None = None, region: str | None = None, path_style: bool = False
+) -> list[str]:
+    """Lists the objects of all committed batches under a sink's path, batch by batch, as ``s3://`` URIs.
+
+    Args:
+        path: value of the option ``sink.<name>.path``.
+        endpoint, region, path_style: values of these options of the sink.
+
+    Raises:
+        InvalidOptionError: if the path is malformed, or boto3 is not installed.
+        SinkFailedError, SinkRetryableError: if the store refuses a request or does not answer.
+    """
+    name, prefix = s3_uploads.parse_path("path", path)
+    bucket = Bucket(Service(endpoint, region, path_style), name)
+    found: dict[SinkTxn, list[str]] = {}
+    for key in bucket.keys(f"{prefix}{s3_uploads.MANIFESTS}"):
+        txn, data = SinkTxn.parse(key.rpartition("/")[2].removesuffix(".json")), bucket.get(key)
+        if txn is not None and data is not None:
+            names = manifests.parsed(data, "", f"the object {key}", _names)
+            found[txn] = [f"s3://{name}/{prefix}{each}" for each in names]
+    in_order = sorted(
+        found, key=lambda txn: (txn.application_id, txn.cluster, txn.sequence, txn.sink, txn.attempt)
+    )
+    return [file for txn in in_order for file in found[txn]]
+
+
+def _names(content: Mapping[str, Any]) -> list[str]:
+    return [manifests.relative_name(each["name"]) for each in manifests.objects(content["files"])]
