@@ -49,7 +49,7 @@ from kafka_eos_source.registry import formats
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import SinkTxn
-from kafka_eos_source.sinks.http.answers import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http_client import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
 from kafka_eos_source.state.snapshots.manifest import Manifest, ManifestName, UnusableSnapshotError
 
 TP = TopicPartition("t", 0)

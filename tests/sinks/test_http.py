@@ -23,16 +23,17 @@ from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.http.answers import (
+from kafka_eos_source.sinks.http_client import (
     Answer,
+    Credentials,
     Meaning,
     State,
+    Transport,
     meaning_of,
     pending_ids,
     retry_after_seconds,
     state_of,
 )
-from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.specs import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
