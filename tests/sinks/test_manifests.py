@@ -315,7 +315,7 @@ def test_a_store_that_cannot_rename_folders_refuses_an_edited_manifest(
 
 
 def sql_note(note: Mapping[str, Any]) -> object:
-    from kafka_eos_source.sinks.sql import sink as module
+    from kafka_eos_source.sinks import sql as module
 
     return module._read_note(note)
 

@@ -1,24 +1,15 @@
-"""`SqlSink`: writes the rows of a batch, and its entry in the ledger, in one database transaction.
-
-If the database supports prepared transactions, `prepare` writes the rows, so a violated constraint is found
-before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction that it rolls back, which
-finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
-that another program writes in between can still violate a constraint. The driver logs a warning about that at
-the start.
-
-After a restart, the sink believes the database: the ledger about what is committed, and the list of prepared
-transactions, whose content nobody can change. Rows in the checkpoint must have the digest in their note, and
-the note the digest in the token in Kafka.
-"""
+"""Outcomes of the sink's calls for errors of the database: whether a retry can help, and their text."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
@@ -28,6 +19,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks import manifest as manifests
+from kafka_eos_source.sinks import sql_database, sql_transactions
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -41,10 +33,56 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.specs import SinkOption, columns
-from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
-from kafka_eos_source.sinks.sql.outcomes import driver_text, errors_as_outcomes
-from kafka_eos_source.sinks.sql.types import sqlalchemy
+from kafka_eos_source.sinks.sql_database import FIX, sqlalchemy
 from kafka_eos_source.sinks.targets import address
+
+F = TypeVar("F", bound=Callable[..., Outcome])
+
+
+def errors_as_outcomes(call: F) -> F:
+    """Turns errors of the database into `Retryable` if a retry can help, else into `Fatal`."""
+
+    @functools.wraps(call)
+    def wrapped(self: TwoPhaseSink, *args: Any) -> Outcome:
+        errors = sqlalchemy().exc
+        try:
+            return call(self, *args)
+        except (
+            errors.OperationalError,
+            errors.InterfaceError,
+            errors.InternalError,
+            errors.TimeoutError,
+        ) as e:
+            return Retryable(driver_text(e))
+        except errors.DBAPIError as e:
+            return Retryable(driver_text(e)) if e.connection_invalidated else Fatal(driver_text(e), FIX)
+
+    return cast(F, wrapped)
+
+
+def driver_text(error: Exception) -> str:
+    """Returns the error text of the database's driver.
+
+    SQLAlchemy's own text is not used, because it includes the statement and its rows.
+    """
+    original = getattr(error, "orig", None) or error
+    message = re.sub(r"\s+", " ", str(original)).strip()
+    return f"{type(original).__name__}: {message}"
+
+
+# HOUSE: from kafka_eos_source.sinks.sql
+# HOUSE| """`SqlSink`: writes the rows of a batch, and its entry in the ledger, in one database transaction.
+# HOUSE|
+# HOUSE| If the database supports prepared transactions, `prepare` writes the rows, so a violated constraint is found
+# HOUSE| before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction that it rolls back, which
+# HOUSE| finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
+# HOUSE| that another program writes in between can still violate a constraint. The driver logs a warning about that at
+# HOUSE| the start.
+# HOUSE|
+# HOUSE| After a restart, the sink believes the database: the ledger about what is committed, and the list of prepared
+# HOUSE| transactions, whose content nobody can change. Rows in the checkpoint must have the digest in their note, and
+# HOUSE| the note the digest in the token in Kafka.
+# HOUSE| """
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +188,7 @@ class SqlSink(TwoPhaseSink):
             )
         self.url, self.table, self.schema = url, table, schema
         self.mode, self.keys, self.create = mode, tuple(keys), create
-        self.two_phase, self.batch_rows, self.ledger_table = two_phase, batch_rows, ledger_table
+        self.two_phase, self.batch_rows, self.ledger_table = sql_transactions, batch_rows, ledger_table
 
     def __repr__(self) -> str:
         return f"SqlSink(table={self.table!r}, mode={self.mode!r})"
@@ -158,7 +196,7 @@ class SqlSink(TwoPhaseSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._engine: Any = None
-        self._transactions: two_phase.PreparedTransactions | None = None
+        self._transactions: sql_transactions.PreparedTransactions | None = None
         self._prepares_transactions = False
         self._unsupported_reason = ""
         self._table: Any = None
@@ -169,7 +207,7 @@ class SqlSink(TwoPhaseSink):
             self._engine.dispose()
 
     def target(self) -> str | None:
-        url = database.parsed(self.url)
+        url = sql_database.parsed_url(self.url)
         kind = url.get_backend_name()
         if kind == "sqlite":
             place = os.path.realpath(url.database) if url.database else "memory"
@@ -197,24 +235,24 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(txn)
+        gid = sql_transactions.gid_of(txn)
         try:
             table = self._table_for(staged.schema)
         except InvalidSchemaError as error:
             return Fatal(error.message, error.fix)
-        with database.autocommit(self._engine) as connection:
-            if ledger.has(connection, self._ledger, gid):
+        with sql_database.autocommit(self._engine) as connection:
+            if sql_transactions.is_in_ledger(connection, self._ledger, gid):
                 return OK
             if self._prepares_transactions and gid in self._listed(connection):
                 return Ok(_IN_DATABASE)
 
         def work(connection: Any) -> None:
-            ledger.add(connection, self._ledger, gid, txn, staged.rows)
-            rows.write(connection, table, staged.batches(), self.keys, self.batch_rows)
+            sql_transactions.add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
+            sql_database.write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None or not self._prepares_transactions:
-            database.dry_run(self._engine, work, self.table)
+            sql_database.dry_run(self._engine, work, self.table)
             digest = self._store.put_rows(gid, staged.schema, staged.batches())
             note = {"id": str(txn), "rows": staged.rows, "table": self.table, "digest": digest}
             return Ok(self._store.put(gid, note))
@@ -225,7 +263,7 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(txn)
+        gid = sql_transactions.gid_of(txn)
         failpoints.reach("sink.sql.before_commit")
         # The token says where the batch was prepared, perhaps with another two.phase. Without it, both places
         # are searched.
@@ -237,11 +275,11 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = names.gid(txn)
+        gid = sql_transactions.gid_of(txn)
         if (transactions := self._transactions) is not None:
 
             def roll_back() -> None:
-                with database.autocommit(self._engine) as connection:
+                with sql_database.autocommit(self._engine) as connection:
                     if gid in self._listed(connection):
                         transactions.roll_back(connection, gid)
 
@@ -258,24 +296,29 @@ class SqlSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         self._connect()
         found: set[str] = set()
-        with database.autocommit(self._engine) as connection:
+        with sql_database.autocommit(self._engine) as connection:
             # Both places are listed, whatever two.phase is now: the batch may have been prepared when it had
             # another value, or when the database did not allow prepared transactions.
             found.update(self._listed(connection))
             for gid in self.context.store.names() if self.context.store is not None else ():
-                if names.parse(self.context, gid) is not None and ledger.has(connection, self._ledger, gid):
+                if sql_transactions.txn_of(self.context, gid) is not None and sql_transactions.is_in_ledger(
+                    connection, self._ledger, gid
+                ):
                     self._store.remove(gid)
                 else:
                     found.add(gid)
-        txns = (names.parse(self.context, gid) for gid in found)
+        txns = (sql_transactions.txn_of(self.context, gid) for gid in found)
         return sorted(txn for txn in txns if txn is not None)
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         if batch_id % _PRUNE_EVERY_BATCHES == 0:
             self._connect()
             with self._engine.begin() as connection:
-                ledger.prune(
-                    connection, self._ledger, names.prefix(self.context), ledger.now() - _LEDGER_RETENTION
+                sql_transactions.prune_ledger(
+                    connection,
+                    self._ledger,
+                    sql_transactions.gid_prefix(self.context),
+                    sql_transactions.utc_now() - _LEDGER_RETENTION,
                 )
 
     def _listed(self, connection: Any) -> Sequence[str]:
@@ -314,7 +357,7 @@ class SqlSink(TwoPhaseSink):
         errors = sqlalchemy().exc
         pauses = self._pauses()
         while True:
-            with database.autocommit(self._engine) as connection:
+            with sql_database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
                     return OK
@@ -324,9 +367,9 @@ class SqlSink(TwoPhaseSink):
                     message = driver_text(error)
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
-            with database.autocommit(self._engine) as connection:
+            with sql_database.autocommit(self._engine) as connection:
                 listed = gid in self._listed(connection)
-                if ledger.has(connection, self._ledger, gid):
+                if sql_transactions.is_in_ledger(connection, self._ledger, gid):
                     return OK
             store = None if txn.digest else self.context.store
             if store is not None and store.digest(gid) is not None:
@@ -339,9 +382,9 @@ class SqlSink(TwoPhaseSink):
         if not self._transactions.is_exact:
             # Another process may be committing the transaction, so that it is neither listed nor visible yet.
             # Its rows stay locked until it has ended.
-            with database.autocommit(self._engine) as connection:
+            with sql_database.autocommit(self._engine) as connection:
                 self._transactions.limit_lock_wait(connection, _END_SECONDS)
-                if ledger.has(connection, self._ledger, gid, locking=True):
+                if sql_transactions.is_in_ledger(connection, self._ledger, gid, locking=True):
                     return OK
         return Fatal(f"nothing is prepared under {gid}: {message}", _LOST)
 
@@ -353,8 +396,8 @@ class SqlSink(TwoPhaseSink):
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
         note = self._store.get(gid, txn.digest, _read_note)
-        with database.autocommit(self._engine) as connection:
-            done = ledger.has(connection, self._ledger, gid)
+        with sql_database.autocommit(self._engine) as connection:
+            done = sql_transactions.is_in_ledger(connection, self._ledger, gid)
         if done:
             self._store.remove(gid)
             return OK
@@ -369,15 +412,15 @@ class SqlSink(TwoPhaseSink):
         try:
             with self._engine.begin() as connection:
                 # insert into the ledger first, so that a second process that commits the batch waits here
-                ledger.add(connection, self._ledger, gid, txn, row_count)
+                sql_transactions.add_to_ledger(connection, self._ledger, gid, txn, row_count)
                 if first is not None:
-                    rows.write(
+                    sql_database.write_rows(
                         connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
                     )
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
-            with database.autocommit(self._engine) as connection:
-                if not ledger.has(connection, self._ledger, gid):
+            with sql_database.autocommit(self._engine) as connection:
+                if not sql_transactions.is_in_ledger(connection, self._ledger, gid):
                     raise
         self._store.remove(gid)
         return OK
@@ -391,16 +434,16 @@ class SqlSink(TwoPhaseSink):
         """
         if self._ledger is not None:
             return
-        engine = database.new_engine(self.url)
-        defined = ledger.table(self.ledger_table, self.schema)
-        with database.autocommit(engine) as connection:
-            transactions, reason = two_phase.supported_by(connection)
+        engine = sql_database.new_engine(self.url)
+        defined = sql_transactions.define_ledger(self.ledger_table, self.schema)
+        with sql_database.autocommit(engine) as connection:
+            transactions, reason = sql_transactions.supported_by(connection)
             if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
                     f"option 'two.phase' has the value 'require', but {reason}.",
                     fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
                 )
-            database.create(connection, defined)
+            sql_database.create_table(connection, defined)
         self._unsupported_reason = reason
         self._transactions = transactions
         self._prepares_transactions = transactions is not None and self.two_phase != "never"
@@ -414,8 +457,10 @@ class SqlSink(TwoPhaseSink):
         """
         if self._table is None:
             if self.create:
-                database.create_for(self._engine, self.table, self.schema, schema, self.keys)
-            self._table = database.load_for(self._engine, self.table, self.schema, schema, self.keys)
+                sql_database.create_table_for(self._engine, self.table, self.schema, schema, self.keys)
+            self._table = sql_database.load_table_for(
+                self._engine, self.table, self.schema, schema, self.keys
+            )
         return self._table
 
 

@@ -1,17 +1,116 @@
-"""Prepared transactions of databases that support them; they survive the connection and a server restart.
-
-This module sends SQL statements instead of using SQLAlchemy's ``begin_twophase``, because each driver
-rewrites the ids in its own way, and another process could not find them.
-"""
+"""Gids: short names of sink transaction ids, as databases accept them for prepared transactions."""
 
 from __future__ import annotations
 
+import datetime
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from kafka_eos_source.sinks.sql.database import autocommit
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.sql_database import autocommit, sqlalchemy
+
+_PREFIX = "keos"
+_GID = re.compile(r"keos_([0-9a-f]{16})_([0-9]{1,19})_([0-9a-f]{20})")
+
+
+def gid_prefix(context: SinkContext) -> str:
+    """Returns the prefix of all gids of one sink of one query on one cluster, which may share a database."""
+    return f"{_PREFIX}_{context.owner}"
+
+
+def gid_of(txn: SinkTxn) -> str:
+    """Returns the gid of an id: at most 62 bytes. XA allows 64 and Postgres 200."""
+    return f"{_PREFIX}_{txn.owner}_{txn.sequence}_{txn.attempt}"
+
+
+def txn_of(context: SinkContext, text: str) -> SinkTxn | None:
+    """Parses a gid; returns None if it does not belong to this sink."""
+    found = _GID.fullmatch(text)
+    if found is None or found[1] != context.owner:
+        return None
+    return context.txn(int(found[2]), found[3])
+
+
+# HOUSE: from kafka_eos_source.sinks.sql_transactions
+# HOUSE| """The ledger: a table that records committed batches, in the same database transaction as their rows.
+# HOUSE|
+# HOUSE| The sink believes it, so whoever may write to it can pretend that a batch is committed.
+# HOUSE| """
+
+
+def define_ledger(name: str, schema: str | None) -> Any:
+    """Defines the ledger, which has one row for each batch of each sink."""
+    sa = sqlalchemy()
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("gid", sa.String(64), primary_key=True),
+        sa.Column("application_id", sa.String(200), nullable=False),
+        sa.Column("cluster", sa.String(12), nullable=False),
+        sa.Column("sink", sa.String(32), nullable=False),
+        sa.Column("sequence", sa.BigInteger, nullable=False),
+        sa.Column("row_count", sa.BigInteger, nullable=False),
+        sa.Column("written_at", sa.DateTime, nullable=False),
+        schema=schema,
+    )
+
+
+def is_in_ledger(connection: Any, ledger: Any, gid: str, *, locking: bool = False) -> bool:
+    """Returns whether the ledger contains the batch, that is, whether it is committed.
+
+    Args:
+        connection: SQLAlchemy connection.
+        ledger: result of `table`.
+        gid: id of the batch in the database; see `names.gid`.
+        locking: whether to wait for a transaction that is committing the row or rolling it back.
+
+    Raises:
+        sqlalchemy.exc.OperationalError: if the wait exceeds the lock timeout.
+    """
+    wanted = sqlalchemy().select(ledger.c.gid).where(ledger.c.gid == gid)
+    return connection.execute(wanted.with_for_update(read=True) if locking else wanted).first() is not None
+
+
+def add_to_ledger(connection: Any, ledger: Any, gid: str, txn: SinkTxn, rows: int) -> None:
+    """Adds the batch to the ledger.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: if the ledger already contains the batch.
+    """
+    connection.execute(
+        ledger.insert(),
+        {
+            "gid": gid,
+            "application_id": txn.application_id,
+            "cluster": txn.cluster,
+            "sink": txn.sink,
+            "sequence": txn.sequence,
+            "row_count": rows,
+            "written_at": utc_now(),
+        },
+    )
+
+
+def prune_ledger(connection: Any, ledger: Any, prefix: str, before: datetime.datetime) -> None:
+    """Deletes batches that were written before a time, and that no driver asks for any more."""
+    connection.execute(
+        ledger.delete().where(ledger.c.gid.like(f"{prefix}\\_%", escape="\\"), ledger.c.written_at < before)
+    )
+
+
+def utc_now() -> datetime.datetime:
+    """Returns the time in UTC without a time zone, because not every database supports time zones."""
+    return datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+
+
+# HOUSE: from kafka_eos_source.sinks.sql_transactions
+# HOUSE| """Prepared transactions of databases that support them; they survive the connection and a server restart.
+# HOUSE|
+# HOUSE| This module sends SQL statements instead of using SQLAlchemy's ``begin_twophase``, because each driver
+# HOUSE| rewrites the ids in its own way, and another process could not find them.
+# HOUSE| """
 
 
 class PreparedTransactions(ABC):
