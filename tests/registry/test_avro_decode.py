@@ -20,8 +20,7 @@ from kafka_eos_source.registry.avro.defaults import varint
 from kafka_eos_source.registry.avro.kernel import kernel
 from kafka_eos_source.registry.avro.resolve import compile_program
 from kafka_eos_source.registry.avro.schema import parse
-from kafka_eos_source.registry.codec import Converted, Reference, Schema
-from kafka_eos_source.registry.slices import slices
+from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices
 from tests.registry.avro_model import (
     EXAMPLES,
     arrow_value,

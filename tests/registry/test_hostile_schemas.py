@@ -24,11 +24,10 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.operate import decoded as people
 from kafka_eos_source.registry import catalog as catalogs
-from kafka_eos_source.registry import decoding, formats
+from kafka_eos_source.registry import codec, records
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema
-from kafka_eos_source.registry.decoding import Decoding
-from kafka_eos_source.registry.framing import frame_prefix
 from kafka_eos_source.registry.protobuf import files
+from kafka_eos_source.registry.records import Decoding, frame_prefix
 from tests.registry import avro_model
 from tests.support import registry_server
 from tests.support.hostile_schemas import (
@@ -53,14 +52,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 0.2)
     with registry_server.running() as running:
         catalogs._catalogs.clear()
-        decoding._decoders.clear()
+        records._decoders.clear()
         yield running
 
 
 def decode(server: Server, *messages: bytes, **options: Any) -> Converted:
     reader = READERS["AVRO"]
     given = {"url": server.url, "retry.timeout.ms": "300", **options}
-    return Decoding(given, reader, None, formats.arrow_type(reader, None)).decode(
+    return Decoding(given, reader, None, codec.arrow_type(reader, None)).decode(
         pa.array(messages, pa.binary())
     )
 
@@ -197,7 +196,7 @@ class Fragile:
 
 
 def fragile(*bodies: bytes, most_bytes: int = MOST_BYTES) -> Converted:
-    return decoding.decode_foreign(Fragile(), pa.array([b"." + each for each in bodies]), 1, most_bytes)
+    return records.decode_foreign(Fragile(), pa.array([b"." + each for each in bodies]), 1, most_bytes)
 
 
 def test_an_exception_of_a_decoder_is_the_error_of_the_record_that_causes_it(
@@ -239,7 +238,7 @@ def test_what_compiling_a_schema_raises_decides_whose_error_it_is(
 
     reader = READERS["AVRO"]
     decoded(reader, b"\x00")
-    monkeypatch.setattr(formats, "decoder", fail)
+    monkeypatch.setattr(codec, "decoder", fail)
     if is_of_record:
         found = decoded(reader, b"\x00", b"\x00")
         assert sorted(found.errors) == [0, 1]
@@ -336,9 +335,9 @@ def test_each_path_of_a_schema_that_protoc_refuses_costs_nothing(
 
 
 def test_decoders_are_kept_for_a_number_of_messages_only() -> None:
-    paths = [frame_prefix(0, (number,))[5:] for number in range(1, decoding._MOST_DECODERS + 200)]
+    paths = [frame_prefix(0, (number,))[5:] for number in range(1, records._MOST_DECODERS + 200)]
     assert len(decoded(READERS["PROTOBUF"], *paths).errors) == len(paths)
-    assert [len(each) for each in decoding._decoders.values()] == [decoding._MOST_DECODERS]
+    assert [len(each) for each in records._decoders.values()] == [records._MOST_DECODERS]
 
 
 # -- the registry -----------------------------------------------------------------------------------

@@ -26,14 +26,13 @@ from kafka_eos_source.registry.avro.encode_program import compile_encoder
 from kafka_eos_source.registry.avro.kernel import AvroKernel, columns
 from kafka_eos_source.registry.avro.resolve import compile_program
 from kafka_eos_source.registry.avro.schema import parse
-from kafka_eos_source.registry.codec import Converted, Schema
+from kafka_eos_source.registry.codec import Converted, Schema, slices
 from kafka_eos_source.registry.protobuf import decode as protobuf_decode
 from kafka_eos_source.registry.protobuf import kernel as protobuf_kernel
 from kafka_eos_source.registry.protobuf.decode import MessageDecoder
 from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.files import message_at
 from kafka_eos_source.registry.protobuf.tree import build_tree
-from kafka_eos_source.registry.slices import slices
 from tests.registry.avro_model import schema_of
 
 MIB = 1 << 20

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Collector, Converted
 from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
 from kafka_eos_source.registry.json_schema.sizes import fitting_rows
-from kafka_eos_source.registry.slices import Collector
 from kafka_eos_source.runtime.json_input import MOST_LEVELS, JsonError, parse_json, parse_json_fast
 
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
