@@ -8,7 +8,7 @@
  * the caller allows, or an offset would not fit into an int32. The caller goes on from there with another call.
  *
  * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no
- * state. Callers must release Python's GIL, which ctypes does. registry/avro/kernel.py declares the structs and
+ * state. Callers must release Python's GIL, which ctypes does. registry/avro.py declares the structs and
  * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in loader.py.
  */
 #include <stddef.h>
@@ -30,7 +30,7 @@ EXPORT int32_t kafka_eos_avro_version(void) { return KAFKA_EOS_AVRO_VERSION; }
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
-/* What went wrong. registry/avro/messages.py has the texts. `text` begins a value that the message quotes. */
+/* What went wrong. registry/avro.py has the texts. `text` begins a value that the message quotes. */
 typedef struct {
         int64_t row, node, code, detail, more;
         uint8_t text[48];

@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.registry.avro import arrow_type
-from kafka_eos_source.registry.avro.decode import AvroDecoder
+from kafka_eos_source.registry.avro import AvroDecoder, arrow_type, kernel
 from kafka_eos_source.registry.avro.defaults import varint
-from kafka_eos_source.registry.avro.kernel import kernel
-from kafka_eos_source.registry.avro.resolve import compile_program
 from kafka_eos_source.registry.avro.schema import parse
+from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices
 from tests.registry.avro_model import (
     EXAMPLES,
