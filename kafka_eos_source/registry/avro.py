@@ -14,12 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.native.loader import load
-
-# the module, as a function would take its name
-from kafka_eos_source.registry.avro.schema import parse
-from kafka_eos_source.registry.avro.types import to_arrow
 from kafka_eos_source.registry.avro_decode import Column, Kind, Program, compile_program
 from kafka_eos_source.registry.avro_encode import EncodeProgram, compile_encoder, derive
+
+# the module, as a function would take its name
+from kafka_eos_source.registry.avro_schema import parse, to_arrow
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema
 
 

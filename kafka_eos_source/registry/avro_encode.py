@@ -13,9 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.avro.defaults import encode_default, varint
-from kafka_eos_source.registry.avro.schema import Field, Type
-from kafka_eos_source.registry.avro.types import MAX_PRECISION, is_struct_of_members, to_arrow
+from kafka_eos_source.registry.avro_schema import (
+    MAX_PRECISION,
+    Field,
+    Type,
+    encode_default,
+    is_struct_of_members,
+    to_arrow,
+    varint,
+)
 from kafka_eos_source.registry.codec import Schema
 
 

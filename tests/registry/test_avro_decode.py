@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.registry.avro import AvroDecoder, arrow_type, kernel
-from kafka_eos_source.registry.avro.defaults import varint
-from kafka_eos_source.registry.avro.schema import parse
 from kafka_eos_source.registry.avro_decode import compile_program
+from kafka_eos_source.registry.avro_schema import parse, varint
 from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices
 from tests.registry.avro_model import (
     EXAMPLES,

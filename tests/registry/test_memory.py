@@ -21,9 +21,9 @@ from kafka_eos_source.registry import avro as avro_decode
 from kafka_eos_source.registry import avro as avro_kernel
 from kafka_eos_source.registry import json_schema
 from kafka_eos_source.registry.avro import AvroDecoder, AvroEncoder, AvroKernel, columns
-from kafka_eos_source.registry.avro.schema import parse
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_encode import compile_encoder
+from kafka_eos_source.registry.avro_schema import parse
 from kafka_eos_source.registry.codec import Converted, Schema, slices
 from kafka_eos_source.registry.protobuf import decode as protobuf_decode
 from kafka_eos_source.registry.protobuf import kernel as protobuf_kernel

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
@@ -338,3 +341,214 @@ def _fits(precision: int, size: int) -> bool:
     ):  # 8 bits are less than 3 digits; without this, a hostile schema asks for huge powers
         return False
     return size > 64 or 10**precision <= 1 << (8 * size - 1)
+
+
+# HOUSE: from kafka_eos_source.registry.avro_schema
+# HOUSE| """Maps Avro types to Arrow types, as Spark's `from_avro` maps them to Spark's types."""
+
+#: The largest precision of Spark's decimals.
+MAX_PRECISION = 38
+
+_ARROW_OF_PRIMITIVE: dict[str, pa.DataType] = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+
+#: Spark has no timestamps of nanoseconds: these stay numbers, as in `from_avro`, so that no digit is lost.
+_ARROW_OF_LOGICAL: dict[str, pa.DataType] = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+
+
+def to_arrow(found: Type, path: str = "", around: tuple[Type, ...] = ()) -> pa.DataType:
+    """Returns the Arrow type of decoded values. Every field is nullable, as with `from_avro`.
+
+    Raises:
+        InvalidSchemaError: if no Spark type can hold the values: a recursive type, a decimal of more than 38
+            digits, or a type with more fields than `MAX_FIELDS`.
+    """
+    if found.places > MAX_FIELDS:
+        raise InvalidSchemaError(
+            f"{_where(path)} has more than {MAX_FIELDS:,} fields, counting those of a type at each place "
+            "where it is used",
+            fix="read with a reader schema that leaves out fields",
+        )
+    if found in around:
+        raise InvalidSchemaError(
+            f"{_where(path)} has the recursive type {found.name!r}, which no Spark type can express",
+            fix="read with a reader schema that leaves out the field that makes the type recursive",
+        )
+    if found.kind == "record":
+        outer = (*around, found)
+        return pa.struct(
+            [pa.field(f.name, to_arrow(f.type, inside(path, f".{f.name}"), outer)) for f in found.fields]
+        )
+    if found.kind == "array":
+        return pa.list_(to_arrow(found.item, inside(path, "[]"), around))
+    if found.kind == "map":
+        return pa.map_(pa.string(), to_arrow(found.item, inside(path, "{}"), around))
+    if found.kind == "union":
+        values = found.values
+        if is_struct_of_members(found):
+            return pa.struct(
+                [
+                    pa.field(f"member{number}", to_arrow(value, inside(path, f".member{number}"), around))
+                    for number, value in enumerate(values)
+                ]
+            )
+        if len(values) > 1:
+            return pa.int64() if {"int", "long"} == {value.kind for value in values} else pa.float64()
+        return to_arrow(values[0], path, around) if values else pa.null()
+    if found.logical == "decimal":
+        if found.precision > MAX_PRECISION:
+            raise InvalidSchemaError(
+                f"{_where(path)} is a decimal of {found.precision} digits; Spark allows {MAX_PRECISION}",
+                fix="read with a reader schema that declares the field without the logical type, as bytes",
+            )
+        return pa.decimal128(found.precision, found.scale)
+    return _ARROW_OF_LOGICAL.get(found.logical or "", _ARROW_OF_PRIMITIVE[found.kind])
+
+
+def is_struct_of_members(union: Type) -> bool:
+    """Returns whether the values of a union become a struct with one field per type, as with `from_avro`.
+
+    Unions of one type, of int and long, and of float and double become one number.
+    """
+    kinds = {value.kind for value in union.values}
+    is_number = kinds in ({"int", "long"}, {"float", "double"}) and not any(v.logical for v in union.values)
+    return len(union.values) > 1 and not is_number
+
+
+def _where(path: str) -> str:
+    return f"field {path.lstrip('.')}" if path else "the schema"
+
+
+# HOUSE: from kafka_eos_source.registry.avro_schema
+# HOUSE| """Encodes default values, which schemas write as JSON, in Avro's binary encoding."""
+
+_LIMITS = {"int": 1 << 31, "long": 1 << 63}
+
+
+def encode_default(found: Type, value: Any, path: str) -> bytes:
+    """Returns the encoding of a default value.
+
+    Raises:
+        InvalidSchemaError: if the value does not have the type of its field.
+    """
+    encoded = _encode(found, value)
+    if encoded is None:
+        raise InvalidSchemaError(
+            f"field {path.lstrip('.')} has default {value!r}, which is not of type {found}",
+            fix="correct the default in the schema",
+        )
+    return encoded
+
+
+def varint(number: int) -> bytes:
+    """Returns the zigzag encoding of an int or a long."""
+    bits = number << 1 if number >= 0 else ((-number) << 1) - 1
+    encoded = bytearray()
+    while bits >= 0x80:
+        encoded.append(bits & 0x7F | 0x80)
+        bits >>= 7
+    encoded.append(bits)
+    return bytes(encoded)
+
+
+def _encode(found: Type, value: Any) -> bytes | None:
+    kind = found.kind
+    if kind == "union":
+        return _encode_union(found, value)
+    if kind == "null":
+        return b"" if value is None else None
+    if kind == "boolean":
+        return bytes([value]) if isinstance(value, bool) else None
+    if kind in ("int", "long", "float", "double"):
+        return _encode_number(kind, value)
+    if kind == "record":
+        return _encode_record(found, value)
+    if kind == "array":
+        if not isinstance(value, list):
+            return None
+        return _blocks([_encode(found.item, item) for item in value])
+    if kind == "map":
+        if not isinstance(value, dict):
+            return None
+        return _blocks([_join([_text(key), _encode(found.item, item)]) for key, item in value.items()])
+    if not isinstance(value, str):
+        return None
+    if kind == "string":
+        return _text(value)
+    if kind == "enum":
+        return varint(found.symbols.index(value)) if value in found.symbols else None
+    try:
+        plain = value.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    if kind == "bytes":
+        return varint(len(plain)) + plain
+    return plain if len(plain) == found.size else None
+
+
+def _encode_union(found: Type, value: Any) -> bytes | None:
+    for number, branch in enumerate(found.branches):
+        encoded = _encode(branch, value)
+        if encoded is not None:
+            return varint(number) + encoded
+    return None
+
+
+def _encode_number(kind: str, value: Any) -> bytes | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if kind in ("float", "double"):
+        try:
+            return struct.pack("<f" if kind == "float" else "<d", value)
+        except OverflowError:
+            return None
+    limit = _LIMITS[kind]
+    return varint(value) if isinstance(value, int) and -limit <= value < limit else None
+
+
+def _encode_record(found: Type, value: Any) -> bytes | None:
+    if not isinstance(value, dict):
+        return None
+    parts: list[bytes | None] = []
+    for one in found.fields:
+        if one.name in value:
+            parts.append(_encode(one.type, value[one.name]))
+        else:
+            parts.append(_encode(one.type, one.default) if one.has_default else None)
+    return _join(parts)
+
+
+def _text(value: str) -> bytes | None:
+    try:
+        plain = value.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can write
+        return None
+    return varint(len(plain)) + plain
+
+
+def _blocks(parts: list[bytes | None]) -> bytes | None:
+    joined = _join(parts)
+    if joined is None or not parts:
+        return None if joined is None else b"\0"
+    return varint(len(parts)) + joined + b"\0"
+
+
+def _join(parts: list[bytes | None]) -> bytes | None:
+    known = [part for part in parts if part is not None]
+    return b"".join(known) if len(known) == len(parts) else None
