@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, inside
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
 
 #: The field of a message without fields, because Spark has no empty structs. Spark uses this name, too.
 EMPTY_FIELD = "__dummy_field_in_empty_struct"
@@ -255,3 +257,196 @@ def _field(field: Any, path: str, outer: tuple[str, ...], in_entry: bool, count:
         oneof=oneof.name if oneof is not None else None,
         message=message,
     )
+
+
+# HOUSE: from kafka_eos_source.registry.protobuf_tree
+# HOUSE| """Values that both decoders convert in Python, and the text of errors."""
+
+
+class UnfitError(ValueError):
+    """A value does not fit the type of its column. The text names the field and the reason."""
+
+
+def json_text(field: Field, payload: bytes) -> str:
+    """Returns a Struct, Value or ListValue as JSON text with sorted keys.
+
+    Raises:
+        UnfitError: if it is malformed, or has a number that JSON does not have.
+    """
+    from google.protobuf import json_format, message_factory
+    from google.protobuf.message import DecodeError
+
+    try:
+        message = message_factory.GetMessageClass(field.descriptor.message_type).FromString(payload)
+        plain = _plain(message)
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (DecodeError, ValueError, json_format.Error, RecursionError) as failure:
+        name = field.descriptor.message_type.full_name
+        raise UnfitError(f"field {field.path}: the {name} is not valid JSON: {failure}") from failure
+
+
+def _plain(message: Any) -> Any:
+    from google.protobuf import json_format
+
+    return json_format.MessageToDict(message)
+
+
+def enum_name(field: Field, number: int) -> str:
+    """Returns the name of an enum's number; the number itself if an open enum does not have it."""
+    value = field.descriptor.enum_type.values_by_number.get(number)
+    return str(number) if value is None else str(value.name)
+
+
+def time_text(field: Field, seconds: int) -> str:
+    """Describes a Timestamp or Duration that Protobuf does not allow."""
+    if field.descriptor.message_type.full_name.endswith("Timestamp"):
+        return (
+            f"field {field.path}: the Timestamp with {seconds} seconds is not between the years 1 and 9999, "
+            "or its nanos are not between 0 and 999,999,999"
+        )
+    return (
+        f"field {field.path}: the Duration with {seconds} seconds is longer than 10,000 years, "
+        "or its seconds and nanos differ in sign"
+    )
+
+
+# HOUSE: from kafka_eos_source.registry.protobuf_tree
+# HOUSE| """Writes the .proto file for values of an Arrow type, for registration."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_types = pa.types
+_SCALARS = {
+    pa.bool_(): "bool",
+    pa.int8(): "int32",
+    pa.int16(): "int32",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint8(): "int32",
+    pa.uint16(): "int32",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.float16(): "float",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "bytes",
+    pa.large_binary(): "bytes",
+    pa.decimal128(20, 0): "uint64",
+}
+_KEYS = frozenset({"bool", "int32", "int64", "uint32", "uint64", "string"})
+
+
+def schema_for(arrow_type: pa.DataType, name: str) -> Schema:
+    """Returns a proto3 schema whose message has a field per column, numbered in their order.
+
+    Args:
+        arrow_type: a struct.
+        name: full name of the message, such as "shop.Order".
+
+    Raises:
+        InvalidSchemaError: if a column has a name or a type that Protobuf does not have.
+    """
+    package, _, message = name.rpartition(".")
+    if not all(_IDENTIFIER.fullmatch(part) for part in name.split(".")):
+        raise InvalidSchemaError(
+            f"{name!r} is not a name of a Protobuf message",
+            fix="use letters, digits and _, with dots for the package",
+        )
+    if not _types.is_struct(arrow_type):
+        raise InvalidSchemaError(
+            f"a Protobuf message needs a struct, not the type {arrow_type}",
+            fix="put the columns into a struct(…)",
+        )
+    imports: set[str] = set()
+    body = "\n".join(_message_lines(message, arrow_type, "", imports))
+    head = ['syntax = "proto3";']
+    head += [f"package {package};"] if package else []
+    head += [f'import "google/protobuf/{each}.proto";' for each in sorted(imports)]
+    return Schema("PROTOBUF", "\n".join(head) + "\n\n" + body + "\n")
+
+
+def _message_lines(name: str, struct: pa.StructType, path: str, imports: set[str]) -> list[str]:
+    lines, nested, taken = [f"message {name} {{"], [], {field.name for field in struct}
+    number = 0
+    for column in struct:
+        inside = f"{path}.{column.name}".lstrip(".")
+        if column.name == EMPTY_FIELD and struct.num_fields == 1:
+            continue
+        if not _IDENTIFIER.fullmatch(column.name):
+            raise InvalidSchemaError(
+                f"column {inside!r}: a Protobuf field cannot have this name",
+                fix="rename the column to letters, digits and _",
+            )
+        number += 1
+        inner = _inner_struct(column.type)
+        inner_name = _free_name(column.name, taken)
+        if inner is not None:
+            nested += _message_lines(inner_name, inner, inside, imports)
+        lines.append(f"  {_type(column.type, inside, inner_name, imports)} {column.name} = {number};")
+    lines += [f"  {line}" for line in nested]
+    return [*lines, "}"]
+
+
+def _type(arrow_type: pa.DataType, path: str, inner_name: str, imports: set[str]) -> str:
+    """Returns the type of a field with its label. Single scalars are optional, so that nulls remain nulls."""
+    if _types.is_map(arrow_type):
+        key = _element(arrow_type.key_type, f"{path}.key", inner_name, imports)
+        if key not in _KEYS:
+            raise _unsupported(arrow_type.key_type, f"{path}.key", "cast the keys to string")
+        return f"map<{key}, {_element(arrow_type.item_type, f'{path}.value', inner_name, imports)}>"
+    if _is_list(arrow_type):
+        return f"repeated {_element(arrow_type.value_type, path, inner_name, imports)}"
+    element = _element(arrow_type, path, inner_name, imports)
+    is_scalar = element != inner_name and "." not in element
+    return f"optional {element}" if is_scalar else element
+
+
+def _element(arrow_type: pa.DataType, path: str, inner_name: str, imports: set[str]) -> str:
+    if _types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if arrow_type in _SCALARS:
+        return _SCALARS[arrow_type]
+    if _types.is_struct(arrow_type):
+        return inner_name
+    if _types.is_timestamp(arrow_type) and arrow_type.tz:
+        imports.add("timestamp")
+        return "google.protobuf.Timestamp"
+    if _types.is_duration(arrow_type):
+        imports.add("duration")
+        return "google.protobuf.Duration"
+    if _types.is_timestamp(arrow_type):
+        raise _unsupported(arrow_type, path, "cast the column to a timestamp with time zone")
+    if _is_list(arrow_type) or _types.is_map(arrow_type):
+        raise _unsupported(arrow_type, path, "put the inner array or map into a struct")
+    raise _unsupported(arrow_type, path, "cast the column to string")
+
+
+def _unsupported(arrow_type: pa.DataType, path: str, fix: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"column {path!r} has the type {arrow_type}, which Protobuf does not have", fix=fix
+    )
+
+
+def _is_list(arrow_type: pa.DataType) -> bool:
+    is_fixed = _types.is_fixed_size_list(arrow_type)
+    return bool(is_fixed or _types.is_list(arrow_type) or _types.is_large_list(arrow_type))
+
+
+def _inner_struct(arrow_type: pa.DataType) -> pa.StructType | None:
+    if _types.is_map(arrow_type):
+        arrow_type = arrow_type.item_type
+    elif _is_list(arrow_type):
+        arrow_type = arrow_type.value_type
+    return arrow_type if _types.is_struct(arrow_type) else None
+
+
+def _free_name(column: str, taken: set[str]) -> str:
+    """Returns a name for the message of a column that neither a field nor another message has."""
+    name = "".join(part[:1].upper() + part[1:] for part in column.split("_") if part) or "Message"
+    if name[0].isdigit():
+        name = f"M{name}"
+    while name in taken or f"{name}Entry" in taken:
+        name += "_"
+    taken.add(name)
+    return name
