@@ -15,9 +15,8 @@ from jsonschema import Draft7Validator
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Encoder, Reference, Schema
-from kafka_eos_source.registry.json_schema import arrow_type, decoder, encoder, schema_for
-from kafka_eos_source.registry.json_schema.decode import JsonDecoder
-from kafka_eos_source.registry.json_schema.shapes import read_shape
+from kafka_eos_source.registry.json_schema import JsonDecoder, arrow_type, decoder, encoder, schema_for
+from kafka_eos_source.registry.json_schema_shapes import read_shape
 
 
 def schema(contents: Any, **references: Any) -> Schema:

@@ -1,7 +1,8 @@
-"""Decodes columns of JSON documents with Arrow's parser where that is exact, otherwise one by one."""
+"""Makes decoders, encoders and schemas of JSON documents."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -14,10 +15,129 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from kafka_eos_source.registry.codec import MOST_BYTES, Collector, Converted
-from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
-from kafka_eos_source.registry.json_schema.sizes import fitting_rows
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.registry.codec import MOST_BYTES, Collector, Converted, Decoder, Encoder, Schema
+from kafka_eos_source.registry.json_schema_encode import JsonEncoder, check_key, is_list
+from kafka_eos_source.registry.json_schema_shapes import INSTALL, Kind, Shape, open_schema, read_shape
 from kafka_eos_source.runtime.json_input import MOST_LEVELS, JsonError, parse_json, parse_json_fast
+
+_types = pa.types
+
+
+def decoder(writer: Schema, reader: Schema | None = None, *, validate: bool = False) -> Decoder:
+    """Returns a decoder of the documents that were written with a schema.
+
+    Args:
+        writer: the schema with which they were written.
+        reader: the schema that decides the type of the column.
+        validate: checks each document against all keywords of the writer's schema, which is slow.
+
+    Raises:
+        InvalidSchemaError: if a schema is not usable.
+    """
+    return JsonDecoder(read_shape(reader or writer), _validator(writer) if validate else None)
+
+
+def encoder(schema: Schema, values: pa.DataType, *, validate: bool = False) -> Encoder:
+    """Returns an encoder of values as documents of a schema.
+
+    Args:
+        schema: the schema.
+        values: the type of the values.
+        validate: checks each document against all keywords of the schema, which is slow.
+
+    Raises:
+        InvalidSchemaError: if the schema is not usable, or a column does not fit it.
+    """
+    return JsonEncoder(read_shape(schema), values, _validator(schema) if validate else None)
+
+
+def arrow_type(schema: Schema) -> pa.DataType:
+    """Returns the type of the column that documents of the schema become."""
+    return read_shape(schema).arrow_type
+
+
+def schema_for(arrow_type: pa.DataType, title: str) -> Schema:
+    """Returns a JSON Schema (draft 7) for values of a type, whose columns may be null.
+
+    Raises:
+        InvalidSchemaError: if a column has a type that JSON does not have.
+    """
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
+    return Schema("JSON", json.dumps(head | _described(arrow_type, "")))
+
+
+def _described(arrow_type: pa.DataType, path: str) -> dict[str, Any]:
+    if _types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if _types.is_struct(arrow_type):
+        inside = {
+            each.name: _nullable(_described(each.type, f"{path}.{each.name}".lstrip(".")))
+            for each in arrow_type
+        }
+        return {"type": "object", "properties": inside, "additionalProperties": False}
+    if _types.is_map(arrow_type):
+        check_key(arrow_type, path)
+        values = _nullable(_described(arrow_type.item_type, f"{path}.value"))
+        return {"type": "object", "additionalProperties": values}
+    if is_list(arrow_type):
+        return {"type": "array", "items": _nullable(_described(arrow_type.value_type, f"{path}[]"))}
+    if _types.is_boolean(arrow_type):
+        return {"type": "boolean"}
+    if _types.is_integer(arrow_type):
+        return {"type": "integer"}
+    if _types.is_floating(arrow_type) or _types.is_decimal(arrow_type):
+        return {"type": "number"}
+    if _types.is_string(arrow_type) or _types.is_large_string(arrow_type):
+        return {"type": "string"}
+    if _types.is_timestamp(arrow_type) and arrow_type.tz:
+        return {"type": "string", "format": "date-time"}
+    if _types.is_date(arrow_type):
+        return {"type": "string", "format": "date"}
+    raise InvalidSchemaError(
+        f"column {path!r} has the type {arrow_type}, which JSON does not have",
+        fix="cast the column to string, for binary with base64(…), for timestamps with a time zone",
+    )
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"type": [schema["type"], "null"]}
+
+
+def _validator(schema: Schema) -> Callable[[Any], str | None]:
+    """Returns a function that says why a document violates the schema."""
+    try:
+        from jsonschema import exceptions, validators
+        from referencing.exceptions import Unresolvable
+    except ImportError as failure:
+        raise InvalidOptionError(f"validation needs a package: {failure}", fix=INSTALL) from failure
+    contents, resolver = open_schema(schema)
+    kind = validators.validator_for(contents, default=validators.Draft7Validator)
+    try:
+        kind.check_schema(contents)
+    except exceptions.SchemaError as failure:
+        raise InvalidSchemaError(
+            f"the JSON Schema is not valid: {failure.message}", fix="correct the schema"
+        ) from failure
+    validator = kind(contents, registry=resolver._registry, format_checker=kind.FORMAT_CHECKER)
+
+    def explain(document: Any) -> str | None:
+        try:
+            found = exceptions.best_match(validator.iter_errors(document))
+        except RecursionError:
+            return "the value is nested too deeply for the schema, which refers to itself"
+        except (Unresolvable, re.error, ArithmeticError) as failure:
+            return f"the schema cannot be applied to the value: {type(failure).__name__}: {failure}"
+        if found is None:
+            return None
+        where = ".".join(str(part) for part in found.absolute_path)
+        return f"field {where}: {found.message[:300]}" if where else found.message[:300]
+
+    return explain
+
+
+# HOUSE: from kafka_eos_source.registry.json_schema
+# HOUSE| """Decodes columns of JSON documents with Arrow's parser where that is exact, otherwise one by one."""
 
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
 _FEW = 64
@@ -353,3 +473,55 @@ def _cast(texts: pa.Array, to: pa.DataType, first: int, bad: list[int]) -> pa.Ar
     middle = len(texts) // 2
     halves = ((texts[:middle], first), (texts[middle:], first + middle))
     return pa.concat_arrays([_cast(half, to, at, bad) for half, at in halves])
+
+
+# HOUSE: from kafka_eos_source.registry.json_schema
+# HOUSE| """Says how many JSON documents can be decoded at once, from an upper bound of their size in columns."""
+
+#: Texts are in a column of text first, and times then become numbers. Bytes that are not UTF-8 become longer.
+_COPIES = 3
+#: A number or an offset, and the bit that says whether the value is null.
+_VALUE_BYTES = 9
+#: What stands between the values of a document, or begins an array or an object.
+_SEPARATORS = (",", "[", "{")
+
+
+def fitting_rows(shape: Shape, messages: pa.Array, most_bytes: int) -> int:
+    """Returns how many of the first messages surely fit into columns of `most_bytes`.
+
+    A null or missing property takes memory, too, so an array of a few bytes can become a wide column.
+
+    Args:
+        shape: the shape of the documents.
+        messages: the messages (binary).
+        most_bytes: the most memory.
+    """
+    row, item = _bytes_of(shape), _bytes_of_items(shape)
+    _, offsets, data = messages.buffers()
+    if data is None or not len(messages):
+        return len(messages)
+    width = np.int64 if pa.types.is_large_binary(messages.type) else np.int32
+    ends = np.frombuffer(offsets, width)[messages.offset : messages.offset + len(messages) + 1]
+    used = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    values = 0 if not item else sum(int(np.count_nonzero(used == ord(each))) for each in _SEPARATORS)
+    if _COPIES * len(used) + row * len(messages) + item * values <= most_bytes:  # the usual case
+        return len(messages)
+    found: npt.NDArray[np.int64] = _COPIES * np.diff(ends).astype(np.int64) + row
+    for each in _SEPARATORS if item else ():
+        counts = pc.count_substring(messages, each).fill_null(0)
+        found += item * counts.to_numpy(zero_copy_only=False).astype(np.int64)
+    return int(np.searchsorted(np.cumsum(found), most_bytes, side="right"))
+
+
+def _bytes_of(shape: Shape) -> int:
+    """Returns the memory of a value without its text and its items."""
+    return _VALUE_BYTES + sum(_bytes_of(each) for each in shape.properties.values())
+
+
+def _bytes_of_items(shape: Shape) -> int:
+    """Returns the memory of the largest item of an array or a map inside a shape; 0 if it has neither."""
+    inside = [_bytes_of_items(each) for each in shape.properties.values()]
+    if shape.items is not None:
+        key = _VALUE_BYTES if shape.kind is Kind.MAP else 0
+        inside += [key + _bytes_of(shape.items), _bytes_of_items(shape.items)]
+    return max(inside, default=0)

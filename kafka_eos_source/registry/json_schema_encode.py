@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted
-from kafka_eos_source.registry.json_schema.shapes import Kind, Shape
+from kafka_eos_source.registry.json_schema_shapes import Kind, Shape
 from kafka_eos_source.runtime.json_input import JsonError, parse_json, parse_json_fast
 
 _types = pa.types
