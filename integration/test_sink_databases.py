@@ -185,7 +185,7 @@ def check_two_phase_never_resolves_prepared_transactions(server: Server, folder:
 
     def system(two_phase: str) -> System:
         return System(
-            sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",), two_phase=sql_transactions),
+            sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",), two_phase=two_phase),
             visible=lambda: server.rows(table),
             store=str(folder / "store"),
         )

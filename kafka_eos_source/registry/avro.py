@@ -1,4 +1,7 @@
-"""Decodes and encodes Avro records column by column."""
+"""The Avro codec: decodes and encodes columns of records with native/avro.c.
+
+`avro_schema` parses schemas; `avro_decode` and `avro_encode` compile them to the programs that run here.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +82,7 @@ def schema_for(values: pa.DataType, name: str = "topLevelRecord") -> Schema:
     return derive(values, name)
 
 
-# HOUSE: from kafka_eos_source.registry.avro
-# HOUSE| """Decodes columns of Avro payloads with native/avro.c."""
+# -- decoding ------------------------------------------------------------------------------------
 
 
 class AvroDecoder:
@@ -172,8 +174,7 @@ class _Arrays:
         return pa.Array.from_buffers(column.type, found.rows, buffers, -1, 0, children)
 
 
-# HOUSE: from kafka_eos_source.registry.avro
-# HOUSE| """Encodes columns as Avro payloads with native/avro.c."""
+# -- encoding ------------------------------------------------------------------------------------
 
 
 class AvroEncoder:
@@ -222,8 +223,7 @@ class AvroEncoder:
         return Converted(pa.Array.from_buffers(pa.binary(), block.rows, parts), errors)
 
 
-# HOUSE: from kafka_eos_source.registry.avro
-# HOUSE| """The texts of errors that belong to one row."""
+# -- errors of rows ------------------------------------------------------------------------------
 
 MAX_EMPTY_ITEMS = 65536
 MAX_DEPTH = 100
@@ -293,8 +293,7 @@ def message(code: int, detail: int, more: int, path: str, reason: str = "", text
     return f"{where}{cause}{f' ({reason})' if reason else ''}"
 
 
-# HOUSE: from kafka_eos_source.registry.avro
-# HOUSE| """Loads the C library of the Avro codec, and declares its signatures and structures."""
+# -- the C library -------------------------------------------------------------------------------
 
 #: ``error_t`` of avro.c.
 ERROR = np.dtype(
@@ -402,7 +401,7 @@ class Memory:
     def __init__(self, kernel: AvroKernel, pointer: Any) -> None:
         if not pointer:
             raise MemoryError("not enough memory for a batch of Avro records")
-        self._free = free
+        self._free = kernel.free
         self.pointer = pointer
         self.block = pointer.contents
 

@@ -1,8 +1,9 @@
-"""Programs that decode: a flat array of nodes, which native/avro.c interprets.
+"""Compiles a writer's and a reader's Avro schema into a program that decodes, which native/avro.c interprets.
 
-A node has six numbers: what to read, the column to append to (-1 = only skip), the first and the number of
-its children in `links`, and two operands. Each node appends exactly one value to its column. The children of
-a union append to the column of the union, and leave exactly one value there.
+A program is a flat array of nodes. A node has six numbers: what to read, the column to append to (-1 = only
+skip), the first and the number of its children in `links`, and two operands. Each node appends exactly one
+value to its column. The children of a union append to the column of the union, and leave exactly one value
+there.
 """
 
 from __future__ import annotations
@@ -157,8 +158,7 @@ def _kind(found: pa.DataType) -> Kind:
     return next((kind for known, kind in _KINDS if known == found), Kind.I64)
 
 
-# HOUSE: from kafka_eos_source.registry.avro_decode
-# HOUSE| """Compiles a writer and a reader schema into a program, by the rules of Avro's schema resolution."""
+# -- compiling -----------------------------------------------------------------------------------
 
 #: The types that a reader may declare for a type of the writer.
 _READABLE_AS = {

@@ -1,4 +1,4 @@
-"""Compiles an Avro schema and an Arrow type into a program that encodes."""
+"""Compiles an Avro schema and an Arrow type into a program that encodes; derives schemas of Arrow types."""
 
 from __future__ import annotations
 
@@ -378,8 +378,7 @@ _NUMBERS: dict[str, Callable[[pa.DataType, Type], PutNode | None]] = {
 }
 
 
-# HOUSE: from kafka_eos_source.registry.avro_encode
-# HOUSE| """Derives an Avro schema from an Arrow type, with the types that Spark's `to_avro` uses."""
+# -- deriving a schema ---------------------------------------------------------------------------
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIMPLE: dict[pa.DataType, Any] = {

@@ -1,4 +1,4 @@
-"""Parses the text of an Avro schema, with its references, into a tree of types."""
+"""Parses Avro schemas into trees of types, gives them Arrow types, and encodes default values."""
 
 from __future__ import annotations
 
@@ -343,8 +343,7 @@ def _fits(precision: int, size: int) -> bool:
     return size > 64 or 10**precision <= 1 << (8 * size - 1)
 
 
-# HOUSE: from kafka_eos_source.registry.avro_schema
-# HOUSE| """Maps Avro types to Arrow types, as Spark's `from_avro` maps them to Spark's types."""
+# -- Arrow types ---------------------------------------------------------------------------------
 
 #: The largest precision of Spark's decimals.
 MAX_PRECISION = 38
@@ -435,8 +434,7 @@ def _where(path: str) -> str:
     return f"field {path.lstrip('.')}" if path else "the schema"
 
 
-# HOUSE: from kafka_eos_source.registry.avro_schema
-# HOUSE| """Encodes default values, which schemas write as JSON, in Avro's binary encoding."""
+# -- default values ------------------------------------------------------------------------------
 
 _LIMITS = {"int": 1 << 31, "long": 1 << 63}
 

@@ -1,4 +1,4 @@
-"""`registry_schema`: finds the schema with which a query reads or writes records."""
+"""What queries call: `registry_schema` finds a schema, `from_registry` and `to_registry` convert with it."""
 
 from __future__ import annotations
 
@@ -195,8 +195,7 @@ def _derived(schema: StructType, kind: SchemaFormat, name: str) -> str:
     return codec.schema_for(pa.struct(list(arrow_schema(schema))), kind, name).text
 
 
-# HOUSE: from kafka_eos_source.registry.columns
-# HOUSE| """`from_registry` and `to_registry`: columns that decode and encode records with a schema registry."""
+# -- columns of Spark ----------------------------------------------------------------------------
 
 Mode = Literal["fail", "permissive"]
 

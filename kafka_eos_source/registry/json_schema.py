@@ -1,4 +1,7 @@
-"""Makes decoders, encoders and schemas of JSON documents."""
+"""The codec of JSON documents whose JSON Schema lives in a schema registry.
+
+`json_schema_shapes` reads schemas; `json_schema_encode` encodes.
+"""
 
 from __future__ import annotations
 
@@ -136,8 +139,7 @@ def _validator(schema: Schema) -> Callable[[Any], str | None]:
     return explain
 
 
-# HOUSE: from kafka_eos_source.registry.json_schema
-# HOUSE| """Decodes columns of JSON documents with Arrow's parser where that is exact, otherwise one by one."""
+# -- decoding ------------------------------------------------------------------------------------
 
 #: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
 _FEW = 64
@@ -475,8 +477,7 @@ def _cast(texts: pa.Array, to: pa.DataType, first: int, bad: list[int]) -> pa.Ar
     return pa.concat_arrays([_cast(half, to, at, bad) for half, at in halves])
 
 
-# HOUSE: from kafka_eos_source.registry.json_schema
-# HOUSE| """Says how many JSON documents can be decoded at once, from an upper bound of their size in columns."""
+# -- the size of columns -------------------------------------------------------------------------
 
 #: Texts are in a column of text first, and times then become numbers. Bytes that are not UTF-8 become longer.
 _COPIES = 3

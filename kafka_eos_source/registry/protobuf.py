@@ -1,4 +1,8 @@
-"""Makes decoders and encoders of Protobuf schemas."""
+"""The Protobuf codec: finds the messages of schemas, and decodes columns of them with native/protobuf.c.
+
+`protobuf_schema` compiles schemas with protoc, `protobuf_tree` gives their fields Arrow types, and
+`protobuf_program` makes the tables that the C library executes; `protobuf_encode` encodes.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +43,11 @@ from kafka_eos_source.registry.protobuf_tree import (
     build_tree,
     enum_name,
     json_text,
+    schema_for,
     time_text,
 )
+
+__all__ = ["arrow_type", "decoder", "encoder", "message_path", "schema_for"]
 
 
 def decoder(
@@ -111,8 +118,7 @@ def _message(schema: Schema, name: str | None) -> Any:
     return outer[0]
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf
-# HOUSE| """Decodes columns of Protobuf messages with native/protobuf.c."""
+# -- decoding ------------------------------------------------------------------------------------
 
 #: The most memory that is kept between two calls.
 _MOST_SPARE_BYTES = 16 << 20

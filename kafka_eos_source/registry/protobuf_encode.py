@@ -1,4 +1,7 @@
-"""Encodes Arrow columns as Protobuf messages, with native/protobuf.c."""
+"""Encodes Arrow columns as Protobuf messages with native/protobuf.c.
+
+The types of the columns are checked once. Each batch is then brought to the layout that the library reads.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +146,7 @@ def _addresses(column: Column) -> list[int]:
     return [0 if part is None else part.ctypes.data for part in parts] + [int(column.missing)]
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_encode
-# HOUSE| """Prepares Arrow columns for the encoder: checks their types, and brings each to the layout of its field."""
+# -- columns as the C library reads them ---------------------------------------------------------
 
 _types = pa.types
 _INT32 = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())

@@ -1,4 +1,4 @@
-"""Compiles the tree of a message to the flat tables that native/protobuf.c executes."""
+"""Compiles the tree of a message to the tables that native/protobuf.c executes, and loads that library."""
 
 from __future__ import annotations
 
@@ -294,8 +294,7 @@ def _table(names: tuple[str, ...], rows: list[dict[str, int]]) -> npt.NDArray[np
     return np.array([[row[name] for name in names] for row in rows], np.int32).reshape(len(rows), len(names))
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_program
-# HOUSE| """Loads the C library of the Protobuf codec, and declares its signatures and structures."""
+# -- the C library -------------------------------------------------------------------------------
 
 _PART = [("at", "u8"), ("bytes", "i8"), ("capacity", "i8")]
 

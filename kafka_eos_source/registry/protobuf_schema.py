@@ -332,8 +332,7 @@ def _include_folders() -> tuple[Path, ...]:
     return tuple(folders)
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_schema
-# HOUSE| """Checks that messages of one schema can be read with another without changing values."""
+# -- compatibility -------------------------------------------------------------------------------
 
 _VARINTS = {8: 1, 14: 32, 5: 32, 13: 33, 3: 64, 4: 65}
 #: Kinds of encodings between which Protobuf converts: FieldDescriptor.TYPE_… → family and bits.
@@ -422,8 +421,7 @@ def describe(field: Any) -> str:
     return f"repeated {name}" if field.is_repeated else name
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_schema
-# HOUSE| """The .proto files that every Schema Registry knows, so schemas import them without references."""
+# -- files that every registry knows -------------------------------------------------------------
 
 _META = """
 syntax = "proto3";

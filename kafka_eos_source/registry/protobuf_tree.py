@@ -1,4 +1,4 @@
-"""The fields of a message as a tree with their Arrow types, from which decoders and encoders are made."""
+"""The fields of a Protobuf message as a tree with Arrow types, and the .proto file for an Arrow type."""
 
 from __future__ import annotations
 
@@ -259,8 +259,7 @@ def _field(field: Any, path: str, outer: tuple[str, ...], in_entry: bool, count:
     )
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_tree
-# HOUSE| """Values that both decoders convert in Python, and the text of errors."""
+# -- values and errors that are converted in Python ----------------------------------------------
 
 
 class UnfitError(ValueError):
@@ -310,8 +309,7 @@ def time_text(field: Field, seconds: int) -> str:
     )
 
 
-# HOUSE: from kafka_eos_source.registry.protobuf_tree
-# HOUSE| """Writes the .proto file for values of an Arrow type, for registration."""
+# -- writing a .proto file -----------------------------------------------------------------------
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _types = pa.types

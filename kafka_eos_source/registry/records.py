@@ -1,4 +1,4 @@
-"""Takes Confluent's frames off a column of messages, without Python code for each row.
+"""Decodes and encodes columns of records, each of which begins with Confluent's frame.
 
 ::
 
@@ -8,7 +8,33 @@
                indices, then the indices; a single 0 means the path [0]
     …          payload
 
-Rows are grouped by frame, because all messages of one frame share one writer schema.
+Frames are taken off without Python code for each row. Rows are grouped by frame, because all messages of one
+frame share one writer schema.
+
+This module is the border between what somebody else wrote and the query. Each error is either about one
+record, for which the options for bad records decide, or about the whole task::
+
+    what happens                                                        whose error
+    ------------------------------------------------------------------  -------------------------------------
+    the registry says that it does not have the id                      the record's (after `catalog`'s wait)
+    the registry says that it does not have a schema that is imported   the record's
+    the imports are incomplete, a circle, too many, too deep            the record's
+    the schema is larger than `schema.limit.bytes`, or not text         the record's
+    more ids of a slice than `schema.limit.unknown.ids` are unknown     the record's, of further ids
+    the schema has an unknown format, or another one than the reader's  the record's
+    the schema cannot be compiled, or does not fit the reader schema    the record's
+    compiling the schema takes too many steps, or protoc too long       the record's
+    compiling, or decoding a payload, raises any other exception        the record's, and a warning is logged
+    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429  the task's: RegistryUnavailableError
+    the registry refuses the login (401, 403)                           the task's: AuthorizationError
+    the answer is not that of a registry (HTML, wrong types, 404        the task's: OperatorError
+    without a code)
+    a library or protoc is missing, or the machine ends protoc          the task's
+    memory or files are used up (MemoryError, OSError)                  the task's
+    the query's own reader schema cannot be used                        the query's, when it is defined
+
+An outage must not send good records to the dead letters, so everything counts as the task's that could be
+different on another machine, or later. What a codec refuses depends only on the two schemas.
 """
 
 from __future__ import annotations
@@ -267,34 +293,7 @@ def _too_short(length: int) -> str:
     return f"the message has {length} bytes; expected at least {HEADER_BYTES} for magic byte and schema id"
 
 
-# HOUSE: from kafka_eos_source.registry.records
-# HOUSE| """Decodes a column of framed messages into one column of the reader schema's type.
-# HOUSE|
-# HOUSE| This module is the border between what somebody else wrote and the query. Each error is either about one
-# HOUSE| record, for which the options for bad records decide, or about the whole task::
-# HOUSE|
-# HOUSE|     what happens                                                        whose error
-# HOUSE|     ------------------------------------------------------------------  -------------------------------------
-# HOUSE|     the registry says that it does not have the id                      the record's (after `catalog`'s wait)
-# HOUSE|     the registry says that it does not have a schema that is imported   the record's
-# HOUSE|     the imports are incomplete, a circle, too many, too deep            the record's
-# HOUSE|     the schema is larger than `schema.limit.bytes`, or not text         the record's
-# HOUSE|     more ids of a slice than `schema.limit.unknown.ids` are unknown     the record's, of further ids
-# HOUSE|     the schema has an unknown format, or another one than the reader's  the record's
-# HOUSE|     the schema cannot be compiled, or does not fit the reader schema    the record's
-# HOUSE|     compiling the schema takes too many steps, or protoc too long       the record's
-# HOUSE|     compiling, or decoding a payload, raises any other exception        the record's, and a warning is logged
-# HOUSE|     the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429  the task's: RegistryUnavailableError
-# HOUSE|     the registry refuses the login (401, 403)                           the task's: AuthorizationError
-# HOUSE|     the answer is not that of a registry (HTML, wrong types, 404        the task's: OperatorError
-# HOUSE|     without a code)
-# HOUSE|     a library or protoc is missing, or the machine ends protoc          the task's
-# HOUSE|     memory or files are used up (MemoryError, OSError)                  the task's
-# HOUSE|     the query's own reader schema cannot be used                        the query's, when it is defined
-# HOUSE|
-# HOUSE| An outage must not send good records to the dead letters, so everything counts as the task's that could be
-# HOUSE| different on another machine, or later. What a codec refuses depends only on the two schemas.
-# HOUSE| """
+# -- decoding ------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 
@@ -554,8 +553,7 @@ def _of_schema(frame: Frame, text: str) -> str:
     return shortened(f"schema id {frame.schema_id}: {text}")
 
 
-# HOUSE: from kafka_eos_source.registry.records
-# HOUSE| """Encodes a column of values into framed messages of one schema."""
+# -- encoding ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

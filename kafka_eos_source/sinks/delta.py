@@ -303,8 +303,7 @@ def _number(txn: SinkTxn) -> int:
     return int.from_bytes(hashlib.sha256(str(txn).encode()).digest()[:8], "big") >> 1
 
 
-# HOUSE: from kafka_eos_source.sinks.delta
-# HOUSE| """Loads a Delta table from the sink's options; creates it and evolves its schema if the options allow it."""
+# -- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -428,8 +427,7 @@ def _unsupported_schema(problem: str) -> InvalidSchemaError:
     )
 
 
-# HOUSE: from kafka_eos_source.sinks.delta
-# HOUSE| """Checks whether rows of an Arrow schema fit a Delta table, and whether this sink can write to the table."""
+# -- what a table can hold -----------------------------------------------------------------------
 
 #: Metadata of columns that only writers with more features may write (PROTOCOL.md: generated and identity
 #: columns, invariants).
@@ -474,14 +472,14 @@ def unsupported_features(table: DeltaTable) -> str:
 def schema_mismatch(table: pa.Schema, frame: pa.Schema) -> str:
     """Describes why rows of the frame's schema do not fit the table's schema; empty if they do."""
     found = [f"it has no column {name!r}" for name in new_columns(table, frame)]
-    for field in table:
-        at = frame.get_field_index(field.name)
-        if at >= 0 and not _fits(frame.field(at).type, field.type):
+    for each in table:
+        at = frame.get_field_index(each.name)
+        if at >= 0 and not _fits(frame.field(at).type, each.type):
             found.append(
-                f"column {field.name!r} is {frame.field(at).type} in the frame and {field.type} in the table"
+                f"column {each.name!r} is {frame.field(at).type} in the frame and {each.type} in the table"
             )
-        elif at < 0 and not field.nullable:
-            found.append(f"it requires the column {field.name!r}")
+        elif at < 0 and not each.nullable:
+            found.append(f"it requires the column {each.name!r}")
     return "; ".join(found)
 
 

@@ -1,4 +1,9 @@
-"""Data files of a Delta table: how a task writes them, and their add actions."""
+"""Data files of a Delta table: how a task writes them, their add actions, and the statistics in these.
+
+A bound that is too narrow makes readers skip rows. Therefore only types whose bounds are certain have bounds
+(PROTOCOL.md, Per-file Statistics): integers, dates, timestamps (widened to whole milliseconds, as Spark reads
+them) and short strings. Floats have none, because bounds do not cover NaN.
+"""
 
 from __future__ import annotations
 
@@ -208,13 +213,7 @@ def _text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
 
-# HOUSE: from kafka_eos_source.sinks.delta_files
-# HOUSE| """Statistics of a Parquet file for its add action (PROTOCOL.md, Per-file Statistics).
-# HOUSE|
-# HOUSE| A bound that is too narrow makes readers skip rows. Therefore only types whose bounds are certain have bounds:
-# HOUSE| integers, dates, timestamps (widened to whole milliseconds, as Spark reads them) and short strings. Floats
-# HOUSE| have none, because bounds do not cover NaN.
-# HOUSE| """
+# -- statistics ----------------------------------------------------------------------------------
 
 #: Longest string bound, as in Delta for Spark (``DataSkippingReader.MAX_STRING_PREFIX_LENGTH``).
 _MAX_CHARACTERS = 32
@@ -233,19 +232,19 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
     upper: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     chunks = _chunks(metadata)
-    for field in list(schema)[:_MAX_COLUMNS]:
-        found = chunks.get(field.name)
+    for column in list(schema)[:_MAX_COLUMNS]:
+        found = chunks.get(column.name)
         if found is None or not all(each is not None and each.has_null_count for each in found):
             continue
-        nulls[field.name] = sum(each.null_count for each in found)
+        nulls[column.name] = sum(each.null_count for each in found)
         filled = [each for each in found if each.num_values]
-        if filled and _bounded(field.type) and all(each.has_min_max for each in filled):
+        if filled and _bounded(column.type) and all(each.has_min_max for each in filled):
             low = _lower(min(each.min for each in filled))
             high = _upper(max(each.max for each in filled))
             if low is not None:
-                lower[field.name] = low
+                lower[column.name] = low
             if high is not None:
-                upper[field.name] = high
+                upper[column.name] = high
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": lower, "maxValues": upper, "nullCount": nulls},
         ensure_ascii=False,

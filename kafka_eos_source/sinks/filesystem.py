@@ -29,9 +29,11 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile
+from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile, committed_files
 from kafka_eos_source.sinks.specs import SinkOption
 from kafka_eos_source.sinks.targets import location
+
+__all__ = ["FilesystemSink", "committed_files"]
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,9 @@
-"""Writers of Arrow batches as Parquet, JSON lines or CSV, and the check of what a format can hold."""
+"""Writes Arrow batches as Parquet, JSON lines or CSV, and checks what a format can hold.
+
+pyarrow itself cannot write JSON. The encoder here works column by column. It encodes values as Spark's
+``to_json`` does: binary as base64, NaN and infinities as strings, times as ISO 8601. Unlike there, a null
+field is written as ``null``.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +88,7 @@ def check(kind: str, schema: pa.Schema) -> None:
         )
 
 
-# HOUSE: from kafka_eos_source.sinks.formats
-# HOUSE| """Encoder of Arrow batches as JSON lines. It works column by column; pyarrow itself cannot write JSON.
-# HOUSE|
-# HOUSE| Values are encoded as by Spark's ``to_json``: binary as base64, NaN and infinities as strings, times as
-# HOUSE| ISO 8601. Unlike there, a null field is written as ``null``.
-# HOUSE| """
+# -- JSON lines ----------------------------------------------------------------------------------
 
 _CONTROL = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 _ESCAPED = r'[\x00-\x1f"\\]'

@@ -1,4 +1,18 @@
-"""Encoder of a batch as the body of a request: JSON lines or an Arrow IPC stream."""
+"""`HttpSink`: exactly-once delivery to a web service, by two-phase commit or by idempotency keys.
+
+::
+
+    TwoPhase    POST <url>/prepare/<id>                the rows
+                POST <url>/commit/<id>, <url>/abort/<id>
+                GET  <url>/status/<id>                 {"state": "prepared"}
+                GET  <url>/pending?application=&cluster=&sink=   {"pending": ["<id>", …]}
+
+    OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; the checkpoint has them until then
+                GET  <status.url>                    {"state": "committed"}; this endpoint is optional
+
+After a restart, `TwoPhase` believes the service. `OneRequest` believes the service about what is done, and
+the rows in the checkpoint if their digest is in the token in Kafka.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +93,7 @@ def body_headers(kind: str, rows: int) -> dict[str, str]:
     return {"Content-Type": BODY_FORMATS[kind], "Kafka-Eos-Rows": str(rows)}
 
 
-# HOUSE: from kafka_eos_source.sinks.http
-# HOUSE| """`HttpSink`: the options of the sink, and the choice of its protocol."""
+# -- the sink ------------------------------------------------------------------------------------
 
 TWO_PHASE, ONE_REQUEST = "two-phase", "idempotency-key"
 _KEY_HEADER = "Idempotency-Key"
@@ -359,22 +372,7 @@ def _refuse_key_options(**options: str | None) -> None:
             )
 
 
-# HOUSE: from kafka_eos_source.sinks.http
-# HOUSE| """The two protocols for exactly-once delivery to a service: two-phase commit, and idempotency keys.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     TwoPhase    POST <url>/prepare/<id>                the rows
-# HOUSE|                 POST <url>/commit/<id>, <url>/abort/<id>
-# HOUSE|                 GET  <url>/status/<id>                 {"state": "prepared"}
-# HOUSE|                 GET  <url>/pending?application=&cluster=&sink=   {"pending": ["<id>", …]}
-# HOUSE|
-# HOUSE|     OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; the checkpoint has them until then
-# HOUSE|                 GET  <status.url>                    {"state": "committed"}; this endpoint is optional
-# HOUSE|
-# HOUSE| After a restart, `TwoPhase` believes the service. `OneRequest` believes the service about what is done, and
-# HOUSE| the rows in the checkpoint if their digest is in the token in Kafka.
-# HOUSE| """
+# -- the protocols -------------------------------------------------------------------------------
 
 
 class Protocol(ABC):

@@ -1,9 +1,9 @@
-"""Interpretation of a service's answers, as pure functions without clock or connection.
+"""A client that repeats a request under its id, or reads the state of the id, until the outcome is known.
 
 After a timeout, a broken connection or a 5xx status, the outcome of a request is unknown: the service may
 have carried it out before the answer was lost (RFC 9110, 9.2.2: a client repeats only idempotent requests
 automatically). The sink then reads the state of the id, or repeats the request under the same id. It never
-assumes success or failure.
+assumes success or failure. What an answer means is decided by pure functions, without clock or connection.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ def retry_after_seconds(header: str | None, now: datetime) -> float | None:
         return None
 
 
-# HOUSE: from kafka_eos_source.sinks.http_client
-# HOUSE| """A client that repeats a request under its id, or reads the state of the id, until the outcome is known."""
+# -- repeating requests --------------------------------------------------------------------------
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -277,11 +276,7 @@ def _refused(call: Call, answer: Answer) -> Fatal:
     return Fatal(f"{call}: {answer}", _TOO_LARGE if answer.status == 413 else _REFUSED)
 
 
-# HOUSE: from kafka_eos_source.sinks.http_client
-# HOUSE| """A persistent connection that sends one request at a time and returns its answer.
-# HOUSE|
-# HOUSE| It uses the standard library's client, because that client never repeats a request by itself.
-# HOUSE| """
+# -- the connection ------------------------------------------------------------------------------
 
 #: Most bytes of an answer that are read. Answers contain a state, a list of ids or an error text.
 _MAX_ANSWER_BYTES = 4 << 20

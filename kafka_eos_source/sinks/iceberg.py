@@ -1,4 +1,11 @@
-"""Parser of the option ``partition.by``: Spark's partition transforms, translated to Iceberg's names."""
+"""`IcebergSink`: writes data files at stage, lists them in a note at prepare, commits one snapshot.
+
+The summary of the snapshot contains the sink transaction id. So does a table property that the same commit
+sets, because the property survives the expiry of snapshots. Before each commit, the sink searches the loaded
+metadata for the id, and the commit requires that nobody has committed since (Iceberg's
+``assert-ref-snapshot-id``). So two processes cannot both commit the same batch. After a conflict, the sink
+loads the table and searches again.
+"""
 
 from __future__ import annotations
 
@@ -106,15 +113,7 @@ def _one(name: str, value: str, text: str) -> PartitionBy:
     return PartitionBy(form["identity"], "identity", form["identity"])
 
 
-# HOUSE: from kafka_eos_source.sinks.iceberg
-# HOUSE| """`IcebergSink`: writes data files at stage, lists them in a note at prepare, commits one snapshot.
-# HOUSE|
-# HOUSE| The summary of the snapshot contains the sink transaction id. So does a table property that the same commit
-# HOUSE| sets, because the property survives the expiry of snapshots. Before each commit, the sink searches the loaded
-# HOUSE| metadata for the id, and the commit requires that nobody has committed since (Iceberg's
-# HOUSE| ``assert-ref-snapshot-id``). So two processes cannot both commit the same batch. After a conflict, the sink
-# HOUSE| loads the table and searches again.
-# HOUSE| """
+# -- the sink ------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -364,8 +363,7 @@ def _call(call: Callable[[], _T], except_for: type[Exception] | tuple[()] = ()) 
         raise
 
 
-# HOUSE: from kafka_eos_source.sinks.iceberg
-# HOUSE| """Loads an Iceberg table from the sink's options; creates it and evolves its schema if allowed."""
+# -- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -511,13 +509,7 @@ def is_retryable(error: Exception) -> bool:
     )
 
 
-# HOUSE: from kafka_eos_source.sinks.iceberg
-# HOUSE| """Checks whether rows of an Arrow schema fit an Iceberg table, by the rules of the format's schema evolution.
-# HOUSE|
-# HOUSE| pyiceberg's own check is not usable here. It prints to standard output, which Spark uses in a Python worker.
-# HOUSE| It also refuses every frame for a table with a required column, because Spark declares all columns as
-# HOUSE| nullable; this sink checks the rows for nulls instead.
-# HOUSE| """
+# -- what a table can hold -----------------------------------------------------------------------
 
 
 def schema_mismatch(table: Table, schema: pa.Schema) -> str:

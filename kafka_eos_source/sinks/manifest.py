@@ -1,12 +1,21 @@
-"""Manifests: small JSON files that list what a prepared batch consists of. A sink believes them by a digest.
+"""Descriptions of prepared batches, which a sink believes by their digest: manifests, notes and rows.
 
-A sink writes a manifest at prepare, and another process may read it at commit, perhaps days later. Whoever
-may write to the storage can edit it meanwhile. So `prepare` returns the manifest's digest (`contract.Ok`),
-the token in Kafka holds that digest, and `commit` reads nothing of a manifest that has another one.
+A sink writes a manifest at prepare: a small JSON file that lists what the batch consists of. Another process
+may read it at commit, perhaps days later. Whoever may write to the storage can edit it meanwhile. So
+`prepare` returns the manifest's digest (`contract.Ok`), the token in Kafka holds that digest, and `commit`
+reads nothing of a manifest that has another one.
 
 No digest is known when a sink lists or deletes what is prepared, and when a person decides that a batch is
 committed (``kafka-eos sinks commit``). Therefore each sink also validates what it reads, before it acts on
 any of it: names lead to no other place than that of its own staged files.
+
+A sink whose system cannot hold prepared work keeps it in a `NotesFolder` of the query's checkpoint::
+
+    <checkpointLocation>/kafka-eos/sinks/<name>/<id>.json    a note
+    <checkpointLocation>/kafka-eos/sinks/<name>/<id>.arrow   rows, as an Arrow IPC stream
+
+Readers never see a partial file: each is written under a temporary name and then renamed. Both kinds have a
+digest. Whoever may write to the checkpoint can hide that something is prepared, or pretend that it is done.
 """
 
 from __future__ import annotations
@@ -173,23 +182,10 @@ def objects(value: object) -> list[Mapping[str, Any]]:
     return value
 
 
-# HOUSE: from kafka_eos_source.sinks.manifest
-# HOUSE| """A folder in the query's checkpoint where a sink keeps prepared work that its system cannot hold.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     <checkpointLocation>/kafka-eos/sinks/<name>/<id>.json    a note
-# HOUSE|     <checkpointLocation>/kafka-eos/sinks/<name>/<id>.arrow   rows, as an Arrow IPC stream
-# HOUSE|
-# HOUSE| Readers never see a partial file: each is written under a temporary name and then renamed. Both kinds have a
-# HOUSE| digest (`sinks.manifest`), which a sink returns from `prepare`, so that `commit` believes nothing else.
-# HOUSE| Whoever may write to the checkpoint can hide that something is prepared, or pretend that it is done.
-# HOUSE| """
+# -- the folder in the checkpoint ----------------------------------------------------------------
 
 _NOTE, _ROWS, _TEMPORARY = ".json", ".arrow", ".new"
 _PIECE_BYTES = 1 << 20
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

@@ -308,8 +308,7 @@ class S3Sink(TwoPhaseSink):
         return data, manifests.parsed(data, txn.digest, where, uploads)
 
 
-# HOUSE: from kafka_eos_source.sinks.s3
-# HOUSE| """`committed_files`: lists the objects of committed batches, for readers."""
+# -- readers -------------------------------------------------------------------------------------
 
 
 def committed_files(

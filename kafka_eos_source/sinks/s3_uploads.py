@@ -1,4 +1,20 @@
-"""boto3 clients, created once per process, and the translation of boto3's errors.
+"""Multipart uploads of an S3 sink: the client, the keys, how tasks upload, how the commit completes.
+
+::
+
+    <path>/batch=<application.id>-<cluster>-<sink>.<batch>/part-<task attempt>.parquet  a completed upload
+    <path>/_kafka_eos/<owner>/prepared/<id>.json                   lists the uploads of a batch
+    <path>/_manifests/<id>.json                                    the same content; written last
+
+A task chooses the key of an upload before the batch has an id. Therefore keys of rows contain Spark's batch
+id and the id of the task attempt, which is unique. After somebody restored a checkpoint, two batches may
+share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
+only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
+``<owner>`` is `SinkContext.owner`, as in the filesystem sink.
+
+After a restart, the sink believes the ids that it lists, and nothing in a manifest unless its digest is in
+the token in Kafka. S3 itself vouches for the parts of an upload: their ETags are in the manifest. Whoever may
+write to ``_manifests/`` can pretend that a batch is committed, as whoever may delete objects can remove it.
 
 boto3 finds credentials by itself (environment, files, instance role, web identity). This package never sees
 them.
@@ -219,25 +235,7 @@ class Bucket:
             return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
 
-# HOUSE: from kafka_eos_source.sinks.s3_uploads
-# HOUSE| """Keys of the objects that an S3 sink writes.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     <path>/batch=<application.id>-<cluster>-<sink>.<batch>/part-<task attempt>.parquet  a completed upload
-# HOUSE|     <path>/_kafka_eos/<owner>/prepared/<id>.json                   lists the uploads of a batch
-# HOUSE|     <path>/_manifests/<id>.json                                    the same content; written last
-# HOUSE|
-# HOUSE| A task chooses the key of an upload before the batch has an id. Therefore keys of rows contain Spark's batch
-# HOUSE| id and the id of the task attempt, which is unique. After somebody restored a checkpoint, two batches may
-# HOUSE| share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
-# HOUSE| only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
-# HOUSE| ``<owner>`` is `SinkContext.owner`, as in the filesystem sink.
-# HOUSE|
-# HOUSE| After a restart, the sink believes the ids that it lists, and nothing in a manifest unless its digest is in
-# HOUSE| the token in Kafka. S3 itself vouches for the parts of an upload: their ETags are in the manifest. Whoever may
-# HOUSE| write to ``_manifests/`` can pretend that a batch is committed, as whoever may delete objects can remove it.
-# HOUSE| """
+# -- keys ----------------------------------------------------------------------------------------
 
 MANIFESTS = "_manifests/"
 _PART = re.compile(r"[0-9]{1,19}/part-([0-9a-f]{1,64})\.(?:parquet|jsonl|csv)")
@@ -324,8 +322,7 @@ def parse_path(name: str, value: str) -> tuple[str, str]:
     return found[1], f"{prefix}/" if prefix else ""
 
 
-# HOUSE: from kafka_eos_source.sinks.s3_uploads
-# HOUSE| """Staging in S3: a task uploads its rows as the parts of a multipart upload, which the commit completes."""
+# -- staging -------------------------------------------------------------------------------------
 
 #: Limits of S3: size of every part except the last, and number of parts.
 MIN_PART_BYTES = 5 << 20
@@ -542,8 +539,7 @@ def parts_of(bucket: Bucket, key: str, upload_id: str) -> tuple[tuple[str, ...],
     return tuple(etag for _, etag, _ in found), sum(size for _, _, size in found)
 
 
-# HOUSE: from kafka_eos_source.sinks.s3_uploads
-# HOUSE| """Verification and completion of multipart uploads. Completing an upload is idempotent."""
+# -- committing ----------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -1,4 +1,9 @@
-"""Declaration of a sink's options: ``sink.<name>.<option>``, checked on the driver before the first batch."""
+"""The options of sinks, ``sink.<name>.<option>``, which the driver checks before the first batch.
+
+Each type of sink declares its options (`SinkOption`). `parse` turns the options of a query into a `SinkSpec`
+for each sink, which creates the sink. A sink knows its options by their short names, such as ``url``; the
+user set ``sink.warehouse.url``. `SinkNaming` puts the full names into the texts of errors.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,11 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.secrets import Secrets, is_secret
 from kafka_eos_source.secrets import ALLOW_HTTP, secrets_of_urls
-from kafka_eos_source.spark.pickled import from_option
+from kafka_eos_source.spark.pickled import from_option, to_option
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
     from kafka_eos_source.sinks.contract import TwoPhaseSink
 
 
@@ -95,12 +102,7 @@ COMMON: tuple[SinkOption, ...] = (
 )
 
 
-# HOUSE: from kafka_eos_source.sinks.specs
-# HOUSE| """Names a sink and its options in full in error messages.
-# HOUSE|
-# HOUSE| A sink knows its options by their short names, such as ``url``; the user set ``sink.warehouse.url``. A sink
-# HOUSE| does not know its own name before it is opened, so this module puts it into the texts, for all sinks.
-# HOUSE| """
+# -- names in error messages ---------------------------------------------------------------------
 
 #: Prefix of the options of all sinks.
 PREFIX = "sink."
@@ -155,8 +157,7 @@ def _change(error: KafkaEosError, message: str, fix: str) -> None:
     error.args = (message, fix)
 
 
-# HOUSE: from kafka_eos_source.sinks.specs
-# HOUSE| """Registry of sink types, and the parser that turns a query's options into its sinks."""
+# -- types and parsing ---------------------------------------------------------------------------
 
 #: Rows with this value in the column `sink` go to Kafka only, so no sink may have this name.
 KAFKA = "kafka"
@@ -522,3 +523,39 @@ def _checked(found: object, name: str) -> TwoPhaseSink:
             fix="derive the class of the sink from TwoPhaseSink.",
         )
     return found
+
+
+# -- sinks as objects ------------------------------------------------------------------------------
+
+
+def with_two_phase_sinks(
+    writer: DataStreamWriter,
+    sinks: Mapping[str, TwoPhaseSink] | Sequence[TwoPhaseSink],
+    *,
+    columns: Mapping[str, Sequence[str]] | None = None,
+) -> DataStreamWriter:
+    """Adds sinks to a ``writeStream.format("kafka-eos")``, as objects instead of options.
+
+    The objects are pickled into options of the query. cloudpickle is used, so classes defined in a script
+    work too. The pickles include passwords: whoever can read the query's options can read these as well.
+
+    Args:
+        writer: writer of the stream.
+        sinks: sinks by name; or a sequence, whose sinks are named ``sink0``, ``sink1``, ….
+        columns: columns of the frame that each sink receives, by name of the sink; a sink that is not
+            listed receives all columns.
+
+    Raises:
+        InvalidOptionError: if a name is malformed, or an object is not a sink or cannot be pickled.
+    """
+    named = dict(sinks) if isinstance(sinks, Mapping) else {f"sink{n}": each for n, each in enumerate(sinks)}
+    sink_names("sinks", ",".join(named))
+    writer = writer.option("sinks", ",".join(named))
+    for name, sink in named.items():
+        pickled = to_option(
+            _checked(sink, name), f"sink {name!r}", fix="connect in open(), not in __init__()."
+        )
+        writer = writer.option(f"{PREFIX}{name}.{OBJECT}", pickled)
+        if columns is not None and name in columns:
+            writer = writer.option(f"{PREFIX}{name}.columns", ",".join(columns[name]))
+    return writer

@@ -1,4 +1,15 @@
-"""Outcomes of the sink's calls for errors of the database: whether a retry can help, and their text."""
+"""`SqlSink`: writes the rows of a batch, and its entry in the ledger, in one database transaction.
+
+If the database supports prepared transactions, `prepare` writes the rows, so a violated constraint is found
+before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction that it rolls back, which
+finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
+that another program writes in between can still violate a constraint. The driver logs a warning about that at
+the start.
+
+After a restart, the sink believes the database: the ledger about what is committed, and the list of prepared
+transactions, whose content nobody can change. Rows in the checkpoint must have the digest in their note, and
+the note the digest in the token in Kafka.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +30,6 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks import manifest as manifests
-from kafka_eos_source.sinks import sql_database, sql_transactions
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -33,7 +43,30 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.specs import SinkOption, columns
-from kafka_eos_source.sinks.sql_database import FIX, sqlalchemy
+from kafka_eos_source.sinks.sql_database import (
+    FIX,
+    autocommit,
+    create_table,
+    create_table_for,
+    dry_run,
+    load_table_for,
+    new_engine,
+    parsed_url,
+    sqlalchemy,
+    write_rows,
+)
+from kafka_eos_source.sinks.sql_transactions import (
+    PreparedTransactions,
+    add_to_ledger,
+    define_ledger,
+    gid_of,
+    gid_prefix,
+    is_in_ledger,
+    prune_ledger,
+    supported_by,
+    txn_of,
+    utc_now,
+)
 from kafka_eos_source.sinks.targets import address
 
 F = TypeVar("F", bound=Callable[..., Outcome])
@@ -70,19 +103,7 @@ def driver_text(error: Exception) -> str:
     return f"{type(original).__name__}: {message}"
 
 
-# HOUSE: from kafka_eos_source.sinks.sql
-# HOUSE| """`SqlSink`: writes the rows of a batch, and its entry in the ledger, in one database transaction.
-# HOUSE|
-# HOUSE| If the database supports prepared transactions, `prepare` writes the rows, so a violated constraint is found
-# HOUSE| before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction that it rolls back, which
-# HOUSE| finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
-# HOUSE| that another program writes in between can still violate a constraint. The driver logs a warning about that at
-# HOUSE| the start.
-# HOUSE|
-# HOUSE| After a restart, the sink believes the database: the ledger about what is committed, and the list of prepared
-# HOUSE| transactions, whose content nobody can change. Rows in the checkpoint must have the digest in their note, and
-# HOUSE| the note the digest in the token in Kafka.
-# HOUSE| """
+# -- the sink ------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +209,7 @@ class SqlSink(TwoPhaseSink):
             )
         self.url, self.table, self.schema = url, table, schema
         self.mode, self.keys, self.create = mode, tuple(keys), create
-        self.two_phase, self.batch_rows, self.ledger_table = sql_transactions, batch_rows, ledger_table
+        self.two_phase, self.batch_rows, self.ledger_table = two_phase, batch_rows, ledger_table
 
     def __repr__(self) -> str:
         return f"SqlSink(table={self.table!r}, mode={self.mode!r})"
@@ -196,7 +217,7 @@ class SqlSink(TwoPhaseSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._engine: Any = None
-        self._transactions: sql_transactions.PreparedTransactions | None = None
+        self._transactions: PreparedTransactions | None = None
         self._prepares_transactions = False
         self._unsupported_reason = ""
         self._table: Any = None
@@ -207,7 +228,7 @@ class SqlSink(TwoPhaseSink):
             self._engine.dispose()
 
     def target(self) -> str | None:
-        url = sql_database.parsed_url(self.url)
+        url = parsed_url(self.url)
         kind = url.get_backend_name()
         if kind == "sqlite":
             place = os.path.realpath(url.database) if url.database else "memory"
@@ -235,24 +256,24 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = sql_transactions.gid_of(txn)
+        gid = gid_of(txn)
         try:
             table = self._table_for(staged.schema)
         except InvalidSchemaError as error:
             return Fatal(error.message, error.fix)
-        with sql_database.autocommit(self._engine) as connection:
-            if sql_transactions.is_in_ledger(connection, self._ledger, gid):
+        with autocommit(self._engine) as connection:
+            if is_in_ledger(connection, self._ledger, gid):
                 return OK
             if self._prepares_transactions and gid in self._listed(connection):
                 return Ok(_IN_DATABASE)
 
         def work(connection: Any) -> None:
-            sql_transactions.add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
-            sql_database.write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
+            add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
+            write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None or not self._prepares_transactions:
-            sql_database.dry_run(self._engine, work, self.table)
+            dry_run(self._engine, work, self.table)
             digest = self._store.put_rows(gid, staged.schema, staged.batches())
             note = {"id": str(txn), "rows": staged.rows, "table": self.table, "digest": digest}
             return Ok(self._store.put(gid, note))
@@ -263,7 +284,7 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = sql_transactions.gid_of(txn)
+        gid = gid_of(txn)
         failpoints.reach("sink.sql.before_commit")
         # The token says where the batch was prepared, perhaps with another two.phase. Without it, both places
         # are searched.
@@ -275,11 +296,11 @@ class SqlSink(TwoPhaseSink):
     @errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
-        gid = sql_transactions.gid_of(txn)
+        gid = gid_of(txn)
         if (transactions := self._transactions) is not None:
 
             def roll_back() -> None:
-                with sql_database.autocommit(self._engine) as connection:
+                with autocommit(self._engine) as connection:
                     if gid in self._listed(connection):
                         transactions.roll_back(connection, gid)
 
@@ -296,29 +317,27 @@ class SqlSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         self._connect()
         found: set[str] = set()
-        with sql_database.autocommit(self._engine) as connection:
+        with autocommit(self._engine) as connection:
             # Both places are listed, whatever two.phase is now: the batch may have been prepared when it had
             # another value, or when the database did not allow prepared transactions.
             found.update(self._listed(connection))
             for gid in self.context.store.names() if self.context.store is not None else ():
-                if sql_transactions.txn_of(self.context, gid) is not None and sql_transactions.is_in_ledger(
-                    connection, self._ledger, gid
-                ):
+                if txn_of(self.context, gid) is not None and is_in_ledger(connection, self._ledger, gid):
                     self._store.remove(gid)
                 else:
                     found.add(gid)
-        txns = (sql_transactions.txn_of(self.context, gid) for gid in found)
+        txns = (txn_of(self.context, gid) for gid in found)
         return sorted(txn for txn in txns if txn is not None)
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         if batch_id % _PRUNE_EVERY_BATCHES == 0:
             self._connect()
             with self._engine.begin() as connection:
-                sql_transactions.prune_ledger(
+                prune_ledger(
                     connection,
                     self._ledger,
-                    sql_transactions.gid_prefix(self.context),
-                    sql_transactions.utc_now() - _LEDGER_RETENTION,
+                    gid_prefix(self.context),
+                    utc_now() - _LEDGER_RETENTION,
                 )
 
     def _listed(self, connection: Any) -> Sequence[str]:
@@ -357,7 +376,7 @@ class SqlSink(TwoPhaseSink):
         errors = sqlalchemy().exc
         pauses = self._pauses()
         while True:
-            with sql_database.autocommit(self._engine) as connection:
+            with autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
                     return OK
@@ -367,9 +386,9 @@ class SqlSink(TwoPhaseSink):
                     message = driver_text(error)
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
-            with sql_database.autocommit(self._engine) as connection:
+            with autocommit(self._engine) as connection:
                 listed = gid in self._listed(connection)
-                if sql_transactions.is_in_ledger(connection, self._ledger, gid):
+                if is_in_ledger(connection, self._ledger, gid):
                     return OK
             store = None if txn.digest else self.context.store
             if store is not None and store.digest(gid) is not None:
@@ -382,9 +401,9 @@ class SqlSink(TwoPhaseSink):
         if not self._transactions.is_exact:
             # Another process may be committing the transaction, so that it is neither listed nor visible yet.
             # Its rows stay locked until it has ended.
-            with sql_database.autocommit(self._engine) as connection:
+            with autocommit(self._engine) as connection:
                 self._transactions.limit_lock_wait(connection, _END_SECONDS)
-                if sql_transactions.is_in_ledger(connection, self._ledger, gid, locking=True):
+                if is_in_ledger(connection, self._ledger, gid, locking=True):
                     return OK
         return Fatal(f"nothing is prepared under {gid}: {message}", _LOST)
 
@@ -396,8 +415,8 @@ class SqlSink(TwoPhaseSink):
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
         note = self._store.get(gid, txn.digest, _read_note)
-        with sql_database.autocommit(self._engine) as connection:
-            done = sql_transactions.is_in_ledger(connection, self._ledger, gid)
+        with autocommit(self._engine) as connection:
+            done = is_in_ledger(connection, self._ledger, gid)
         if done:
             self._store.remove(gid)
             return OK
@@ -412,15 +431,15 @@ class SqlSink(TwoPhaseSink):
         try:
             with self._engine.begin() as connection:
                 # insert into the ledger first, so that a second process that commits the batch waits here
-                sql_transactions.add_to_ledger(connection, self._ledger, gid, txn, row_count)
+                add_to_ledger(connection, self._ledger, gid, txn, row_count)
                 if first is not None:
-                    sql_database.write_rows(
+                    write_rows(
                         connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
                     )
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
-            with sql_database.autocommit(self._engine) as connection:
-                if not sql_transactions.is_in_ledger(connection, self._ledger, gid):
+            with autocommit(self._engine) as connection:
+                if not is_in_ledger(connection, self._ledger, gid):
                     raise
         self._store.remove(gid)
         return OK
@@ -434,16 +453,16 @@ class SqlSink(TwoPhaseSink):
         """
         if self._ledger is not None:
             return
-        engine = sql_database.new_engine(self.url)
-        defined = sql_transactions.define_ledger(self.ledger_table, self.schema)
-        with sql_database.autocommit(engine) as connection:
-            transactions, reason = sql_transactions.supported_by(connection)
+        engine = new_engine(self.url)
+        defined = define_ledger(self.ledger_table, self.schema)
+        with autocommit(engine) as connection:
+            transactions, reason = supported_by(connection)
             if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
                     f"option 'two.phase' has the value 'require', but {reason}.",
                     fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
                 )
-            sql_database.create_table(connection, defined)
+            create_table(connection, defined)
         self._unsupported_reason = reason
         self._transactions = transactions
         self._prepares_transactions = transactions is not None and self.two_phase != "never"
@@ -457,10 +476,8 @@ class SqlSink(TwoPhaseSink):
         """
         if self._table is None:
             if self.create:
-                sql_database.create_table_for(self._engine, self.table, self.schema, schema, self.keys)
-            self._table = sql_database.load_table_for(
-                self._engine, self.table, self.schema, schema, self.keys
-            )
+                create_table_for(self._engine, self.table, self.schema, schema, self.keys)
+            self._table = load_table_for(self._engine, self.table, self.schema, schema, self.keys)
         return self._table
 
 

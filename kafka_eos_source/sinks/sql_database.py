@@ -1,4 +1,4 @@
-"""Mapping of Arrow types to SQL types, and the check that rows fit an existing table."""
+"""The table that receives the rows: connections, SQL types, creation and checks, and the writing of rows."""
 
 from __future__ import annotations
 
@@ -191,8 +191,7 @@ def _check_keys(table: Any, keys: set[str]) -> None:
         )
 
 
-# HOUSE: from kafka_eos_source.sinks.sql_database
-# HOUSE| """Connections to the database, and creation, loading and checks of the table that receives the rows."""
+# -- connections and tables ----------------------------------------------------------------------
 
 FIX = "correct the rows or the table, then restart the query."
 #: Checks deferred constraints before the end of the transaction. See `_check_foreign_keys` for SQLite.
@@ -408,8 +407,7 @@ def _check_foreign_keys(connection: Any, table: str) -> None:
         )
 
 
-# HOUSE: from kafka_eos_source.sinks.sql_database
-# HOUSE| """Writes Arrow batches to a table within the caller's open transaction."""
+# -- rows ----------------------------------------------------------------------------------------
 
 
 def write_rows(

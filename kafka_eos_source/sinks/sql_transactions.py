@@ -1,4 +1,11 @@
-"""Gids: short names of sink transaction ids, as databases accept them for prepared transactions."""
+"""What makes a batch exactly once in a database: its name, its entry in the ledger, its prepared transaction.
+
+The ledger is a table that records committed batches, in the same database transaction as their rows. The sink
+believes it, so whoever may write to it can pretend that a batch is committed. Prepared transactions survive
+the connection and a restart of the server. This module sends SQL statements instead of using SQLAlchemy's
+``begin_twophase``, because each driver rewrites the ids in its own way, and another process could not find
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +40,7 @@ def txn_of(context: SinkContext, text: str) -> SinkTxn | None:
     return context.txn(int(found[2]), found[3])
 
 
-# HOUSE: from kafka_eos_source.sinks.sql_transactions
-# HOUSE| """The ledger: a table that records committed batches, in the same database transaction as their rows.
-# HOUSE|
-# HOUSE| The sink believes it, so whoever may write to it can pretend that a batch is committed.
-# HOUSE| """
+# -- the ledger ----------------------------------------------------------------------------------
 
 
 def define_ledger(name: str, schema: str | None) -> Any:
@@ -105,12 +108,7 @@ def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
 
 
-# HOUSE: from kafka_eos_source.sinks.sql_transactions
-# HOUSE| """Prepared transactions of databases that support them; they survive the connection and a server restart.
-# HOUSE|
-# HOUSE| This module sends SQL statements instead of using SQLAlchemy's ``begin_twophase``, because each driver
-# HOUSE| rewrites the ids in its own way, and another process could not find them.
-# HOUSE| """
+# -- prepared transactions -----------------------------------------------------------------------
 
 
 class PreparedTransactions(ABC):
