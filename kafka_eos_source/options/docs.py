@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafka_eos_source.options.option import READ, STATE, STATE_READ, WRITE
 from kafka_eos_source.options.table import OPTIONS
 from kafka_eos_source.sinks import specs
-from kafka_eos_source.sinks.specs import COMMON, SinkOption
+from kafka_eos_source.sinks.sink_options import COMMON, SinkOption
 
 
 def documentation() -> str:

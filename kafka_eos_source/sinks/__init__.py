@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         Staged,
         TwoPhaseSink,
     )
-    from kafka_eos_source.sinks.specs import SinkOption, with_two_phase_sinks
+    from kafka_eos_source.sinks.sink_options import SinkOption
+    from kafka_eos_source.sinks.specs import with_two_phase_sinks
 
 __all__ = [
     "OK",
@@ -40,5 +41,5 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on first use: all queries parse the sinks' options, and few have a sink."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = "specs" if name in ("SinkOption", "with_two_phase_sinks") else "contract"
+    place = {"SinkOption": "sink_options", "with_two_phase_sinks": "specs"}.get(name, "contract")
     return getattr(import_module(f"kafka_eos_source.sinks.{place}"), name)

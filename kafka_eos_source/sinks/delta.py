@@ -38,7 +38,8 @@ from kafka_eos_source.sinks.contract import (
     Staged,
 )
 from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
-from kafka_eos_source.sinks.specs import SinkOption, columns, require
+from kafka_eos_source.sinks.sink_options import SinkOption, columns
+from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,

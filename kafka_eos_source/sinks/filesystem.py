@@ -30,7 +30,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile, committed_files
-from kafka_eos_source.sinks.specs import SinkOption
+from kafka_eos_source.sinks.sink_options import SinkOption
 from kafka_eos_source.sinks.targets import location
 
 __all__ = ["FilesystemSink", "committed_files"]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.sinks.specs import SinkOption
+from kafka_eos_source.sinks.sink_options import SinkOption
 
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
 #: Options of every sink that writes files.

@@ -59,7 +59,7 @@ from kafka_eos_source.sinks.http_client import (
     pending_ids,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.targets import address, query_digest
 
 BODY_FORMATS = {"json": "application/x-ndjson", "arrow": "application/vnd.apache.arrow.stream"}

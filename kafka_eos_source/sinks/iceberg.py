@@ -41,7 +41,8 @@ from kafka_eos_source.sinks.contract import (
     Staged,
 )
 from kafka_eos_source.sinks.iceberg_files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
-from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SECRET_NAME, SinkOption, require
+from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.specs import SECRET_NAME, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,

@@ -42,7 +42,8 @@ from kafka_eos_source.sinks.s3_uploads import (
     translated,
     verify,
 )
-from kafka_eos_source.sinks.specs import ALLOW_HTTP_OPTION, SinkOption, require
+from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.targets import location
 
 _MAX_THREADS = 64

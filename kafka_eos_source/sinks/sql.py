@@ -42,7 +42,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.specs import SinkOption, columns
+from kafka_eos_source.sinks.sink_options import SinkOption, columns
 from kafka_eos_source.sinks.sql_database import (
     FIX,
     autocommit,

@@ -30,7 +30,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.specs import SinkOption
+from kafka_eos_source.sinks.sink_options import SinkOption
 
 #: Default size of the rows that a task buffers. A Python worker has little memory, but files should have at
 #: least 10 MB.

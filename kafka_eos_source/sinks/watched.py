@@ -30,7 +30,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.specs import SinkNaming
+from kafka_eos_source.sinks.sink_options import SinkNaming
 
 _CLOSE_SECONDS = 5.0
 
