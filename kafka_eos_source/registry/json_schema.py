@@ -7,52 +7,57 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter, methodcaller
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Collector, Converted, Decoder, Encoder, Schema
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema
 from kafka_eos_source.registry.json_schema_encode import JsonEncoder, check_key, is_list
-from kafka_eos_source.registry.json_schema_shapes import INSTALL, Kind, Shape, open_schema, read_shape
-from kafka_eos_source.runtime.json_input import MOST_LEVELS, JsonError, parse_json, parse_json_fast
+from kafka_eos_source.registry.json_schema_shapes import Kind, Shape, read_shape
+from kafka_eos_source.runtime.json_input import JsonError, parse_json, parse_json_fast, typed_parser
 
 _types = pa.types
 
 
-def decoder(writer: Schema, reader: Schema | None = None, *, validate: bool = False) -> Decoder:
+def decoder(writer: Schema, reader: Schema | None = None) -> Decoder:
     """Returns a decoder of the documents that were written with a schema.
 
     Args:
         writer: the schema with which they were written.
         reader: the schema that decides the type of the column.
-        validate: checks each document against all keywords of the writer's schema, which is slow.
 
     Raises:
         InvalidSchemaError: if a schema is not usable.
     """
-    return JsonDecoder(read_shape(reader or writer), _validator(writer) if validate else None)
+    return _decoder(reader or writer)
 
 
-def encoder(schema: Schema, values: pa.DataType, *, validate: bool = False) -> Encoder:
+@lru_cache(maxsize=16)
+def _decoder(schema: Schema) -> Decoder:
+    """Returns the decoder, which is the same for all writers' schemas if there is a reader's schema."""
+    return JsonDecoder(read_shape(schema))
+
+
+def encoder(schema: Schema, values: pa.DataType) -> Encoder:
     """Returns an encoder of values as documents of a schema.
 
     Args:
         schema: the schema.
         values: the type of the values.
-        validate: checks each document against all keywords of the schema, which is slow.
 
     Raises:
         InvalidSchemaError: if the schema is not usable, or a column does not fit it.
     """
-    return JsonEncoder(read_shape(schema), values, _validator(schema) if validate else None)
+    return JsonEncoder(read_shape(schema), values)
 
 
 def arrow_type(schema: Schema) -> pa.DataType:
@@ -107,87 +112,35 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"type": [schema["type"], "null"]}
 
 
-def _validator(schema: Schema) -> Callable[[Any], str | None]:
-    """Returns a function that says why a document violates the schema."""
-    try:
-        from jsonschema import exceptions, validators
-        from referencing.exceptions import Unresolvable
-    except ImportError as failure:
-        raise InvalidOptionError(f"validation needs a package: {failure}", fix=INSTALL) from failure
-    contents, resolver = open_schema(schema)
-    kind = validators.validator_for(contents, default=validators.Draft7Validator)
-    try:
-        kind.check_schema(contents)
-    except exceptions.SchemaError as failure:
-        raise InvalidSchemaError(
-            f"the JSON Schema is not valid: {failure.message}", fix="correct the schema"
-        ) from failure
-    validator = kind(contents, registry=resolver._registry, format_checker=kind.FORMAT_CHECKER)
-
-    def explain(document: Any) -> str | None:
-        try:
-            found = exceptions.best_match(validator.iter_errors(document))
-        except RecursionError:
-            return "the value is nested too deeply for the schema, which refers to itself"
-        except (Unresolvable, re.error, ArithmeticError) as failure:
-            return f"the schema cannot be applied to the value: {type(failure).__name__}: {failure}"
-        if found is None:
-            return None
-        where = ".".join(str(part) for part in found.absolute_path)
-        return f"field {where}: {found.message[:300]}" if where else found.message[:300]
-
-    return explain
-
-
 # -- decoding ------------------------------------------------------------------------------------
 
-#: Fewer documents than this are parsed one by one if Arrow's parser refuses one of them.
-_FEW = 64
-_UNLIMITED = sys.maxsize
+#: So many bytes of documents are Python values at once.
+_CHUNK_BYTES = 1 << 20
 _INT64 = range(-(1 << 63), 1 << 63)
 #: Beyond this, a float does not say which integer was meant.
 _EXACT_FLOATS = 1 << 53
-_DIGITS_OF_INT64 = 19
-_TIMES = {Kind.DATE_TIME: pa.timestamp("us", "UTC"), Kind.DATE: pa.date32()}
+_TIMES = (Kind.DATE_TIME, Kind.DATE)
 _RFC3339 = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(\.\d{1,6})\d*)?(Z|[+-]\d\d:\d\d)$"
 
-#: In each document that has, without an exponent, a number beyond a double; in few others.
-_LARGE_NUMBER = re.compile(rb"[0-9]{100}")
-
 _Rows = npt.NDArray[np.int64]
-
-
-class UnfitError(ValueError):
-    """A document does not fit its schema. The text names the field and the reason."""
-
-
-class _Number(float):
-    """A number of a document that keeps its text, because a float or 64 bits would change it."""
-
-    def __new__(cls, text: str) -> _Number:
-        """Parses the text."""
-        made = super().__new__(cls, text)
-        made.text = text
-        return made
-
-    text: str
+_TYPED_DICT: Any = TypedDict
 
 
 class JsonDecoder:
     """Decodes the documents of one schema (see `codec.Decoder`).
 
+    msgspec reads each document by itself, so whether it is a row does not depend on its neighbours. If a
+    document does not fit, it is read again, to say why.
+
     Args:
         shape: the shape that decides the type of the column.
-        validate: returns why a document violates the schema, or None; without it, only types are checked.
     """
 
-    def __init__(self, shape: Shape, validate: Callable[[Any], str | None] | None = None) -> None:
+    def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._validate = validate
         self._type = shape.arrow_type
-        self._parsed_type = shape.typed(_parsed)
-        self._has_text = _has_text(shape)
-        self._is_exact_with_arrow = validate is None and shape.kind is Kind.OBJECT and _suits_arrow(shape)
+        self._values = _Values(shape, "")
+        self._parse = typed_parser(self._values.parsed_type)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -199,264 +152,257 @@ class JsonDecoder:
         if isinstance(messages, pa.ChunkedArray):
             messages = messages.combine_chunks()
         fitting = fitting_rows(self._shape, messages, most_bytes)
-        if not fitting and len(messages):  # the estimate is too high for some documents
-            return self._decode(messages[:1], start, Collector(self._parsed_type, most_bytes))
-        return self._decode(messages[:fitting], start, None)
+        if fitting or not len(messages):
+            return self._decode(messages[:fitting], start)
+        found = self._decode(messages[:1], start)  # the estimate is too high for some documents
+        return found if found.values.nbytes <= most_bytes else Converted(found.values[:0])
 
-    def _decode(self, messages: pa.Array, start: int, collector: Collector | None) -> Converted:
-        """Decodes messages.
+    def _decode(self, messages: pa.Array, start: int) -> Converted:
+        errors: dict[int, str] = {}
+        ends = np.cumsum(pc.binary_length(messages).fill_null(0).to_numpy(zero_copy_only=False))
+        parts = [pa.array([], self._type)]
+        first = 0
+        while first < len(messages):
+            most = _CHUNK_BYTES + (int(ends[first - 1]) if first else 0)
+            end = max(first + 1, int(np.searchsorted(ends, most, side="right")))
+            parts.append(self._chunk(messages[first:end].to_pylist(), first, start, errors))
+            first = end
+        values = pa.concat_arrays(parts)
+        if errors:
+            places = np.arange(len(messages))
+            values = values.take(pa.array(places, mask=np.isin(places, list(errors))))
+        return Converted(values, dict(sorted(errors.items())))
+
+    def _chunk(
+        self, messages: list[bytes | None], first: int, start: int, errors: dict[int, str]
+    ) -> pa.Array:
+        """Returns the column of some messages, of which `first` is the number of the first row."""
+        values: list[Any] = []
+        for row, message in enumerate(messages, first):
+            value = None
+            if message is not None and len(message) < start:
+                errors[row] = f"the value has {len(message)} bytes, fewer than its frame"
+            elif message is not None:
+                try:
+                    value = self._parse(message[start:])
+                except JsonError as failure:
+                    errors[row] = self._reason(message[start:], failure)
+            values.append(value)
+        unfit: dict[int, str] = {}
+        column = self._values.column(values, np.arange(first, first + len(values)), unfit)
+        for row, text in unfit.items():
+            message = messages[row - first]
+            errors[row] = text if message is None else self._reason(message[start:], text)
+        return column
+
+    def _reason(self, document: bytes, otherwise: object) -> str:
+        """Returns why a document does not fit, with the full path of the field if its type is wrong."""
+        try:
+            reason = _misfit(self._shape, parse_json_fast(document), "")
+        except JsonError as failure:
+            return f"the value is not JSON that can be read: {failure}"
+        return reason or str(otherwise)
+
+
+class _Values:
+    """The values of one shape: the type that msgspec makes of each, and the column that they become.
+
+    Args:
+        shape: the shape.
+        path: the field, for errors.
+    """
+
+    def __init__(self, shape: Shape, path: str) -> None:
+        self._kind = shape.kind
+        self._path = path
+        self._type = shape.arrow_type
+        #: How to get a property from an object, and its values.
+        self._properties: list[tuple[Callable[[Any], Any], _Values]] = []
+        self._items: _Values | None = None
+        if shape.kind is Kind.OBJECT:
+            self.parsed_type = self._object(shape)
+        elif shape.kind is Kind.ARRAY and shape.items is not None:
+            self._items = _Values(shape.items, f"{path}[]")
+            self.parsed_type = list[self._items.parsed_type] | None  # type: ignore[name-defined]
+        elif shape.kind is Kind.MAP and shape.items is not None:
+            self._items = _Values(shape.items, f"{path}.*".lstrip("."))
+            self.parsed_type = dict[str, self._items.parsed_type] | None  # type: ignore[name-defined]
+        else:
+            self.parsed_type = _parsed_types()[shape.kind]
+
+    def _object(self, shape: Shape) -> Any:
+        from msgspec import defstruct
+
+        inside = {
+            name: _Values(each, f"{self._path}.{name}".lstrip(".")) for name, each in shape.properties.items()
+        }
+        names = {f"f{number}": name for number, name in enumerate(inside)}
+        fields = [(of, inside[name].parsed_type, None) for of, name in names.items()]
+        getters: list[Callable[[Any], Any]] = [attrgetter(of) for of in names]
+        try:
+            made: Any = defstruct("Object", fields, rename=names, gc=False)
+        except ValueError:  # msgspec's objects with slots cannot have quotes and backslashes in names
+            made = _TYPED_DICT(
+                "Object", {name: each.parsed_type for name, each in inside.items()}, total=False
+            )
+            getters = [methodcaller("get", name) for name in inside]
+        self._properties = list(zip(getters, inside.values(), strict=True))
+        return made | None
+
+    def column(self, values: list[Any], rows: _Rows, unfit: dict[int, str]) -> pa.Array:
+        """Returns the column of some values.
 
         Args:
-            messages: the messages.
-            start: how many bytes of each are not payload.
-            collector: a collector for the one message, whose size is not known; None for messages that fit.
+            values: the values.
+            rows: for each value, the row to which it belongs.
+            unfit: receives a text for each row with a value that the column cannot hold.
         """
-        errors: dict[int, str] = {}
-        rows: _Rows = np.flatnonzero(messages.is_valid().to_numpy(zero_copy_only=False))
-        lengths = pc.binary_length(messages).fill_null(start).to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(lengths < start).tolist():
-            errors[row] = f"the value has {lengths[row]} bytes, fewer than its frame"
-        rows = rows[lengths[rows] >= start]
-        payloads = messages.take(rows).cast(pa.large_binary())
-        if start:
-            payloads = pc.binary_replace_slice(payloads, 0, start, b"")
-        if collector is not None:
-            parsed = self._parse_each(payloads, rows, errors, collector)
-            if len(parsed) < len(payloads):
-                return Converted(pa.array([], self._type))
-        else:
-            parsed = self._parse(payloads, rows, errors)
-        values = _convert_times(self._shape, parsed, rows, errors)
-        places = np.full(len(messages), -1)
-        places[rows] = np.arange(len(rows))
-        places[list(errors)] = -1
-        return Converted(values.take(pa.array(places, mask=places < 0)), dict(sorted(errors.items())))
+        if self._kind is Kind.OBJECT:
+            missing = np.array([each is None for each in values], bool)
+            present = values if not missing.any() else [each for each in values if each is not None]
+            columns = [
+                each.column(_spread(list(map(get, present)), missing), rows, unfit)
+                for get, each in self._properties
+            ]
+            return pa.StructArray.from_arrays(columns, fields=list(self._type), mask=pa.array(missing))
+        if self._items is not None:
+            missing = pa.array([each is None for each in values], pa.bool_())
+            lengths = [0 if each is None else len(each) for each in values]
+            inside = np.repeat(rows, lengths)
+            offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+            present = [each for each in values if each is not None]
+            if self._kind is Kind.ARRAY:
+                items = self._items.column(list(chain.from_iterable(present)), inside, unfit)
+                return pa.ListArray.from_arrays(offsets, items, self._type, mask=missing)
+            keys = pa.array(list(chain.from_iterable(present)), pa.string())
+            items = self._items.column([item for each in present for item in each.values()], inside, unfit)
+            return pa.MapArray.from_arrays(offsets, keys, items, self._type, mask=missing)
+        if self._kind in _TIMES:
+            return _times(self._kind, pa.array(values, pa.string()), rows, unfit, self._path)
+        if self._kind is Kind.TEXT:
+            values = [self._text(value, int(row), unfit) for value, row in zip(values, rows, strict=True)]
+        elif self._kind is Kind.INTEGER:
+            values = self._integers(values, rows, unfit)
+        return pa.array(values, self._type)
 
-    def _parse(self, payloads: pa.Array, rows: _Rows, errors: dict[int, str]) -> pa.Array:
-        """Returns the documents with times as text. Halves the column until Arrow can parse most of it."""
-        if self._is_exact_with_arrow and len(payloads):
-            found = self._parse_with_arrow(payloads)
-            if found is not None:
-                return found
-            if len(payloads) > _FEW:
-                middle = len(payloads) // 2
-                halves = ((payloads[:middle], rows[:middle]), (payloads[middle:], rows[middle:]))
-                return pa.concat_arrays([self._parse(half, of, errors) for half, of in halves])
-        return self._parse_each(payloads, rows, errors, Collector(self._parsed_type, _UNLIMITED))
+    def _integers(self, values: list[Any], rows: _Rows, unfit: dict[int, str]) -> list[Any]:
+        """Returns integers; msgspec returns those as floats that were written with a fraction or exponent."""
+        known = [each for each in values if each is not None]
+        if not known or (
+            float not in set(map(type, known)) and min(known) in _INT64 and max(known) in _INT64
+        ):
+            return values
+        found = []
+        for value, row in zip(values, rows.tolist(), strict=True):
+            whole = None if value is None else _whole(value)
+            if value is not None and whole is None:
+                unfit.setdefault(row, f"{_where(self._path)}{str(value)[:100]} is not an integer of 64 bits")
+            found.append(whole)
+        return found
 
-    def _with_skipped_properties(self, payload: pa.Array) -> pa.Scalar | None:
-        """Returns a document as Arrow reads it, which skips properties with too many levels or large numbers.
+    def _text(self, value: Any, row: int, unfit: dict[int, str]) -> str | None:
+        """Returns a value as JSON text without spaces, in which numbers are as they were written."""
+        from msgspec import Raw
+        from msgspec.json import encode
 
-        So it is read alone as it is read among others. None for all other documents.
-        """
-        text = payload[0].as_py()
-        has_levels = text.count(b"[") + text.count(b"{") > MOST_LEVELS
-        if not self._is_exact_with_arrow or not (has_levels or _LARGE_NUMBER.search(text)):
-            return None
-        found = self._parse_with_arrow(payload)
-        return None if found is None else found[0]
+        def as_written(number: str) -> Any:
+            if math.isinf(float(number)):
+                raise ValueError(f"the number {number[:40]} does not fit into a double")
+            return Raw(number.encode())
 
-    def _parse_with_arrow(self, payloads: pa.Array) -> pa.Array | None:
-        """Returns the documents; None if Arrow refuses one, or might read one differently.
-
-        Arrow reads a text with a message per line. Each message begins with a brace and ends with one. If one
-        is not complete, the brace of the next one is an error, so each contains at least one document; and if
-        there are as many documents as messages, each contains exactly one.
-        """
-        try:
-            texts = pc.ascii_trim(payloads.cast(pa.large_string()), " \t\r\n")
-        except pa.ArrowInvalid:  # not UTF-8
-            return None
-        whole = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-        odd = pc.match_substring_regex(texts, "NaN|Inf")  # which Arrow accepts as numbers
-        if not pc.all(whole).as_py() or pc.any(odd).as_py():
-            return None
-        nothing, newline = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
-        lines = pc.binary_join_element_wise(texts, newline, nothing)
-        _, offsets, data = lines.buffers()
-        size = int(np.frombuffer(offsets, np.int64)[lines.offset + len(lines)])
-        if size >= (1 << 31) - 1:
+        if value is None or (document := bytes(value)) == b"null":
             return None
         try:
-            table = pyarrow.json.read_json(
-                pa.BufferReader(data.slice(0, size)),
-                pyarrow.json.ReadOptions(use_threads=False, block_size=size + 1),
-                pyarrow.json.ParseOptions(
-                    explicit_schema=pa.schema(list(self._parsed_type)), unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowInvalid:
+            found = parse_json(document, parse_float=as_written, parse_int=as_written)
+        except JsonError as failure:
+            unfit.setdefault(row, f"{_where(self._path)}{failure}")
             return None
-        if table.num_rows != len(payloads):
-            return None
-        columns = [column.combine_chunks() for column in table.columns]
-        if any(map(_has_infinity, columns)):  # made of a number beyond a double
-            return None
-        return pa.StructArray.from_arrays(columns, fields=list(self._parsed_type))
-
-    def _parse_each(
-        self, payloads: pa.Array, rows: _Rows, errors: dict[int, str], collector: Collector
-    ) -> pa.Array:
-        for at, row in enumerate(rows.tolist()):
-            payload, value = payloads[at].as_py(), None
-            # Whatever the bytes are, nothing else is raised here; tests/registry/test_foreign.py tries.
-            try:
-                document = parse_json_fast(payload)
-                if self._has_text:  # with numbers as they are written
-                    document = parse_json(payload, parse_float=_Number, parse_int=_integer)
-                if self._validate is None or (reason := self._validate(document)) is None:
-                    value = _fit(self._shape, document, "")
-                else:
-                    errors[row] = reason
-            except JsonError as failure:
-                skipped = self._with_skipped_properties(payloads[at : at + 1])
-                if skipped is None:
-                    errors[row] = f"the value is not JSON that can be read: {failure}"
-                else:
-                    value = skipped.as_py()
-            except UnfitError as failure:
-                errors[row] = str(failure)
-            collector.add(value)
-        return collector.converted({}).values
+        return str(encode(found), "utf-8")
 
 
-def _has_infinity(array: pa.Array) -> bool:
-    if pa.types.is_floating(array.type):
-        return bool(pc.any(pc.is_inf(array)).as_py())
-    if pa.types.is_struct(array.type):
-        return any(map(_has_infinity, array.flatten()))
-    return pa.types.is_list(array.type) and _has_infinity(array.values)
+@lru_cache(maxsize=1)
+def _parsed_types() -> dict[Kind, Any]:
+    """Returns what msgspec makes of scalars."""
+    import msgspec
+
+    return {
+        Kind.BOOLEAN: bool | None,
+        Kind.INTEGER: int | float | None,
+        Kind.NUMBER: float | None,
+        **dict.fromkeys((Kind.STRING, *_TIMES), str | None),
+        Kind.TEXT: msgspec.Raw,
+    }
 
 
-def _parsed(kind: Kind) -> pa.DataType:
-    return pa.string() if kind in _TIMES else Shape(kind).arrow_type
+def _spread(present: list[Any], missing: npt.NDArray[np.bool_]) -> list[Any]:
+    """Returns values with None where they are missing."""
+    if len(present) == len(missing):
+        return present
+    found = iter(present)
+    return [None if absent else next(found) for absent in missing.tolist()]
 
 
-def _integer(text: str) -> int | _Number:
-    return int(text) if len(text) < _DIGITS_OF_INT64 else _Number(text)
+def _whole(value: Any) -> int | None:
+    """Returns the integer of 64 bits that a number is; None if it is none, or an inexact float."""
+    if isinstance(value, float):
+        return int(value) if abs(value) <= _EXACT_FLOATS and value.is_integer() else None
+    return value if value in _INT64 else None
 
 
-def _has_text(shape: Shape) -> bool:
-    inside = [*shape.properties.values(), *([] if shape.items is None else [shape.items])]
-    return shape.kind is Kind.TEXT or any(_has_text(each) for each in inside)
-
-
-def _suits_arrow(shape: Shape) -> bool:
-    """Whether Arrow's parser has this type. It reads neither any JSON value, nor objects as maps."""
-    if shape.kind in (Kind.TEXT, Kind.MAP) or (shape.kind is Kind.OBJECT and not shape.properties):
-        return False
-    inside = [*shape.properties.values(), *([] if shape.items is None else [shape.items])]
-    return all(_suits_arrow(each) for each in inside)
-
-
-def _fit(shape: Shape, value: Any, path: str) -> Any:
-    """Returns a value of a document as Arrow expects it.
-
-    Raises:
-        UnfitError: if it has another type.
-    """
-    if shape.kind is Kind.TEXT:
-        return None if value is None else _text(value)
-    if value is None:
+def _misfit(shape: Shape, value: Any, path: str) -> str | None:
+    """Returns why a value of a document does not have the type of its column; None if it does."""
+    if value is None or shape.kind is Kind.TEXT:
         return None
+    inside: Iterable[tuple[Shape, Any, str]] = ()
     if shape.kind is Kind.OBJECT and isinstance(value, dict):
-        return {
-            name: _fit(inner, value.get(name), f"{path}.{name}".lstrip("."))
-            for name, inner in shape.properties.items()
-        }
-    if shape.kind is Kind.MAP and isinstance(value, dict) and shape.items is not None:
-        return [(key, _fit(shape.items, each, f"{path}.{key}".lstrip("."))) for key, each in value.items()]
-    if shape.kind is Kind.ARRAY and isinstance(value, list) and shape.items is not None:
-        return [_fit(shape.items, each, f"{path}[{index}]") for index, each in enumerate(value)]
-    if shape.kind is Kind.BOOLEAN and isinstance(value, bool):
-        return value
-    if shape.kind in (Kind.STRING, Kind.DATE_TIME, Kind.DATE) and isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if shape.kind is Kind.NUMBER:
-            if not math.isfinite(value):
-                raise UnfitError(f"{_where(path)}{_text(value)[:100]} does not fit into a double")
-            return float(value)
-        if shape.kind is Kind.INTEGER:
-            found = _exact_integer(value)
-            if found is not None and found in _INT64:
-                return found
-            if found is not None or not math.isfinite(value) or abs(value) > _EXACT_FLOATS:
-                why = "does not fit into 64 bits" if abs(value) >= 1 << 63 else "is not exact in a float"
-                raise UnfitError(f"{_where(path)}{_text(value)[:100]} {why}")
-    raise UnfitError(f"{_where(path)}expected {shape.kind.value}, found {_text(value)[:100]}")
+        inside = ((each, value.get(name), f"{path}.{name}") for name, each in shape.properties.items())
+    elif shape.kind is Kind.MAP and isinstance(value, dict) and shape.items is not None:
+        inside = ((shape.items, each, f"{path}.{key}") for key, each in value.items())
+    elif shape.kind is Kind.ARRAY and isinstance(value, list) and shape.items is not None:
+        inside = ((shape.items, each, f"{path}[{index}]") for index, each in enumerate(value))
+    elif not _is_of_kind(shape.kind, value):
+        return f"{_where(path)}expected {shape.kind.value}, found {_shown(value)}"
+    elif shape.kind is Kind.INTEGER and _whole(value) is None:
+        if isinstance(value, float) and abs(value) <= _EXACT_FLOATS:
+            return f"{_where(path)}expected integer, found {_shown(value)}"
+        why = "does not fit into 64 bits" if abs(value) >= 1 << 63 else "is not exact in a float"
+        return f"{_where(path)}{_shown(value)} {why}"
+    elif shape.kind is Kind.NUMBER and abs(value) > sys.float_info.max:
+        return f"{_where(path)}{_shown(value)} does not fit into a double"
+    reasons = (_misfit(each, found, place.lstrip(".")) for each, found, place in inside)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def _exact_integer(value: float) -> int | None:
-    """Returns the integer that a number of a document is; None if it is none, or an inexact float."""
-    if isinstance(value, int):
-        return value
-    if (
-        isinstance(value, _Number)
-        and value.text.lstrip("-").isdigit()
-        and len(value.text) <= _DIGITS_OF_INT64 + 1
-    ):
-        return int(value.text)
-    return int(value) if abs(value) <= _EXACT_FLOATS and value.is_integer() else None
+def _is_of_kind(kind: Kind, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is Kind.BOOLEAN
+    return isinstance(value, _PYTHON_TYPES.get(kind, ()))
+
+
+_PYTHON_TYPES: dict[Kind, tuple[type, ...]] = {
+    **dict.fromkeys((Kind.INTEGER, Kind.NUMBER), (int, float)),
+    **dict.fromkeys((Kind.STRING, *_TIMES), (str,)),
+}
 
 
 def _where(path: str) -> str:
     return f"field {path}: " if path else ""
 
 
-def _text(value: Any) -> str:
-    import orjson
-
-    return orjson.dumps(value, default=_as_written).decode()
-
-
-def _as_written(number: _Number) -> Any:
-    import orjson
-
-    return orjson.Fragment(number.text)
-
-
-# -- times ---------------------------------------------------------------------------------------
-
-
-def _convert_times(
-    shape: Shape, array: pa.Array, rows: _Rows, errors: dict[int, str], path: str = ""
-) -> pa.Array:
-    """Converts texts to timestamps and dates. `rows` tells for each value to which message it belongs."""
-    if shape.kind in _TIMES:
-        return _times(shape.kind, array, rows, errors, path)
-    if shape.arrow_type == array.type:
-        return array
-    if shape.kind is Kind.OBJECT:
-        fields = array.flatten()  # null inside a null struct, where `array.field` has empty texts
-        columns = [
-            _convert_times(inner, each, rows, errors, f"{path}.{name}".lstrip("."))
-            for (name, inner), each in zip(shape.properties.items(), fields, strict=True)
-        ]
-        return pa.StructArray.from_arrays(columns, fields=list(shape.arrow_type), mask=array.is_null())
-    assert shape.items is not None
-    offsets = array.offsets.to_numpy(zero_copy_only=False)
-    first, last = int(offsets[0]), int(offsets[-1])
-    inside = np.repeat(rows, np.diff(offsets))
-    mask = array.is_null()
-    moved = pa.array((offsets - first).astype(np.int32))
-    if shape.kind is Kind.MAP:
-        items = _convert_times(shape.items, array.items[first:last], inside, errors, f"{path}.*".lstrip("."))
-        return pa.MapArray.from_arrays(moved, array.keys[first:last], items, shape.arrow_type, mask=mask)
-    values = _convert_times(shape.items, array.values[first:last], inside, errors, f"{path}[]")
-    return pa.ListArray.from_arrays(moved, values, shape.arrow_type, mask=mask)
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))[:100]
 
 
 def _times(kind: Kind, array: pa.Array, rows: _Rows, errors: dict[int, str], path: str) -> pa.Array:
     try:
-        return array.cast(_TIMES[kind])
+        return array.cast(Shape(kind).arrow_type)
     except pa.ArrowInvalid:
         pass
     texts = array
     if kind is Kind.DATE_TIME:  # Arrow knows neither digits behind microseconds, nor small letters
         texts = pc.replace_substring_regex(pc.utf8_upper(array), _RFC3339, r"\1T\2\3\4")
     bad: list[int] = []
-    values = _cast(texts, _TIMES[kind], 0, bad)
+    values = _cast(texts, Shape(kind).arrow_type, 0, bad)
     for at in bad:
         needs = "a date with time and time zone" if kind is Kind.DATE_TIME else "a date"
         text = array[at].as_py()

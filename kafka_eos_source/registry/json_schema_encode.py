@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,7 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted
 from kafka_eos_source.registry.json_schema_shapes import Kind, Shape
-from kafka_eos_source.runtime.json_input import JsonError, parse_json, parse_json_fast
+from kafka_eos_source.runtime.json_input import JsonError, parse_json_fast
 
 _types = pa.types
 _NULL = pa.scalar("null", pa.large_string())
@@ -30,19 +28,15 @@ class JsonEncoder:
     Args:
         shape: the shape of the schema.
         values: the type of the values.
-        validate: returns why a document violates the schema, or None; without it, only types are checked.
 
     Raises:
         InvalidSchemaError: if a column does not fit the schema.
     """
 
-    def __init__(
-        self, shape: Shape, values: pa.DataType, validate: Callable[[Any], str | None] | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, values: pa.DataType) -> None:
         _check(shape, values, "")
         self._shape = shape
         self._values = values
-        self._validate = validate
 
     def encode(self, values: pa.Array, prefix: bytes, most_bytes: int = MOST_BYTES) -> Converted:
         """Encodes values (see `codec.Encoder`)."""
@@ -52,15 +46,6 @@ class JsonEncoder:
             raise TypeError(f"this encoder is for values of type {self._values}, not {values.type}")
         errors: dict[int, str] = {}
         texts = _encode(self._shape, values, np.arange(len(values)), errors, "")
-        if self._validate is not None:
-            for row, text in enumerate(texts.to_pylist()):
-                if text is not None and row not in errors:
-                    try:
-                        reason = self._validate(parse_json(text))
-                    except JsonError as failure:
-                        reason = str(failure)
-                    if reason is not None:
-                        errors[row] = reason
         if errors:
             bad = np.zeros(len(texts), bool)
             bad[list(errors)] = True

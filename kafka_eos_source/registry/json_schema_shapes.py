@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -75,16 +74,12 @@ class Shape:
     @property
     def arrow_type(self) -> pa.DataType:
         """The type of the column."""
-        return self.typed(_SCALARS.__getitem__)
-
-    def typed(self, scalar: Callable[[Kind], pa.DataType]) -> pa.DataType:
-        """Returns the type of the column, with a function for the types of scalars."""
         if self.kind is Kind.OBJECT:
-            return pa.struct([(name, shape.typed(scalar)) for name, shape in self.properties.items()])
+            return pa.struct([(name, shape.arrow_type) for name, shape in self.properties.items()])
         if self.items is not None:
-            items = self.items.typed(scalar)
+            items = self.items.arrow_type
             return pa.list_(items) if self.kind is Kind.ARRAY else pa.map_(pa.string(), items)
-        return scalar(self.kind)
+        return _SCALARS[self.kind]
 
 
 def read_shape(schema: Schema) -> Shape:

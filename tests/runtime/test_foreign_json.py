@@ -191,7 +191,13 @@ def test_any_retry_after_is_a_time_or_none(header: str) -> None:
 
 def test_no_other_module_parses_json() -> None:
     """A parser of its own would have exceptions and limits of its own."""
-    parsers = {"json.loads", "json.load", "json.JSONDecoder", "orjson.loads"}
+    parsers = {
+        "json.loads",
+        "json.load",
+        "json.JSONDecoder",
+        "msgspec.json.Decoder",
+        "msgspec.json.decode",
+    }
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
