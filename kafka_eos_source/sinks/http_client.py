@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import select
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,9 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from urllib.parse import SplitResult, urlsplit
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
@@ -334,6 +336,9 @@ class Credentials:
 class Transport:
     """Connection to one service, used by one thread. Connects when the first request is sent.
 
+    It uses a connection of urllib3, and not its pool: a connection neither repeats a request nor follows a
+    redirect nor asks the environment for a proxy, and it does not log the target, whose query may have a key.
+
     Attributes:
         url: URL of the service.
         credentials: sent with each request.
@@ -347,7 +352,7 @@ class Transport:
     timeout_seconds: float
     ca_file: str | None = None
     secrets: Secrets = NO_SECRETS
-    _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
+    _connection: HTTPConnection | None = field(default=None, init=False, repr=False)
 
     def request(
         self,
@@ -374,20 +379,29 @@ class Transport:
             InvalidOptionError: if the credentials or certificates cannot be used.
         """
         all_headers = {"User-Agent": "kafka-eos-source", **self.credentials.headers(), **(headers or {})}
-        if body is None and method == "POST":
-            all_headers["Content-Length"] = "0"
         seconds = max(_MIN_TIMEOUT_SECONDS, deadline.remaining_seconds(self.timeout_seconds))
         connection = self._connected(seconds)
         try:
-            connection.request(method, target, body, all_headers)
+            connection.request(
+                method,
+                target,
+                body,  # type: ignore[arg-type]  # a buffer, which is sent without a copy
+                all_headers,
+                preload_content=False,
+                decode_content=False,
+            )
             response = connection.getresponse()
-            content = response.read(_MAX_ANSWER_BYTES)
-            if not response.isclosed() or response.will_close:
+            content = b""
+            while piece := response.read(
+                _MAX_ANSWER_BYTES - len(content)
+            ):  # until the end, which may be early
+                content += piece
+            if not response.closed:  # the answer is longer
                 self.close()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, HTTPError) as error:
             self.close()
             return Answer(None, self._hidden(f"{type(error).__name__}: {error}").encode())
-        after = retry_after_seconds(response.getheader("Retry-After"), datetime.now(timezone.utc))
+        after = retry_after_seconds(response.headers.get("Retry-After"), datetime.now(timezone.utc))
         if response.status >= 400:  # a text for people
             content = self._hidden(content.decode(errors="replace")).encode()
         return Answer(response.status, content, after)
@@ -401,21 +415,20 @@ class Transport:
             self._connection.close()
             self._connection = None
 
-    def _connected(self, seconds: float) -> http.client.HTTPConnection:
-        open_one = self._connection
-        if open_one is not None and open_one.sock is not None:
-            # services close idle connections; detect that before a request is lost
-            if not select.select([open_one.sock], [], [], 0)[0]:
-                open_one.sock.settimeout(seconds)
-                return open_one
-            self.close()
+    def _connected(self, seconds: float) -> HTTPConnection:
+        """Returns the connection; a new one if the service has closed it, which it does to idle ones."""
+        known = self._connection
+        if known is not None and known.is_connected and known.sock is not None:
+            known.sock.settimeout(seconds)
+            return known
+        self.close()
         self._connection = self._new(urlsplit(self.url), seconds)
         return self._connection
 
-    def _new(self, url: SplitResult, seconds: float) -> http.client.HTTPConnection:
+    def _new(self, url: SplitResult, seconds: float) -> HTTPConnection:
         assert url.hostname is not None
         if url.scheme == "http":
-            return http.client.HTTPConnection(url.hostname, url.port, timeout=seconds)
+            return HTTPConnection(url.hostname, url.port, timeout=seconds)
         try:
             trusted = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
@@ -423,4 +436,4 @@ class Transport:
                 f"option 'ca.file' has the value {self.ca_file!r}, which cannot be loaded: {error}.",
                 fix="set it to a file of PEM certificates that the driver can read.",
             ) from error
-        return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=trusted)
+        return HTTPSConnection(url.hostname, url.port, timeout=seconds, ssl_context=trusted)
