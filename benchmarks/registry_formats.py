@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from kafka_eos_source.registry import json_schema, protobuf
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.protobuf.files import message_at
+from kafka_eos_source.registry.protobuf_schema import message_at
 
 FRAME = b"\0\0\0\0\1"
 FRAME_PROTOBUF = FRAME + b"\0"  # the path of the first message in the file is one byte

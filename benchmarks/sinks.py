@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sql import SqlSink
 from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
 from kafka_eos_source.stage.files import PartStage, StagingFolder

@@ -74,7 +74,7 @@ nitpick_ignore_regex = [
     ),
     ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),
-    ("py:.*", r".*\.notes_folder\.T"),
+    ("py:.*", r".*\.manifest\.T"),
     ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
 ]
 

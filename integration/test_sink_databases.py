@@ -102,8 +102,8 @@ class TestMariaDb(_OnServer):
         """
         import sqlalchemy as sa
 
-        from kafka_eos_source.sinks.sql import sink as module
-        from kafka_eos_source.sinks.sql import two_phase
+        from kafka_eos_source.sinks import sql as module
+        from kafka_eos_source.sinks import sql_transactions
 
         txn, ended = new_txn(), []
         with opened(system) as sink:
@@ -121,7 +121,7 @@ class TestMariaDb(_OnServer):
             await_condition(lambda: _is_committing(server), 30, "the zombie's XA COMMIT is running")
             monkeypatch.setattr(module, "_END_SECONDS", 1)
             if not listed:
-                monkeypatch.setattr(two_phase.MySql, "prepared", lambda *_: [])
+                monkeypatch.setattr(sql_transactions.MySql, "prepared", lambda *_: [])
             with opened(system) as sink:
                 outcome = sink.commit(txn, deadline())
             assert isinstance(outcome, Retryable), f"the batch is being committed, not lost: {outcome}"

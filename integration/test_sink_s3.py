@@ -22,8 +22,7 @@ from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
-from kafka_eos_source.sinks.s3.client import Service, client
-from kafka_eos_source.sinks.s3.uploading import MIN_PART_BYTES
+from kafka_eos_source.sinks.s3_uploads import MIN_PART_BYTES, Service, client
 from kafka_eos_source.testing.kills import killed_at
 from kafka_eos_source.testing.sinks import (
     ROWS,

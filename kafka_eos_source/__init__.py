@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
     from kafka_eos_source.observe.notebook import observe_batches, watch
-    from kafka_eos_source.registry.columns import from_registry, to_registry, undecodable_record
-    from kafka_eos_source.registry.selected import registry_schema
+    from kafka_eos_source.registry.columns import (
+        from_registry,
+        registry_schema,
+        to_registry,
+        undecodable_record,
+    )
     from kafka_eos_source.spark.invalid import invalid_record, record_origin
     from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
@@ -67,7 +71,7 @@ _DEFINED_IN = {
     "quiet_logs": "kafka_eos_source.spark.quiet",
     "recommended_settings": "kafka_eos_source.spark.session",
     "record_origin": "kafka_eos_source.spark.invalid",
-    "registry_schema": "kafka_eos_source.registry.selected",
+    "registry_schema": "kafka_eos_source.registry.columns",
     "to_registry": "kafka_eos_source.registry.columns",
     "undecodable_record": "kafka_eos_source.registry.columns",
     "watch": "kafka_eos_source.observe.notebook",

@@ -31,8 +31,7 @@ from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, folders
-from kafka_eos_source.sinks import manifest
-from kafka_eos_source.sinks.filesystem import layout
+from kafka_eos_source.sinks import filesystem_layout, manifest
 from kafka_eos_source.stage import files
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.changelog.restore import _Chunk
@@ -68,7 +67,7 @@ def _no_digests_of_manifests() -> None:
 
 def _no_names_in_manifests() -> None:
     """Moves files wherever a manifest says."""
-    layout._NAME = layout._STAGED = re.compile(".*")
+    filesystem_layout._NAME = filesystem_layout._STAGED = re.compile(".*")
 
 
 def _lose_a_record() -> None:

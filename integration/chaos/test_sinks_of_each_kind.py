@@ -49,7 +49,7 @@ class EachKind:
     """A scenario whose rows also go to four external systems."""
 
     def __init__(self, scenario: Scenario, bucket: S3Server, service: HttpService) -> None:
-        from kafka_eos_source.sinks.s3.client import Service, client
+        from kafka_eos_source.sinks.s3_uploads import Service, client
 
         self.scenario = scenario
         self.bucket = bucket

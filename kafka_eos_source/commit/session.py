@@ -39,7 +39,7 @@ from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, ge
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.registry import targets
+from kafka_eos_source.sinks.specs import targets
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, reports

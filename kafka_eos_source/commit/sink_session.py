@@ -18,8 +18,8 @@ from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import SinkContext, TwoPhaseSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
-from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.specs import SinkSpec
 from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder

@@ -18,7 +18,7 @@ from kafka_eos_source.in_read.registry_columns import registry_columns
 from kafka_eos_source.in_read.staged_frame import staged_frame
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
-from kafka_eos_source.registry.selected import RegistrySchema
+from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.session import warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins

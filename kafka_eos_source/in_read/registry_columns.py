@@ -19,10 +19,8 @@ from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.mapping import ArrowFunction
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.registry.codec import Converted
-from kafka_eos_source.registry.columns import UNDECODABLE
-from kafka_eos_source.registry.decoding import Decoding
-from kafka_eos_source.registry.encoding import Encoding
-from kafka_eos_source.registry.selected import RegistrySchema
+from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
+from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE, arrow_schema
 
 #: Columns of the source that say where and when a record was written.

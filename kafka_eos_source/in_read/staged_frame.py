@@ -23,7 +23,7 @@ from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.secrets import bare_url
-from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.sinks.specs import SinkSpec
 
 #: Column of a staged frame.
 STAGED = "__kafka_eos_staged"

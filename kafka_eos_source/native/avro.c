@@ -1,14 +1,14 @@
 /*
  * Decodes Avro payloads into Arrow buffers, and encodes Arrow arrays as Avro payloads.
  *
- * Python (registry/avro/) compiles a schema into a program: a tree of nodes in one flat array. The functions below
+ * Python (registry/avro_*.py) compiles a schema into a program: a tree of nodes in one flat array. The functions below
  * interpret the program for each row. The program is trusted, because Python wrote it. Payloads are not: every
  * read is checked against the end of its message, and no amount of memory depends on a length before as many bytes
  * as it says are known to be there. A call stops before the row with which its columns would take more memory than
  * the caller allows, or an offset would not fit into an int32. The caller goes on from there with another call.
  *
  * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no
- * state. Callers must release Python's GIL, which ctypes does. registry/avro/kernel.py declares the structs and
+ * state. Callers must release Python's GIL, which ctypes does. registry/avro.py declares the structs and
  * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in loader.py.
  */
 #include <stddef.h>
@@ -30,7 +30,7 @@ EXPORT int32_t kafka_eos_avro_version(void) { return KAFKA_EOS_AVRO_VERSION; }
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
-/* What went wrong. registry/avro/messages.py has the texts. `text` begins a value that the message quotes. */
+/* What went wrong. registry/avro.py has the texts. `text` begins a value that the message quotes. */
 typedef struct {
         int64_t row, node, code, detail, more;
         uint8_t text[48];

@@ -2,10 +2,10 @@
  * Converts Protobuf messages to the buffers of Arrow arrays and back, without a Python object per record.
  *
  * This is a plain shared library. It includes neither Python.h nor Arrow, and links against nothing, so building
- * it needs only a C compiler. Python compiles a descriptor to a flat program (registry/protobuf/program.py), which
+ * it needs only a C compiler. Python compiles a descriptor to a flat program (registry/protobuf_program.py), which
  * this file executes. The functions keep no state and may run in several threads at once, without Python's GIL.
  *
- * registry/protobuf/kernel.py declares the structs and functions. If you change one, change
+ * registry/protobuf_program.py declares the structs and functions. If you change one, change
  * KAFKA_EOS_PROTOBUF_VERSION here and VERSIONS in native/loader.py. Tests compare the decoder with Google's library.
  *
  * A frame is a set of columns with the same number of rows: those of the message itself, and those of the elements

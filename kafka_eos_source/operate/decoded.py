@@ -14,8 +14,7 @@ import pyarrow as pa
 from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.decoding import decode_foreign, foreign_decoder
-from kafka_eos_source.registry.framing import Frame, Messages, frames, paths
+from kafka_eos_source.registry.records import Frame, Messages, decode_foreign, foreign_decoder, frames, paths
 
 
 def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:

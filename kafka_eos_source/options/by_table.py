@@ -26,7 +26,7 @@ from kafka_eos_source.options.option import (
     Option,
 )
 from kafka_eos_source.options.table import BY_NAME, OPTIONS
-from kafka_eos_source.sinks import naming
+from kafka_eos_source.sinks import sink_options
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def parse_table(
         keys[name] = key
         if name.startswith("kafka.") and name != "kafka.":
             kafka[name.removeprefix("kafka.")] = str(value)
-        elif name.startswith(naming.PREFIX) and where == STREAM_WRITE:
+        elif name.startswith(sink_options.PREFIX) and where == STREAM_WRITE:
             continue  # `registry.parse` checks it
         elif name.startswith(SINK_IN_READ) and where == STREAM_READ:
             continue  # `parse_sink_in_read` checks it

@@ -16,7 +16,7 @@ from kafka_eos_source.kafka.secrets import Secrets
 if TYPE_CHECKING:
     from kafka_eos_source.model import TopicPartition
     from kafka_eos_source.options.bounds import Bound, Subscription
-    from kafka_eos_source.sinks.registry import SinkSpec
+    from kafka_eos_source.sinks.specs import SinkSpec
 
 
 @dataclass(frozen=True)

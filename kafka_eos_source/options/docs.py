@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kafka_eos_source.options.option import READ, STATE, STATE_READ, WRITE
 from kafka_eos_source.options.table import OPTIONS
-from kafka_eos_source.sinks import registry
-from kafka_eos_source.sinks.options import COMMON, SinkOption
+from kafka_eos_source.sinks import specs
+from kafka_eos_source.sinks.sink_options import COMMON, SinkOption
 
 
 def documentation() -> str:
@@ -60,14 +60,14 @@ def _sinks() -> list[str]:
         "Set these as `sink.<name>.<option>` for each name in `sinks`. All types have:",
         *_sink_table(COMMON),
     ]
-    for name, kind in sorted(registry.TYPES.items()):
+    for name, kind in sorted(specs.TYPES.items()):
         extra = f" `pip install 'kafka-eos-source[{kind.extra}]'`." if kind.extra else ""
         lines += [
             "",
             f"### `type={name}`",
             "",
             kind.summary + extra,
-            *_sink_table(registry.sink_class("x", name).OPTIONS),
+            *_sink_table(specs.sink_class("x", name).OPTIONS),
         ]
     return lines
 

@@ -30,7 +30,7 @@ from kafka_eos_source.options.option import (
 )
 from kafka_eos_source.options.table import ISOLATION_LEVELS
 from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED
-from kafka_eos_source.sinks import naming, registry
+from kafka_eos_source.sinks import sink_options, specs
 
 __all__ = [
     "Bound",
@@ -147,7 +147,7 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         token_topic=_token_topic(found, streaming=streaming),
         on_invalid_record=found["onInvalidRecord"],
         dead_letter_topic=_dead_letter_topic(found),
-        sinks=registry.parse(found["sinks"], _of_sinks(options)),
+        sinks=specs.parse(found["sinks"], _of_sinks(options)),
     )
 
 
@@ -230,7 +230,9 @@ def _dead_letter_topic(found: Mapping[str, Any]) -> str | None:
 def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the ``sink.*`` options with names in lower case, because Spark may change the case."""
     return {
-        name.lower(): str(value) for name, value in options.items() if name.lower().startswith(naming.PREFIX)
+        name.lower(): str(value)
+        for name, value in options.items()
+        if name.lower().startswith(sink_options.PREFIX)
     }
 
 

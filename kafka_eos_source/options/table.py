@@ -25,7 +25,7 @@ from kafka_eos_source.protocol.record_batch import (
     MOST_DECOMPRESSED,
     MOST_DECOMPRESSED_BYTES,
 )
-from kafka_eos_source.sinks.registry import sink_names
+from kafka_eos_source.sinks.specs import sink_names
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 

@@ -20,8 +20,7 @@ from kafka_eos_source.kafka.schema_registry import (
     StoredSchema,
     shown_urls,
 )
-from kafka_eos_source.registry.codec import Reference, Schema
-from kafka_eos_source.registry.formats import schema_format
+from kafka_eos_source.registry.codec import Reference, Schema, schema_format
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 

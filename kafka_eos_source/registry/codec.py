@@ -1,9 +1,10 @@
-"""What a codec of one schema format offers: from a column of bytes to a column of values, and back.
+"""What a codec of one schema format offers, the choice of the codec, and the limits of what it makes.
 
-Confluent's wire format puts a frame before each payload: a zero byte, the schema id (4 bytes, big endian),
-and, for Protobuf only, the path of the message inside its file. Codecs do not know the frame. A decoder skips
-`start` bytes of each message; an encoder puts `prefix` before each payload. Callers group messages by frame,
-because all messages of one frame share one writer schema.
+A codec converts a column of bytes to a column of values, or back. Confluent's wire format puts a frame before
+each payload: a zero byte, the schema id (4 bytes, big endian), and, for Protobuf only, the path of the
+message inside its file. Codecs do not know the frame. A decoder skips `start` bytes of each message; an
+encoder puts `prefix` before each payload. Callers group messages by frame, because all messages of one frame
+share one writer schema.
 
 A record names its writer schema, so it can name any schema that anybody registered. Codecs therefore compile
 schemas within the limits below, in time that is linear in what they read, and refuse everything else with
@@ -14,12 +15,15 @@ no record bad.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from importlib import import_module
+from typing import Any, Literal, Protocol, cast, get_args
 
 import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 
 #: The most memory, in bytes, of the column that one call of a decoder or an encoder makes. A record of a few
 #: kilobytes can decode to gigabytes, and a batch has 10,000 records, so the limit is for the call. It is also
@@ -149,3 +153,128 @@ class Encoder(Protocol):
         The column that it makes takes at most `most_bytes`, so it may stop after some of the values.
         """
         ...
+
+
+# -- choosing a codec ----------------------------------------------------------------------------
+
+FORMATS: tuple[SchemaFormat, ...] = get_args(SchemaFormat)
+
+#: Package and extra of each format.
+_CODECS = {
+    "AVRO": ("avro", "avro"),
+    "PROTOBUF": ("protobuf", "protobuf"),
+    "JSON": ("json_schema", "jsonschema"),
+}
+
+
+def schema_format(name: str) -> SchemaFormat:
+    """Returns a format by its name, in any letter case.
+
+    Raises:
+        InvalidSchemaError: if there is no such format.
+    """
+    if name.upper() not in FORMATS:
+        raise InvalidSchemaError(
+            f"the schema format {name!r} is unknown; expected one of {', '.join(FORMATS)}.",
+            fix="use the name that the registry uses.",
+        )
+    return cast(SchemaFormat, name.upper())
+
+
+def arrow_type(schema: Schema, message: str | None) -> pa.DataType:
+    """Returns the type of the values of a schema.
+
+    Args:
+        schema: the schema.
+        message: full name of the message type in a Protobuf schema; None = its first.
+    """
+    codec = _codec(schema.format)
+    found = codec.arrow_type(schema, message) if schema.format == "PROTOBUF" else codec.arrow_type(schema)
+    return cast(pa.DataType, found)
+
+
+def decoder(writer: Schema, path: tuple[int, ...], reader: Schema | None, message: str | None) -> Decoder:
+    """Returns the decoder of messages of a writer schema.
+
+    Args:
+        writer: the schema of the messages.
+        path: path of the message type in the writer's file; for Protobuf.
+        reader: the schema of the result, of the same format; None = the writer's.
+        message: full name of the message type in the reader's file; for Protobuf.
+    """
+    codec = _codec(writer.format)
+    if writer.format == "PROTOBUF":
+        return cast(Decoder, codec.decoder(writer, path, reader=reader, message=message))
+    return cast(Decoder, codec.decoder(writer, reader=reader))
+
+
+def encoder(schema: Schema, values_type: pa.DataType, message: str | None) -> Encoder:
+    """Returns the encoder of values of a type.
+
+    Args:
+        schema: the schema of the messages.
+        values_type: the type of the values.
+        message: full name of the message type in a Protobuf schema; None = its first.
+    """
+    codec = _codec(schema.format)
+    if schema.format == "PROTOBUF":
+        return cast(Encoder, codec.encoder(schema, values_type, message=message))
+    return cast(Encoder, codec.encoder(schema, values_type))
+
+
+def message_path(schema: Schema, message: str | None) -> tuple[int, ...]:
+    """Returns the path that frames of this schema contain: empty except for Protobuf."""
+    if schema.format != "PROTOBUF":
+        return ()
+    return tuple(_codec(schema.format).message_path(schema, message))
+
+
+def schema_for(values_type: pa.DataType, kind: SchemaFormat, name: str) -> Schema:
+    """Returns a schema in which values of an Arrow type can be written.
+
+    Args:
+        values_type: the type of the values.
+        kind: format of the schema.
+        name: full name of the record or message type.
+    """
+    return cast(Schema, _codec(kind).schema_for(values_type, name))
+
+
+def _codec(kind: str) -> Any:
+    package, extra = _CODECS[kind]
+    try:
+        return import_module(f"kafka_eos_source.registry.{package}")
+    except ImportError as error:
+        raise InvalidOptionError(
+            f"a library for schemas of the format {kind} is not installed: {error}.",
+            fix=f"pip install 'kafka-eos-source[{extra}]' on the driver and on every executor.",
+        ) from error
+
+
+# -- limiting memory -----------------------------------------------------------------------------
+
+
+def slices(convert: Callable[[pa.Array], Converted], column: pa.Array, done: str) -> Iterator[Converted]:
+    """Converts a column, and yields what was converted slice by slice.
+
+    A record that takes too much memory by itself has an error.
+
+    Args:
+        convert: converts the first rows of a column, at most `MOST_BYTES` of them; none if the first row
+            alone takes more.
+        column: the column.
+        done: what happens to the records, for errors: "decoded" or "encoded".
+    """
+    at, rows = 0, len(column)
+    while True:
+        found = convert(column.slice(at, rows))
+        made = len(found.values)
+        if not made and at < len(column):
+            made = 1
+            text = f"the record takes more than {MOST_BYTES >> 20} MiB when it is {done}"
+            found = Converted(pa.nulls(1, found.values.type), {0: text})
+        yield found
+        at += made
+        rows = 2 * made  # codecs that cannot stop in the middle try again with fewer rows
+        if at >= len(column):
+            return

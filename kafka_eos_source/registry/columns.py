@@ -1,20 +1,201 @@
-"""`from_registry` and `to_registry`: columns that decode and encode records with a schema registry."""
+"""What queries call: `registry_schema` finds a schema, `from_registry` and `to_registry` convert with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
-from kafka_eos_source.registry.codec import Converted
-from kafka_eos_source.registry.selected import Registry, RegistrySchema, registry_schema
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.registry import codec
+from kafka_eos_source.registry.catalog import Catalog
+from kafka_eos_source.registry.codec import Converted, Schema, SchemaFormat
+from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.invalid import invalid_record
+from kafka_eos_source.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+#: Where the registry is: its URL, or options of its client.
+Registry = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RegistrySchema:
+    """A schema that a query reads or writes with. `registry_schema` returns it.
+
+    Attributes:
+        registry: options of the registry.
+        schema: the schema with everything that it imports.
+        schema_id: its id; None if it is only for reading, and was given as text.
+        message: full name of the message type in a Protobuf schema; None = its first.
+        is_stored: whether ``schema`` is what the registry has under this id. A schema that was given as text
+            may differ, for example in its documentation.
+    """
+
+    registry: Mapping[str, Any] = field(repr=False)
+    schema: Schema
+    schema_id: int | None
+    message: str | None = None
+    is_stored: bool = True
+
+    @cached_property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the values."""
+        return codec.arrow_type(self.schema, self.message)
+
+    @cached_property
+    def spark_type(self) -> DataType:
+        """Spark type of the values.
+
+        Raises:
+            InvalidSchemaError: if Spark has no such type.
+        """
+        from pyspark.errors import PySparkTypeError
+        from pyspark.sql.pandas.types import from_arrow_type
+
+        try:
+            return from_arrow_type(self.arrow_type, prefer_timestamp_ntz=True)
+        except PySparkTypeError as error:
+            raise InvalidSchemaError(
+                f"Spark has no type for values of the schema, {self.arrow_type}: {error}.",
+                fix="read with a reader schema without the field of that type: schema='…'.",
+            ) from error
+
+    def decoding(self) -> Decoding:
+        """Returns how to decode a column, with this schema as the reader schema."""
+        reader_id = self.schema_id if self.is_stored else None
+        return Decoding(self.registry, self.schema, self.message, self.arrow_type, reader_id)
+
+    def encoding(self) -> Encoding:
+        """Returns how to encode a column.
+
+        Raises:
+            InvalidOptionError: if the schema has no id.
+        """
+        if self.schema_id is None:
+            raise InvalidOptionError(
+                "the schema to write with was given as text, without a subject under which it is registered.",
+                fix="name the subject, for example with topic='flights', so that the schema has an id.",
+            )
+        return Encoding(self.schema_id, self.schema, self.message)
+
+
+def registry_schema(
+    registry: Registry,
+    *,
+    topic: str | None = None,
+    record: str | None = None,
+    subject: str | None = None,
+    is_key: bool = False,
+    version: int | None = None,
+    schema_id: int | None = None,
+    schema: str | StructType | None = None,
+    schema_type: str = "AVRO",
+    message: str | None = None,
+    register: bool = False,
+) -> RegistrySchema:
+    """Returns the schema with which a query reads or writes records.
+
+    The subject follows from what is given, like Confluent's strategies: ``topic`` alone is TopicNameStrategy
+    (``flights-value``), ``record`` alone RecordNameStrategy, both together TopicRecordNameStrategy. The
+    schema is the latest version of the subject, unless ``version``, ``schema_id`` or ``schema`` is given. It
+    is looked up now and stays the same until the query is started again.
+
+    Args:
+        registry: URL of the registry (several are separated by commas), or options of its client such as
+            ``{"url": …, "basic.auth.user.info": …}``.
+        topic: name of the topic.
+        record: full name of the record or message type.
+        subject: name of the subject, instead of ``topic`` and ``record``.
+        is_key: whether the column is the key of the record, for TopicNameStrategy.
+        version: version of the subject.
+        schema_id: id of the schema.
+        schema: the schema itself, as text, or as a Spark type from which it is derived. To write with it, it
+            must be registered under the subject, or ``register`` be set.
+        schema_type: the format of ``schema``: AVRO, PROTOBUF or JSON.
+        message: full name of the message type in a Protobuf schema; by default its first.
+        register: registers ``schema`` under the subject if it is not there yet.
+
+    Raises:
+        InvalidOptionError: if the arguments contradict each other.
+        InvalidSchemaError: if the schema is malformed, or Spark has no type for its values.
+        SchemaNotFoundError: if the registry has no such schema.
+        RegistryUnavailableError: if it does not answer.
+    """
+    options = {"url": registry} if isinstance(registry, str) else dict(registry)
+    name = subject_name(topic=topic, record=record, subject=subject, is_key=is_key)
+    if name is not None and name.startswith(":."):
+        context = name[1:].partition(":")[0]
+        raise InvalidOptionError(
+            f"the subject is {name!r}, which names the context {context!r} of the registry; ids in records "
+            "do not say to which context they belong.",
+            fix=f"give the name without the context, and a URL that ends in /contexts/{context}.",
+        )
+    given = {"version": version, "schema_id": schema_id, "schema": schema}
+    named = [each for each, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InvalidOptionError(
+            f"{' and '.join(named)} are given; expected at most one of them.", fix=f"remove {named[0]}."
+        )
+    if register and (schema is None or name is None):
+        raise InvalidOptionError(
+            "register is set, but there is no schema, or no subject to register it under.",
+            fix="give schema and a subject, for example topic='flights'.",
+        )
+    catalog = Catalog(options)
+    if schema is not None:
+        kind = codec.schema_format(schema_type)
+        record_name = record or message or re.sub(r"\W", "_", name or "record")
+        text = schema if isinstance(schema, str) else _derived(schema, kind, record_name)
+        found = Schema(kind, text)
+        own_id = None if name is None else catalog.id_of(name, found, register=register)
+    elif schema_id is not None:
+        found, own_id = catalog.of_id(schema_id), schema_id
+    elif name is not None:
+        own_id, found = catalog.of_version(name, version)
+    else:
+        raise InvalidOptionError(
+            "no schema is named.",
+            fix="give topic, record or subject for a subject's latest version, or schema_id, or schema.",
+        )
+    selected = RegistrySchema(options, found, own_id, message, is_stored=schema is None)
+    _ = selected.spark_type  # fails now, and not in a task
+    return selected
+
+
+def subject_name(*, topic: str | None, record: str | None, subject: str | None, is_key: bool) -> str | None:
+    """Returns the subject that follows from the arguments of `registry_schema`; None if none does.
+
+    Raises:
+        InvalidOptionError: if they contradict each other.
+    """
+    if subject is not None:
+        if topic is not None or record is not None:
+            raise InvalidOptionError(
+                f"subject is {subject!r}, and topic or record is given too; a subject follows from those.",
+                fix="give either subject, or topic and record.",
+            )
+        return subject
+    if topic is not None and record is not None:
+        return f"{topic}-{record}"
+    if topic is not None:
+        return f"{topic}-{'key' if is_key else 'value'}"
+    return record
+
+
+def _derived(schema: StructType, kind: SchemaFormat, name: str) -> str:
+    """Returns the text of a schema in which rows of a Spark type can be written."""
+    return codec.schema_for(pa.struct(list(arrow_schema(schema))), kind, name).text
+
+
+# -- columns of Spark ----------------------------------------------------------------------------
 
 Mode = Literal["fail", "permissive"]
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
-try:
-    import orjson
-except ImportError:  # it belongs to the extra `jsonschema`; only `parse_json_fast` needs it
-    orjson = None  # type: ignore[assignment]
-
-#: Levels of arrays and objects inside each other. orjson reads 1,024 but writes 254, and Python reads as many
-#: as its stack allows; a document within this limit can be written again by both.
+#: Levels of arrays and objects inside each other. Parsers read as many as their stack allows, which differs
+#: from process to process, and some write no more than 254.
 MOST_LEVELS = 254
+#: A text of a document, also one without an end, so that each byte is looked at once.
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 #: What Python raises while a program takes apart a parsed document that has another shape than expected,
 #: such as ``found["batch"]`` of an array, or ``float(found["seconds"])`` of an integer with 400 digits.
@@ -67,20 +68,47 @@ def parse_json(
 
 
 def parse_json_fast(document: bytes) -> Any:
-    """Parses a document as `parse_json` does, but with orjson, for records. Large integers become floats.
+    """Parses a document as `parse_json` does, but with msgspec, for records.
 
     Raises:
-        JsonError: if the bytes are not JSON, or JSON that orjson cannot write again.
+        JsonError: if the bytes are not JSON.
     """
-    try:
-        found = orjson.loads(document)
-        if len(document) > 2 * MOST_LEVELS and document.count(b"[") + document.count(b"{") > MOST_LEVELS:
-            orjson.dumps(found)  # much faster than a walk in Python
-    except ValueError as error:
-        raise JsonError(str(error)) from None
-    except TypeError:
-        raise _too_deep() from None
-    return found
+    return _untyped_parser()(document)
+
+
+def typed_parser(expected: Any) -> Callable[[bytes], Any]:
+    """Returns a parser for documents of a type, as msgspec understands types; it skips what the type lacks.
+
+    Texts, levels and numbers are checked as by `parse_json`, except numbers that are skipped. The parser
+    raises `JsonError` for bytes that are not JSON, and for documents of other types.
+    """
+    import msgspec  # belongs to the extra `jsonschema`
+
+    decode = msgspec.json.Decoder(expected).decode
+
+    def parse(document: bytes) -> Any:
+        try:
+            if not document.isascii():
+                document.decode()  # msgspec does not look at the characters of a text that it skips
+            if _has_too_many_levels(document):
+                raise _too_deep()
+            return decode(document)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise JsonError(str(error)) from None
+
+    return parse
+
+
+@functools.lru_cache(maxsize=1)
+def _untyped_parser() -> Callable[[bytes], Any]:
+    return typed_parser(Any)
+
+
+def _has_too_many_levels(document: bytes) -> bool:
+    if len(document) <= 2 * MOST_LEVELS or document.count(b"[") + document.count(b"{") <= MOST_LEVELS:
+        return False
+    brackets = _TEXT.sub(b"", document).translate(None, _NO_BRACKETS)
+    return max(itertools.accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MOST_LEVELS
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         Staged,
         TwoPhaseSink,
     )
-    from kafka_eos_source.sinks.options import SinkOption
-    from kafka_eos_source.sinks.writer import with_two_phase_sinks
+    from kafka_eos_source.sinks.sink_options import SinkOption
+    from kafka_eos_source.sinks.specs import with_two_phase_sinks
 
 __all__ = [
     "OK",
@@ -36,15 +36,10 @@ __all__ = [
     "with_two_phase_sinks",
 ]
 
-#: Where the names are defined that the contract does not define.
-_DEFINED_IN = {
-    "SinkOption": "kafka_eos_source.sinks.options",
-    "with_two_phase_sinks": "kafka_eos_source.sinks.writer",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use: all queries parse the sinks' options, and few have a sink."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_DEFINED_IN.get(name, "kafka_eos_source.sinks.contract")), name)
+    place = {"SinkOption": "sink_options", "with_two_phase_sinks": "specs"}.get(name, "contract")
+    return getattr(import_module(f"kafka_eos_source.sinks.{place}"), name)

@@ -63,8 +63,8 @@ import pyarrow as pa
 
 from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.notes_folder import NotesFolder
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.sink_options import SinkOption
 
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 _ATTEMPT_BYTES = 10

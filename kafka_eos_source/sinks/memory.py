@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_eos_source import option_values as values
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged, TwoPhaseSink
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.sink_options import SinkOption
 
 
 @dataclass

@@ -28,8 +28,8 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.sink_options import SinkOption
 
 #: Default size of the rows that a task buffers. A Python worker has little memory, but files should have at
 #: least 10 MB.

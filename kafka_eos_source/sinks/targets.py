@@ -17,7 +17,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
 from kafka_eos_source.runtime.file_systems import arrow_scheme
 from kafka_eos_source.sinks.contract import TwoPhaseSink
-from kafka_eos_source.sinks.registry import SECRET_NAME
+from kafka_eos_source.sinks.specs import SECRET_NAME
 
 _PORTS = {
     "http": 80,

@@ -29,8 +29,8 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.naming import SinkNaming
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.sink_options import SinkNaming
 
 _CLOSE_SECONDS = 5.0
 

@@ -16,7 +16,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
-from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
+from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import INVALID, ORIGIN, arrow_schema, fit
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts

@@ -32,7 +32,7 @@ import pytest
 
 from kafka_eos_source.errors import RetriableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import notes_folder
+from kafka_eos_source.sinks import manifest
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -45,7 +45,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.kills import count_lines, killed_at, spread
 
 _SECONDS = 60.0
@@ -293,7 +293,7 @@ def _watched(sink: TwoPhaseSink) -> list[str]:
         for each in type(sink).__mro__
         if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
     ]
-    return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]
+    return [folder + os.sep if package else file, inspect.getfile(manifest), *bases]
 
 
 # -- all tests -------------------------------------------------------------------------------------

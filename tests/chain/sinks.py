@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, Retryable, SinkTxn, Staged, TwoPhaseSink
-from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.sink_options import SinkOption
 from tests.chain.cluster import Killed, Process
 from tests.chain.product import Deadline
 

@@ -45,11 +45,11 @@ from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_o
 from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.read.columns import Run, record_batches
-from kafka_eos_source.registry import formats
+from kafka_eos_source.registry import codec as codecs
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import SinkTxn
-from kafka_eos_source.sinks.http.answers import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http_client import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
 from kafka_eos_source.state.snapshots.manifest import Manifest, ManifestName, UnusableSnapshotError
 
 TP = TopicPartition("t", 0)
@@ -274,7 +274,7 @@ JSON = Schema(
 
 @cache
 def _decoder(schema: Schema) -> Any:
-    return formats.decoder(schema, (0,), None, None)
+    return codecs.decoder(schema, (0,), None, None)
 
 
 def records(schema: Schema) -> Callable[[bytes], None]:
@@ -291,7 +291,7 @@ def records(schema: Schema) -> Callable[[bytes], None]:
 
 def schema(kind: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
-        formats.decoder(Schema(kind, _text(data)), (0,), None, None)  # type: ignore[arg-type]
+        codecs.decoder(Schema(kind, _text(data)), (0,), None, None)  # type: ignore[arg-type]
 
     return run
 

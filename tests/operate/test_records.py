@@ -24,7 +24,7 @@ from kafka_eos_source.operate.records import (
     record_line,
 )
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
-from kafka_eos_source.registry.framing import frame_prefix
+from kafka_eos_source.registry.records import frame_prefix
 from tests.support import registry_server
 
 TP = TopicPartition("t", 1)

@@ -11,10 +11,10 @@ import sys
 
 import pyarrow as pa
 
-from kafka_eos_source.registry.protobuf.decode import MessageDecoder
-from kafka_eos_source.registry.protobuf.encode import MessageEncoder
-from kafka_eos_source.registry.protobuf.kernel import ProtobufKernel
-from kafka_eos_source.registry.protobuf.tree import build_tree
+from kafka_eos_source.registry.protobuf import MessageDecoder
+from kafka_eos_source.registry.protobuf_encode import MessageEncoder
+from kafka_eos_source.registry.protobuf_program import ProtobufKernel
+from kafka_eos_source.registry.protobuf_tree import build_tree
 from tests.registry.protobuf_messages import Types
 
 

@@ -10,8 +10,15 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
 from kafka_eos_source.registry.codec import Converted
-from kafka_eos_source.registry.protobuf.tree import Field, Kind, Message
-from kafka_eos_source.registry.protobuf.values import UnfitError, enum_name, json_text, time_text
+from kafka_eos_source.registry.protobuf_tree import (
+    Field,
+    Kind,
+    Message,
+    UnfitError,
+    enum_name,
+    json_text,
+    time_text,
+)
 
 
 class Oracle:

@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.avro import arrow_type, encoder, schema_for
-from kafka_eos_source.registry.avro.encode import AvroEncoder
-from kafka_eos_source.registry.avro.encode_program import compile_encoder
-from kafka_eos_source.registry.avro.kernel import kernel
-from kafka_eos_source.registry.avro.schema import parse
+from kafka_eos_source.registry import avro
+from kafka_eos_source.registry.avro import AvroEncoder, arrow_type, encoder, schema_for
+from kafka_eos_source.registry.avro_encode import compile_encoder
+from kafka_eos_source.registry.avro_schema import parse
 from kafka_eos_source.registry.codec import Converted
 from tests.registry.avro_model import EXAMPLES, is_struct_of_members, kind_of, schema_of, schemas, values
 from tests.registry.avro_model import encode as fastavro_encode
@@ -30,7 +29,7 @@ from tests.registry.test_avro_decode import decode, numbers, record
 
 def encode(schema: Any, column: pa.Array, prefix: bytes = b"") -> Converted:
     program = compile_encoder(parse(schema_of(schema)), column.type)
-    made = AvroEncoder(program, kernel()).encode(column, prefix)
+    made = AvroEncoder(program, avro()).encode(column, prefix)
     made.values.validate(full=True)
     return made
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.registry.framing import Frame, Messages, frame_prefix, frames, paths
+from kafka_eos_source.registry.records import Frame, Messages, frame_prefix, frames, paths
 
 
 def zigzag(value: int) -> bytes:

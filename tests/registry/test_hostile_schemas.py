@@ -24,11 +24,9 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.operate import decoded as people
 from kafka_eos_source.registry import catalog as catalogs
-from kafka_eos_source.registry import decoding, formats
+from kafka_eos_source.registry import codec, protobuf_schema, records
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema
-from kafka_eos_source.registry.decoding import Decoding
-from kafka_eos_source.registry.framing import frame_prefix
-from kafka_eos_source.registry.protobuf import files
+from kafka_eos_source.registry.records import Decoding, frame_prefix
 from tests.registry import avro_model
 from tests.support import registry_server
 from tests.support.hostile_schemas import (
@@ -53,14 +51,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(catalogs, "_KNOWN_AFTER_SECONDS", 0.2)
     with registry_server.running() as running:
         catalogs._catalogs.clear()
-        decoding._decoders.clear()
+        records._decoders.clear()
         yield running
 
 
 def decode(server: Server, *messages: bytes, **options: Any) -> Converted:
     reader = READERS["AVRO"]
     given = {"url": server.url, "retry.timeout.ms": "300", **options}
-    return Decoding(given, reader, None, formats.arrow_type(reader, None)).decode(
+    return Decoding(given, reader, None, codec.arrow_type(reader, None)).decode(
         pa.array(messages, pa.binary())
     )
 
@@ -197,7 +195,7 @@ class Fragile:
 
 
 def fragile(*bodies: bytes, most_bytes: int = MOST_BYTES) -> Converted:
-    return decoding.decode_foreign(Fragile(), pa.array([b"." + each for each in bodies]), 1, most_bytes)
+    return records.decode_foreign(Fragile(), pa.array([b"." + each for each in bodies]), 1, most_bytes)
 
 
 def test_an_exception_of_a_decoder_is_the_error_of_the_record_that_causes_it(
@@ -239,7 +237,7 @@ def test_what_compiling_a_schema_raises_decides_whose_error_it_is(
 
     reader = READERS["AVRO"]
     decoded(reader, b"\x00")
-    monkeypatch.setattr(formats, "decoder", fail)
+    monkeypatch.setattr(codec, "decoder", fail)
     if is_of_record:
         found = decoded(reader, b"\x00", b"\x00")
         assert sorted(found.errors) == [0, 1]
@@ -254,9 +252,9 @@ def test_what_compiling_a_schema_raises_decides_whose_error_it_is(
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    files._compiled.cache_clear()
+    protobuf_schema._compiled.cache_clear()
     yield
-    files._compiled.cache_clear()
+    protobuf_schema._compiled.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_how_protoc_ends_decides_whether_the_schema_is_at_fault(
         runs.append(command)
         return subprocess.CompletedProcess(command, code, b"", stderr)
 
-    monkeypatch.setattr(files.subprocess, "run", run)
+    monkeypatch.setattr(protobuf_schema.subprocess, "run", run)
     if is_of_schema:
         found = decoded(proto("int32 z = 9;"), b"\0", b"\0")
         assert sorted(found.errors) == [0, 1]
@@ -304,7 +302,7 @@ def test_a_machine_that_cannot_run_protoc_makes_no_record_bad(
     def run(*command: Any, **more: Any) -> Any:
         raise failure
 
-    monkeypatch.setattr(files.subprocess, "run", run)
+    monkeypatch.setattr(protobuf_schema.subprocess, "run", run)
     with pytest.raises(RetriableError, match="says nothing about the schema"):
         decoded(proto("int32 z = 9;"), b"\0")
 
@@ -314,7 +312,7 @@ def test_a_schema_for_which_protoc_needs_endless_time_is_refused(
 ) -> None:
     """protoc compares each reserved number with each other."""
     reserved = ",".join(str(3 * number + 5) for number in range(200_000))
-    monkeypatch.setattr(files, "_PROTOC", files._PROTOC.replace('"CPU": 10', '"CPU": 1'))
+    monkeypatch.setattr(protobuf_schema, "_PROTOC", protobuf_schema._PROTOC.replace('"CPU": 10', '"CPU": 1'))
     assert "CPU time" in decoded(proto(f"reserved {reserved};"), b"\0").errors[0]
 
 
@@ -322,13 +320,13 @@ def test_each_path_of_a_schema_that_protoc_refuses_costs_nothing(
     no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[str] = []
-    run = files._run_protoc
+    run = protobuf_schema._run_protoc
 
     def counted(given: dict[str, str], main: str) -> bytes:
         runs.append(given[main])
         return run(given, main)
 
-    monkeypatch.setattr(files, "_run_protoc", counted)
+    monkeypatch.setattr(protobuf_schema, "_run_protoc", counted)
     bad = proto("missing z = 9;")
     found = decoded(bad, *(frame_prefix(0, (number,))[5:] for number in range(1, 300)))
     assert len(found.errors) == 299
@@ -336,9 +334,9 @@ def test_each_path_of_a_schema_that_protoc_refuses_costs_nothing(
 
 
 def test_decoders_are_kept_for_a_number_of_messages_only() -> None:
-    paths = [frame_prefix(0, (number,))[5:] for number in range(1, decoding._MOST_DECODERS + 200)]
+    paths = [frame_prefix(0, (number,))[5:] for number in range(1, records._MOST_DECODERS + 200)]
     assert len(decoded(READERS["PROTOBUF"], *paths).errors) == len(paths)
-    assert [len(each) for each in decoding._decoders.values()] == [decoding._MOST_DECODERS]
+    assert [len(each) for each in records._decoders.values()] == [records._MOST_DECODERS]
 
 
 # -- the registry -----------------------------------------------------------------------------------

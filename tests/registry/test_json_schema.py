@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -16,8 +17,7 @@ from jsonschema import Draft7Validator
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Encoder, Reference, Schema
 from kafka_eos_source.registry.json_schema import arrow_type, decoder, encoder, schema_for
-from kafka_eos_source.registry.json_schema.decode import JsonDecoder
-from kafka_eos_source.registry.json_schema.shapes import read_shape
+from kafka_eos_source.runtime.json_input import parse_json
 
 
 def schema(contents: Any, **references: Any) -> Schema:
@@ -123,8 +123,8 @@ def test_drafts_and_references(draft: str) -> None:
     }
     of = schema(contents, money_json=money)
     assert str(arrow_type(of)) == "struct<a: struct<cents: int64>, b: int64>"
-    assert decoded(decoder(of, validate=True), [b'{"a":{"cents":1},"b":"x"}'])[1] == {
-        0: "field b: 'x' is not of type 'integer'"
+    assert decoded(decoder(of), [b'{"a":{"cents":1},"b":"x"}'])[1] == {
+        0: 'field b: expected integer, found "x"'
     }
 
 
@@ -279,19 +279,6 @@ def test_a_reader_schema_decides_the_type() -> None:
     ]
 
 
-def test_validation_only_when_asked_for() -> None:
-    of = schema({**obj(n={"type": "integer", "minimum": 5}), "required": ["n"]})
-    documents: list[bytes | None] = [b'{"n":5}', b'{"n":4}', b"{}"]
-    assert not decoded(decoder(of), documents)[1]
-    assert decoded(decoder(of, validate=True), documents)[1] == {
-        1: "field n: 4 is less than the minimum of 5",
-        2: "'n' is a required property",
-    }
-    values = pa.array([{"n": 5}, {"n": 4}])
-    assert not encoded(encoder(of, values.type), values)[1]
-    assert list(encoded(encoder(of, values.type, validate=True), values)[1]) == [1]
-
-
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
@@ -311,9 +298,45 @@ _ABC = obj(
 )
 
 
+_BAD = object()
+_KINDS: dict[str, tuple[type, ...]] = {"a": (int, float), "b": (str,), "d": (int, float), "c": (list,)}
+
+
+def _as_python_reads_it(payload: bytes) -> Any:
+    """The row of a document of `_ABC`; `_BAD` if it has an error."""
+    try:
+        return _row(parse_json(payload), "abc")
+    except ValueError:
+        return _BAD
+
+
+def _row(value: Any, names: str) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(value)  # noqa: TRY004 - as of a text that is not JSON
+    return {name: _property(name, value.get(name)) for name in names}
+
+
+def _property(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, _KINDS[name]) or isinstance(value, bool):
+        raise ValueError(value)  # noqa: TRY004 - as of a text that is not JSON
+    if name == "c":
+        return [_row(each, "d") for each in value]
+    if name == "d" and abs(value) > sys.float_info.max:
+        raise ValueError(value)
+    if name == "a" and (
+        value not in range(-(2**63), 2**63) or (isinstance(value, float) and abs(value) > 2**53)
+    ):
+        raise ValueError(value)
+    return {"a": int, "b": str, "d": float}[name](value)
+
+
 @given(documents=st.lists(_order, max_size=12), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_both_parsers_agree(documents: list[Any], data: st.DataObject) -> None:
+def test_documents_are_read_as_python_reads_them(documents: list[Any], data: st.DataObject) -> None:
     payloads = [json.dumps(each, indent=data.draw(st.sampled_from([None, 1]))).encode() for each in documents]
     for _ in range(data.draw(st.integers(0, 2))):
         if payloads:
@@ -323,14 +346,11 @@ def test_both_parsers_agree(documents: list[Any], data: st.DataObject) -> None:
                 st.sampled_from([b"}", b"{", b'"', b",", b"]", b"[", b"{}", b"\n", b"1", b"\xff", b":"])
             )
             payloads[index] = payloads[index][:at] + noise + payloads[index][at:]
-    made = JsonDecoder(read_shape(schema(_ABC)))
-    slow = JsonDecoder(read_shape(schema(_ABC)), lambda _: None)
-    assert made._is_exact_with_arrow
-    assert not slow._is_exact_with_arrow
-    column = pa.array(payloads, pa.binary())
-    found, expected = made.decode(column, 0), slow.decode(column, 0)
-    assert found.errors == expected.errors
-    assert found.values.equals(expected.values)
+    found, errors = decoded(decoder(schema(_ABC)), payloads)
+    for row, payload in enumerate(payloads):
+        expected = _as_python_reads_it(payload)
+        assert (row in errors) == (expected is _BAD), (payload, errors.get(row))
+        assert found[row] == (None if expected is _BAD else expected)
 
 
 # -- encoding ------------------------------------------------------------------------------------
@@ -454,7 +474,10 @@ def test_values_come_back_as_they_were(rows: list[Any]) -> None:
     of = schema_for(kind, "row")
     payloads = encoder(of, kind).encode(values, b"p")
     assert not payloads.errors
-    again = decoder(of, validate=True).decode(payloads.values, 1)
+    for each in payloads.values.to_pylist():
+        if each is not None:
+            Draft7Validator(json.loads(of.text)).validate(json.loads(each[1:]))
+    again = decoder(of).decode(payloads.values, 1)
     assert not again.errors
     assert again.values.to_pylist() == values.to_pylist()
 
@@ -511,15 +534,40 @@ def test_a_null_object_has_null_times_whoever_parses_it() -> None:
         assert found[:3] == expected
 
 
-@pytest.mark.parametrize("skipped", [b"[" * 300 + b"]" * 300, b"9" * 400])
-def test_what_is_skipped_may_have_any_size_alone_and_among_others(skipped: bytes) -> None:
+@pytest.mark.parametrize(
+    ("skipped", "is_row"),
+    [
+        (b"[" * 253 + b"]" * 253, True),
+        (b"[" * 254 + b"]" * 254, False),
+        (b"[" * 100_000 + b"]" * 100_000, False),
+        (b"[" * 100_000, False),
+        (b'"' + b'[{\\"' * 500 + b'"', True),
+        (b'"' + b'\\"' * 100_000, False),
+        (b"[" + b"{}," * 1_000 + b"[]]", True),
+        (b"9" * 400, True),
+        (b'"\xff"', False),
+        (b"NaN", False),
+    ],
+)
+def test_what_is_skipped_counts_alone_as_among_others(skipped: bytes, is_row: bool) -> None:
     made = decoder(schema(obj(id={"type": "integer"}, price={"type": "number"})))
     document = b'{"id":1,"other":' + skipped + b"}"
     for documents in ([document], [document, b'{"id":2}'], [document, b"{"]):
         values, errors = decoded(made, documents)
-        assert (values[0], 0 in errors) == ({"id": 1, "price": None}, False)
+        assert (0 not in errors) == is_row
+        assert values[0] == ({"id": 1, "price": None} if is_row else None)
     _, errors = decoded(made, [b'{"id":1,"price":' + skipped + b"}"])
     assert list(errors) == [0]
+
+
+def test_names_of_properties_may_have_any_characters() -> None:
+    names = ['a"b', "c\\d", "e\nf", "", "ü €", "class", "f0"]
+    made = decoder(schema(obj(**{name: obj(**{name: {"type": "integer"}}) for name in names})))
+    document = json.dumps({name: {name: number} for number, name in enumerate(names)}).encode()
+    assert decoded(made, [document, b"{}"])[0] == [
+        {name: {name: number} for number, name in enumerate(names)},
+        dict.fromkeys(names),
+    ]
 
 
 def test_a_time_means_the_same_whatever_its_neighbours_are() -> None:

@@ -17,23 +17,20 @@ import pyarrow.compute as pc
 import pytest
 
 from kafka_eos_source.native import loader
+from kafka_eos_source.registry import avro as avro_decode
+from kafka_eos_source.registry import avro as avro_kernel
 from kafka_eos_source.registry import json_schema
-from kafka_eos_source.registry.avro import decode as avro_decode
-from kafka_eos_source.registry.avro import kernel as avro_kernel
-from kafka_eos_source.registry.avro.decode import AvroDecoder
-from kafka_eos_source.registry.avro.encode import AvroEncoder
-from kafka_eos_source.registry.avro.encode_program import compile_encoder
-from kafka_eos_source.registry.avro.kernel import AvroKernel, columns
-from kafka_eos_source.registry.avro.resolve import compile_program
-from kafka_eos_source.registry.avro.schema import parse
-from kafka_eos_source.registry.codec import Converted, Schema
-from kafka_eos_source.registry.protobuf import decode as protobuf_decode
-from kafka_eos_source.registry.protobuf import kernel as protobuf_kernel
-from kafka_eos_source.registry.protobuf.decode import MessageDecoder
-from kafka_eos_source.registry.protobuf.encode import MessageEncoder
-from kafka_eos_source.registry.protobuf.files import message_at
-from kafka_eos_source.registry.protobuf.tree import build_tree
-from kafka_eos_source.registry.slices import slices
+from kafka_eos_source.registry import protobuf as protobuf_decode
+from kafka_eos_source.registry import protobuf_program as protobuf_kernel
+from kafka_eos_source.registry.avro import AvroDecoder, AvroEncoder, AvroKernel, columns
+from kafka_eos_source.registry.avro_decode import compile_program
+from kafka_eos_source.registry.avro_encode import compile_encoder
+from kafka_eos_source.registry.avro_schema import parse
+from kafka_eos_source.registry.codec import Converted, Schema, slices
+from kafka_eos_source.registry.protobuf import MessageDecoder
+from kafka_eos_source.registry.protobuf_encode import MessageEncoder
+from kafka_eos_source.registry.protobuf_schema import message_at
+from kafka_eos_source.registry.protobuf_tree import build_tree
 from tests.registry.avro_model import schema_of
 
 MIB = 1 << 20

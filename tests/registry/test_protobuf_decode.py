@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Decoder, Schema
-from kafka_eos_source.registry.protobuf import decoder
-from kafka_eos_source.registry.protobuf.decode import MessageDecoder
-from kafka_eos_source.registry.protobuf.files import message_at
-from kafka_eos_source.registry.protobuf.kernel import kernel
-from kafka_eos_source.registry.protobuf.tree import Kind, build_tree, walk
+from kafka_eos_source.registry.protobuf import MessageDecoder, decoder
+from kafka_eos_source.registry.protobuf_program import kernel
+from kafka_eos_source.registry.protobuf_schema import message_at
+from kafka_eos_source.registry.protobuf_tree import Kind, build_tree, walk
 from tests import ROOT
 from tests.registry.protobuf_messages import Types, plain
 from tests.registry.protobuf_oracle import Oracle

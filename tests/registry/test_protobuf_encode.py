@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.protobuf import arrow_type, decoder, encoder, schema_for
-from kafka_eos_source.registry.protobuf.decode import MessageDecoder
-from kafka_eos_source.registry.protobuf.encode import MessageEncoder
-from kafka_eos_source.registry.protobuf.files import message_at
-from kafka_eos_source.registry.protobuf.kernel import kernel
-from kafka_eos_source.registry.protobuf.tree import build_tree
+from kafka_eos_source.registry.protobuf import MessageDecoder, arrow_type, decoder, encoder, schema_for
+from kafka_eos_source.registry.protobuf_encode import MessageEncoder
+from kafka_eos_source.registry.protobuf_program import kernel
+from kafka_eos_source.registry.protobuf_schema import message_at
+from kafka_eos_source.registry.protobuf_tree import build_tree
 from tests.registry.protobuf_messages import Types, plain
 from tests.registry.protobuf_oracle import Oracle
 

@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Reference, Schema
 from kafka_eos_source.registry.protobuf import arrow_type, message_path
-from kafka_eos_source.registry.protobuf.files import compile_schema, message_at
+from kafka_eos_source.registry.protobuf_schema import compile_schema, message_at
 
 
 def schema(text: str, *references: tuple[str, Schema]) -> Schema:

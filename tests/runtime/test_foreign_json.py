@@ -37,7 +37,7 @@ from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.registry.avro import arrow_type
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.sinks.http.answers import Answer, pending_ids, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http_client import Answer, pending_ids, retry_after_seconds, state_of
 from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
@@ -190,7 +190,13 @@ def test_any_retry_after_is_a_time_or_none(header: str) -> None:
 
 def test_no_other_module_parses_json() -> None:
     """A parser of its own would have exceptions and limits of its own."""
-    parsers = {"json.loads", "json.load", "json.JSONDecoder", "orjson.loads"}
+    parsers = {
+        "json.loads",
+        "json.load",
+        "json.JSONDecoder",
+        "msgspec.json.Decoder",
+        "msgspec.json.decode",
+    }
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")

@@ -32,9 +32,9 @@ from kafka_eos_source.operate.doctor.finding import Finding, Severity
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import is_secret, shown_url, url_secrets
-from kafka_eos_source.sinks import registry as sinks
+from kafka_eos_source.sinks import specs as sinks
 from kafka_eos_source.sinks.contract import Fatal, SinkContext
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 
 SECRET = "hunter2-is-secret"
 words = st.text("abcdefghijklmnopqrstuvwxyz0123456789-._~%/?#@:,;=&+ ", min_size=1, max_size=20)

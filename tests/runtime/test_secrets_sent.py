@@ -17,7 +17,7 @@ from kafka_eos_source.kafka.tokens import Tokens, check_tokens
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import is_loopback
-from kafka_eos_source.sinks import registry as sinks
+from kafka_eos_source.sinks import specs as sinks
 from kafka_eos_source.sinks.contract import SinkContext
 
 SECRET = "hunter2-is-secret"

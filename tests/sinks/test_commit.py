@@ -37,9 +37,9 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.memory import Memory, MemorySink
-from kafka_eos_source.sinks.naming import SinkNaming
-from kafka_eos_source.sinks.registry import SinkSpec, parse, targets
 from kafka_eos_source.sinks.s3 import S3Sink
+from kafka_eos_source.sinks.sink_options import SinkNaming
+from kafka_eos_source.sinks.specs import SinkSpec, parse, targets
 from kafka_eos_source.sinks.targets import refuse_shared
 from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.spark.pickled import to_option

@@ -13,7 +13,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files, layout
+from kafka_eos_source.sinks import filesystem_layout
+from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import Rows, SinkConformance, System
 
@@ -66,7 +67,7 @@ class TestFilesystemThatCopies(TestFilesystem):
     @pytest.fixture(autouse=True)
     def _copies(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
-        monkeypatch.setattr(layout, "file_system", lambda path: (store, path.lstrip("/")))
+        monkeypatch.setattr(filesystem_layout, "file_system", lambda path: (store, path.lstrip("/")))
 
 
 def _json(file: str) -> Rows:

@@ -23,9 +23,9 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
     CLUSTER_ID,
     OTHER_CLUSTER_ID,
@@ -43,10 +43,9 @@ pytest.importorskip("deltalake", reason="needs pip install 'kafka-eos-source[del
 
 from deltalake import DeltaTable, write_deltalake
 
+from kafka_eos_source.sinks import delta as module
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.delta import sink as module
-from kafka_eos_source.sinks.delta.files import Folder
-from kafka_eos_source.sinks.delta.statistics import statistics
+from kafka_eos_source.sinks.delta_files import Folder, statistics
 
 
 @dataclass
@@ -508,7 +507,7 @@ def test_all_options_are_parsed() -> None:
         "sink.w.partition.by": "country, day",
         "sink.w.properties": '{"delta.enableChangeDataFeed":"true"}',
     }
-    (spec,) = registry.parse(["w"], stated)
+    (spec,) = specs.parse(["w"], stated)
     target = DeltaSink.from_options(spec.options)._to  # type: ignore[attr-defined]
     assert set(target.storage) == {"aws_secret_access_key", "azure_storage_account_key", "aws_region"}
     assert target.properties == {"delta.enableChangeDataFeed": "true"}
@@ -531,14 +530,14 @@ def test_all_options_are_parsed() -> None:
 def test_an_invalid_option_is_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "delta", "sink.w.path": "/tmp/t", f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option):
-        registry.parse(["w"], stated)
+        specs.parse(["w"], stated)
 
 
 _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text, cluster_id = sys.argv[1:]

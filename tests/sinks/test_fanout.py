@@ -13,7 +13,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.memory import MemorySink
-from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.sinks.specs import SinkSpec
 from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
 from kafka_eos_source.stage.files import StagingFolder
 

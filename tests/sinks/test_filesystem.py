@@ -15,8 +15,8 @@ import pytest
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import OK, Fatal
+from kafka_eos_source.sinks import filesystem as module
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
-from kafka_eos_source.sinks.filesystem import sink as module
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
 DRIVERS, TIMES = 3, 60

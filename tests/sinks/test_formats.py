@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks import formats
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
-from kafka_eos_source.sinks.filesystem import formats
-from kafka_eos_source.sinks.filesystem.jsonlines import encode
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.formats import encode
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import Given, deadline, new_txn
 
 UTC = datetime.timezone.utc

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -23,17 +25,18 @@ from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.http.answers import (
+from kafka_eos_source.sinks.http_client import (
     Answer,
+    Credentials,
     Meaning,
     State,
+    Transport,
     meaning_of,
     pending_ids,
     retry_after_seconds,
     state_of,
 )
-from kafka_eos_source.sinks.http.transport import Credentials, Transport
-from kafka_eos_source.sinks.registry import parse
+from kafka_eos_source.sinks.specs import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -274,16 +277,57 @@ class Quoting(BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
+@contextlib.contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 def test_the_credentials_that_a_service_quotes_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quoting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        credentials = Credentials("Authorization", variable="SERVICE_AUTH")
-        transport = Transport(f"http://127.0.0.1:{server.server_port}", credentials, 5.0)
+    with _serving(Quoting) as url:
+        transport = Transport(url, Credentials("Authorization", variable="SERVICE_AUTH"), 5.0)
         answer = str(transport.request("GET", "/", deadline()))
         transport.close()
-        server.shutdown()
     assert answer == f"HTTP 401 no such token: {MASK}, of '{MASK}'"
+
+
+def test_a_connection_is_used_again_while_many_files_are_open(service: HttpService) -> None:
+    """``select.select`` knows only 1,024 of them, however many a process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    transport = Transport(service.url, Credentials("Authorization"), 5.0)
+    files = []
+    try:
+        while not files or files[-1] < 1_100:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        assert [transport.request("GET", "/status/a", deadline()).status for _ in range(3)] == [200] * 3
+    finally:
+        transport.close()
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_answer_that_is_cut_off_is_none() -> None:
+    """The service said how long its answer is, so a shorter one says nothing about the request."""
+
+    class Cutting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b'{"pending":[]}')
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with _serving(Cutting) as url:
+        transport = Transport(url, Credentials("Authorization"), 5.0)
+        assert transport.request("GET", "/pending", deadline()).status is None
+        transport.close()
 
 
 def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_path: Path) -> None:
@@ -451,10 +495,8 @@ class _Foreign(BaseHTTPRequestHandler):
 @pytest.fixture
 def foreign_service() -> Iterator[str]:
     _Foreign.requests.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Foreign) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with _serving(_Foreign) as url:
+        yield url
 
 
 @pytest.mark.parametrize("how", ["redirect", "endless", "nested"])

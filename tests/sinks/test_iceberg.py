@@ -22,9 +22,9 @@ from kafka_eos_source.errors import (
     SinkRetryableError,
 )
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -44,9 +44,8 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
 
-from kafka_eos_source.sinks.iceberg import IcebergSink
-from kafka_eos_source.sinks.iceberg import sink as module
-from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
+from kafka_eos_source.sinks import iceberg as module
+from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy, partition_by
 
 NAME = "lake.orders"
 
@@ -447,7 +446,7 @@ def test_all_options_are_parsed() -> None:
         "sink.w.partition.by": "days(ts), bucket(16, id), country",
         "sink.w.properties.format-version": "2",
     }
-    (spec,) = registry.parse(["w"], stated)
+    (spec,) = specs.parse(["w"], stated)
     target = IcebergSink.from_options(spec.options)._to  # type: ignore[attr-defined]
     assert target.catalog == "prod"
     assert set(target.properties) == {"uri", "s3.session-token", "s3.region"}
@@ -477,7 +476,7 @@ def test_all_options_are_parsed() -> None:
 def test_an_invalid_option_is_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "iceberg", "sink.w.table": NAME, f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option.rstrip(".")):
-        registry.parse(["w"], stated)
+        specs.parse(["w"], stated)
 
 
 def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, manifest
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files, layout
+from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, filesystem_layout, manifest
+from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 from tests.support import foreign_manifests as foreign
 
@@ -299,7 +299,7 @@ def test_a_store_that_cannot_rename_folders_refuses_an_edited_manifest(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = pafs.SubTreeFileSystem(str(home), pafs.LocalFileSystem())
-    monkeypatch.setattr(layout, "file_system", lambda _uri: (store, "out"))
+    monkeypatch.setattr(filesystem_layout, "file_system", lambda _uri: (store, "out"))
     system, txn, file = prepared(home)
     original = file.read_bytes()
     edit(file, with_file(name="../../.bashrc"))
@@ -315,7 +315,7 @@ def test_a_store_that_cannot_rename_folders_refuses_an_edited_manifest(
 
 
 def sql_note(note: Mapping[str, Any]) -> object:
-    from kafka_eos_source.sinks.sql import sink as module
+    from kafka_eos_source.sinks import sql as module
 
     return module._read_note(note)
 

@@ -14,7 +14,7 @@ from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
 from kafka_eos_source.sinks.contract import OK, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.memory import MemorySink
-from kafka_eos_source.sinks.registry import TYPES, SinkSpec, require, sink_class
+from kafka_eos_source.sinks.specs import TYPES, SinkSpec, require, sink_class
 
 BASE = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": "/tmp/c"}
 

@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
-from kafka_eos_source.sinks import manifest
+from kafka_eos_source.sinks import manifest, s3_uploads
 from kafka_eos_source.sinks.contract import SinkContext
-from kafka_eos_source.sinks.registry import parse
-from kafka_eos_source.sinks.s3 import client
-from kafka_eos_source.sinks.s3.layout import Layout
-from kafka_eos_source.sinks.s3.uploading import StagedObject
+from kafka_eos_source.sinks.s3_uploads import Layout, StagedObject
+from kafka_eos_source.sinks.specs import parse
 from tests.support import foreign_manifests as foreign
 
 ATTEMPT = "0123456789abcdef0123"
@@ -106,7 +104,7 @@ def test_a_long_text_of_the_store_is_cut_off_and_does_not_act_on_a_terminal() ->
         "Error": {"Code": "InternalError", "Message": "\x1b[2J" + "x" * 10_000_000},
         "ResponseMetadata": {"HTTPStatusCode": 500},
     }
-    error = client._of_answer("get a", answer)
+    error = s3_uploads._of_answer("get a", answer)
     assert isinstance(error, SinkRetryableError)
     assert len(str(error)) < 1000
     assert str(error).isprintable()

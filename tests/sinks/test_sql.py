@@ -16,8 +16,8 @@ from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, open
 
 sa = pytest.importorskip("sqlalchemy")
 
-from kafka_eos_source.sinks.sql import SqlSink, names  # noqa: E402
-from kafka_eos_source.sinks.sql.two_phase import MySql  # noqa: E402
+from kafka_eos_source.sinks.sql import SqlSink  # noqa: E402
+from kafka_eos_source.sinks.sql_transactions import MySql, gid_of, txn_of  # noqa: E402
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_the_ledger_records_sequence_number_and_sink(file: Path) -> None:
 def test_transaction_names_are_short_enough_and_can_be_parsed() -> None:
     context = SinkContext("s" * 32, "a" * 500, "c" * 200)
     txn = context.txn(2**63 - 1, SinkTxn.new_attempt())
-    name = names.gid(txn)
+    name = gid_of(txn)
     assert len(name.encode()) <= 64, "all that XA takes"
-    assert names.parse(context, name) == txn
+    assert txn_of(context, name) == txn
     for other in ({"name": "other"}, {"application_id": "other"}, {"cluster_id": "other"}):
-        assert names.parse(replace(context, **other), name) is None
+        assert txn_of(replace(context, **other), name) is None
 
 
 def test_other_programs_may_name_their_xa_transactions_with_any_bytes() -> None:

@@ -16,8 +16,8 @@ from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
-from kafka_eos_source.sinks.naming import SinkNaming
-from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.sink_options import SinkNaming
 from kafka_eos_source.sinks.watched import WatchedSink
 
 TXN = SinkContext("s", "app", "cluster").txn(3, "0123456789abcdef0123")

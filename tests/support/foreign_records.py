@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.decoding import MOST_CHARACTERS, Decoding
-from kafka_eos_source.registry.selected import RegistrySchema
+from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.registry.records import MOST_CHARACTERS, Decoding
 
 #: Ids in the registry: the reader schema, schemas that do not fit it, and one that is not known.
 READER, OTHERS, UNKNOWN = 1, 2, 99

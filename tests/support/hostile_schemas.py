@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from kafka_eos_source.registry import catalog, decoding, formats
+from kafka_eos_source.registry import catalog, codec, records
 from kafka_eos_source.registry.codec import Converted, Reference, Schema, SchemaFormat
-from kafka_eos_source.registry.framing import frame_prefix
+from kafka_eos_source.registry.records import frame_prefix
 from tests.registry import avro_model
 
 READERS: dict[str, Schema] = {
@@ -71,7 +71,7 @@ READERS: dict[str, Schema] = {
 
 @lru_cache
 def _arrow_type(reader: Schema) -> pa.DataType:
-    return formats.arrow_type(reader, None)
+    return codec.arrow_type(reader, None)
 
 
 def decoded(writer: Schema, *payloads: bytes, reader: Schema | None = None) -> Converted:
@@ -80,12 +80,12 @@ def decoded(writer: Schema, *payloads: bytes, reader: Schema | None = None) -> C
     Nothing is left behind: the next call compiles the schema again.
     """
     catalog._catalogs.clear()
-    decoding._decoders.clear()
+    records._decoders.clear()
     options = {"url": "http://127.0.0.1:1", "retry.timeout.ms": "0"}
     catalog.catalog(options).add(7, writer)
     reader = reader or READERS[writer.format]
     column = pa.array([frame_prefix(7) + each for each in payloads], pa.binary())
-    found = decoding.Decoding(options, reader, None, _arrow_type(reader)).decode(column)
+    found = records.Decoding(options, reader, None, _arrow_type(reader)).decode(column)
     found.values.validate(full=True)
     return found
 

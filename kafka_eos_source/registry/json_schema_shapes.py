@@ -1,0 +1,344 @@
+"""What a JSON Schema says about the type of values: a tree of shapes, each with an Arrow type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
+from kafka_eos_source.runtime.json_input import parse_json
+
+INSTALL = 'pip install "kafka-eos-source[jsonschema]"'
+_DEFAULT_DRAFT = "http://json-schema.org/draft-07/schema#"  # what Confluent's clients assume
+#: What a malformed schema raises, here and in the package referencing, which does not check schemas.
+_MALFORMED = (TypeError, AttributeError, KeyError, ValueError, LookupError, RecursionError)
+#: The keywords that decide types, and on which one another's effect depends.
+_KEYWORDS = (
+    *("type", "enum", "const", "format", "properties", "required", "additionalProperties"),
+    *("patternProperties", "items", "prefixItems", "$ref", "oneOf", "anyOf", "allOf"),
+)
+#: How deep schemas may be in each other: an object is as deep as its references and keywords.
+_DEEPEST = 2 * MAX_DEPTH
+
+
+class Kind(Enum):
+    """What a value is in JSON, and which column it becomes."""
+
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    NUMBER = "number"
+    STRING = "string"
+    DATE_TIME = "date-time"
+    DATE = "date"
+    OBJECT = "object"
+    MAP = "map"
+    ARRAY = "array"
+    TEXT = "any JSON value"
+
+
+_SCALARS = {
+    Kind.BOOLEAN: pa.bool_(),
+    Kind.INTEGER: pa.int64(),
+    Kind.NUMBER: pa.float64(),
+    Kind.STRING: pa.string(),
+    Kind.DATE_TIME: pa.timestamp("us", "UTC"),
+    Kind.DATE: pa.date32(),
+    Kind.TEXT: pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The type of a value.
+
+    Attributes:
+        kind: what it is.
+        nullable: whether the schema allows null.
+        properties: of an object, in the order of the schema.
+        required: names of the properties that must exist.
+        is_closed: whether the schema forbids other properties.
+        items: the shape of an array's elements, or of a map's values.
+    """
+
+    kind: Kind
+    nullable: bool = False
+    properties: dict[str, Shape] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    is_closed: bool = False
+    items: Shape | None = None
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of the column."""
+        if self.kind is Kind.OBJECT:
+            return pa.struct([(name, shape.arrow_type) for name, shape in self.properties.items()])
+        if self.items is not None:
+            items = self.items.arrow_type
+            return pa.list_(items) if self.kind is Kind.ARRAY else pa.map_(pa.string(), items)
+        return _SCALARS[self.kind]
+
+
+def read_shape(schema: Schema) -> Shape:
+    """Returns the shape of the values that a schema describes.
+
+    Raises:
+        InvalidSchemaError: if the text is not a JSON Schema, or refers to something that does not exist.
+    """
+    if schema.format != "JSON":
+        raise InvalidSchemaError(
+            f"the schema has the format {schema.format}, but a JSON Schema was expected",
+            fix="use the functions of that format, or another subject",
+        )
+    contents, resolver = open_schema(schema)
+    try:
+        return _Reader().read(contents, resolver, "#", ())
+    except _MALFORMED as failure:
+        raise InvalidSchemaError(
+            f"a keyword of the JSON Schema has a malformed value ({type(failure).__name__}: "
+            f"{str(failure)[:200]})",
+            fix="correct the schema",
+        ) from failure
+
+
+def open_schema(schema: Schema) -> tuple[Any, Any]:
+    """Returns a schema as Python values, and the resolver of its references (of the package referencing)."""
+    try:
+        from referencing import Registry
+    except ImportError as failure:
+        raise InvalidOptionError(f"JSON Schemas need a package: {failure}", fix=INSTALL) from failure
+    try:
+        registry: Any = Registry()
+        for each in schema.imports():
+            registry = registry.with_resource(each.name, _resource(each.schema, f"reference {each.name!r}"))
+        resource = _resource(schema, "schema")
+        uri = resource.id() or ""
+        registry = registry.with_resource(uri, resource)
+        return resource.contents, _crawled(registry).resolver(uri)
+    except _MALFORMED as failure:
+        raise InvalidSchemaError(
+            f"a keyword of the JSON Schema, or of its references, has a malformed value "
+            f"({type(failure).__name__}: {str(failure)[:200]})",
+            fix="correct the schema",
+        ) from failure
+
+
+def _crawled(registry: Any) -> Any:
+    """Returns a registry that knows the anchors in its schemas, so that look-ups do not search them again."""
+    try:
+        return registry.crawl()
+    except _MALFORMED:
+        return registry  # somewhere; a look-up that needs the place says so
+
+
+def _resource(schema: Schema, what: str) -> Any:
+    from referencing import Resource
+    from referencing.jsonschema import specification_with
+
+    try:
+        contents = parse_json(schema.text)
+    except ValueError as failure:
+        raise InvalidSchemaError(f"the {what} is not JSON: {failure}", fix="correct the schema") from failure
+    if not isinstance(contents, (dict, bool)):
+        raise InvalidSchemaError(
+            f"the {what} is not a JSON Schema, but a {type(contents).__name__}", fix="correct the schema"
+        )
+    specification: Any = specification_with(_DEFAULT_DRAFT)
+    return Resource.from_contents(contents, default_specification=specification)
+
+
+class _Reader:
+    """Reads the keywords that decide types. All others only restrict values, and do not change the type."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._depth = 0
+        #: The types of the values of each enum, by its identity: it may be used at many places.
+        self._enums: dict[int, set[str]] = {}
+
+    def read(self, schema: Any, resolver: Any, path: str, open_references: tuple[str, ...]) -> Shape:
+        """Returns the shape of a schema.
+
+        Args:
+            schema: a schema at any place.
+            resolver: resolves its references.
+            path: the place, for the text of errors.
+            open_references: the references inside which it is. One that contains itself becomes JSON text,
+                because a column cannot have a recursive type.
+        """
+        self._read += 1
+        if self._read > MAX_FIELDS:
+            raise InvalidSchemaError(
+                f"the JSON Schema has more than {MAX_FIELDS:,} schemas inside, counting each at every place "
+                "where it is used",
+                fix="read with a reader schema that leaves out properties",
+            )
+        if self._depth == _DEEPEST:
+            raise InvalidSchemaError(
+                f"{path} of the JSON Schema: schemas are nested more than {_DEEPEST} levels deep",
+                fix="flatten the schema",
+            )
+        self._depth += 1
+        try:
+            return self._shape(schema, resolver, path, open_references)
+        finally:
+            self._depth -= 1
+
+    def _shape(self, schema: Any, resolver: Any, path: str, open_references: tuple[str, ...]) -> Shape:
+        if isinstance(schema, bool):
+            return Shape(Kind.TEXT, nullable=True)
+        if not isinstance(schema, dict):
+            raise InvalidSchemaError(
+                f"{path} of the JSON Schema is not a schema, but a {type(schema).__name__}",
+                fix="correct the schema",
+            )
+        for keyword in ("$dynamicRef", "$recursiveRef"):
+            if keyword in schema:
+                raise InvalidSchemaError(
+                    f"{path} of the JSON Schema uses {keyword}, from which no column type follows",
+                    fix="use $ref instead",
+                )
+        if "$ref" in schema:
+            return self._reference(schema, resolver, path, open_references)
+        for keyword in ("oneOf", "anyOf"):
+            if keyword in schema and "properties" not in schema:
+                return self._choice(schema, keyword, resolver, path, open_references)
+        if "allOf" in schema:
+            return self._all(schema, resolver, path, open_references)
+        return self._plain(schema, resolver, path, open_references)
+
+    def _reference(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
+        from referencing.exceptions import Unresolvable
+
+        name = schema["$ref"]
+        try:
+            found = resolver.lookup(name)
+        except Unresolvable as failure:
+            raise InvalidSchemaError(
+                f"{path} of the JSON Schema refers to {str(name)[:300]!r}, which is not among its references",
+                fix="register the schema that it refers to under that name, as a reference",
+            ) from failure
+        key = f"{found.resolver._base_uri}|{id(found.contents)}"
+        if key in outer:
+            return Shape(Kind.TEXT, nullable=True)
+        return self.read(found.contents, found.resolver, path, (*outer, key))
+
+    def _choice(
+        self, schema: dict[str, Any], keyword: str, resolver: Any, path: str, outer: tuple[str, ...]
+    ) -> Shape:
+        rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != keyword}
+        shapes, nullable = [], False
+        for index, each in enumerate(schema[keyword]):
+            if isinstance(each, dict) and each.get("type") == "null":
+                nullable = True
+                continue
+            both = {**rest, **each} if isinstance(each, dict) and "$ref" not in each else each
+            shapes.append(self.read(both, resolver, inside(path, f"/{keyword}/{index}"), outer))
+        if not shapes:
+            return Shape(Kind.TEXT, nullable=True)
+        nullable = nullable or any(shape.nullable for shape in shapes)
+        if (
+            len({str(shape.arrow_type) for shape in shapes}) == 1
+            and len({shape.kind for shape in shapes}) == 1
+        ):
+            return replace(shapes[0], nullable=nullable)
+        if {shape.kind for shape in shapes} == {Kind.INTEGER, Kind.NUMBER}:
+            return Shape(Kind.NUMBER, nullable)
+        return Shape(Kind.TEXT, nullable)
+
+    def _all(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
+        rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != "allOf"}
+        shapes = [
+            self.read(each, resolver, inside(path, f"/allOf/{index}"), outer)
+            for index, each in enumerate(schema["allOf"])
+        ]
+        if rest.keys() & {"type", "properties", "items", "enum", "const", "format"}:
+            shapes.append(self._plain(rest, resolver, path, outer))
+        known = [shape for shape in shapes if shape.kind is not Kind.TEXT]
+        if not known:
+            return Shape(Kind.TEXT, nullable=True)
+        if all(shape.kind is Kind.OBJECT for shape in known):
+            properties: dict[str, Shape] = {}
+            for shape in known:
+                properties |= shape.properties
+            required = frozenset().union(*(shape.required for shape in known))
+            return Shape(Kind.OBJECT, all(shape.nullable for shape in known), properties, required)
+        return known[0] if len(known) == 1 else Shape(Kind.TEXT, nullable=True)
+
+    def _plain(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
+        types = self._types(schema)
+        nullable = "null" in types or not types
+        kinds = types - {"null"}
+        if kinds == {"integer", "number"}:
+            kinds = {"number"}
+        if len(kinds) != 1:
+            return Shape(Kind.TEXT, nullable)
+        kind = next(iter(kinds))
+        if kind == "object":
+            return self._object(schema, nullable, resolver, path, outer)
+        if kind == "array":
+            items = schema.get("items")
+            if not isinstance(items, dict) or schema.get("prefixItems"):
+                return Shape(Kind.TEXT, nullable)
+            return Shape(
+                Kind.ARRAY, nullable, items=self.read(items, resolver, inside(path, "/items"), outer)
+            )
+        if kind == "string" and schema.get("format") in ("date-time", "date"):
+            return Shape(Kind(schema["format"]), nullable)
+        try:
+            return Shape(Kind(kind), nullable)
+        except ValueError as failure:
+            raise InvalidSchemaError(
+                f"{path} of the JSON Schema has the unknown type {str(kind)[:100]!r}",
+                fix="correct the schema",
+            ) from failure
+
+    def _object(
+        self, schema: dict[str, Any], nullable: bool, resolver: Any, path: str, outer: tuple[str, ...]
+    ) -> Shape:
+        properties = schema.get("properties") or {}
+        others = schema.get("additionalProperties")
+        if properties:
+            shapes = {
+                name: self.read(each, resolver, inside(path, f"/properties/{name}"), outer)
+                for name, each in properties.items()
+            }
+            required = schema.get("required")
+            names = frozenset(required if isinstance(required, list) else ())
+            return Shape(Kind.OBJECT, nullable, shapes, names, is_closed=others is False)
+        if isinstance(others, dict) and others and not schema.get("patternProperties"):
+            return Shape(
+                Kind.MAP,
+                nullable,
+                items=self.read(others, resolver, inside(path, "/additionalProperties"), outer),
+            )
+        return Shape(Kind.TEXT, nullable)
+
+    def _types(self, schema: dict[str, Any]) -> set[str]:
+        """Returns the types that a schema allows, which may follow from other keywords; empty = any."""
+        types = schema.get("type")
+        if isinstance(types, str):
+            return {types}
+        if isinstance(types, list):
+            return set(types)
+        if (values := schema.get("enum")) is not None:
+            if id(values) not in self._enums:
+                self._enums[id(values)] = {_type_of(value) for value in values}
+            return self._enums[id(values)]
+        if "const" in schema:
+            return {_type_of(schema["const"])}
+        if "properties" in schema or "additionalProperties" in schema:
+            return {"object"}
+        return {"array"} if "items" in schema else set()
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", dict: "object", list: "array"}
+    return names[type(value)]

@@ -1,0 +1,519 @@
+"""`DeltaSink`: writes data files at stage, lists them in a note at prepare, commits one table version.
+
+The commit contains two of Delta's transaction identifiers (PROTOCOL.md, Transaction Identifiers) for each
+sink, query and Kafka cluster. The version of the first is the sequence number of the Kafka transaction; the
+version of the second is a hash of the whole sink transaction id. So the table itself records the last batch
+of each of them, in two numbers that survive Delta's checkpoints and the clean-up of its log. The sink
+compares them for equality, never by order. Delta's protocol refuses a commit if another one with the same
+transaction identifier was made since the table was loaded, so two processes cannot both commit one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.sinks import manifest as manifests
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Ok,
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    Stage,
+    StageContext,
+    Staged,
+)
+from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
+from kafka_eos_source.sinks.sink_options import SinkOption, columns
+from kafka_eos_source.sinks.specs import require
+from kafka_eos_source.sinks.table_format import (
+    ADD,
+    BUFFER,
+    BUFFER_BYTES,
+    CREATE,
+    FAIL,
+    STAGE_SECONDS,
+    TableFormatSink,
+    fitting_table,
+)
+from kafka_eos_source.sinks.targets import location
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
+
+_log = logging.getLogger(__name__)
+
+#: Key of the id in the metadata of a commit.
+ID = "kafka-eos.id"
+#: Storage options of delta-rs that name a store or an account.
+_STORES = (
+    *("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    *("azure_storage_endpoint", "azure_endpoint", "azure_storage_account_name", "account_name"),
+)
+COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
+#: Number of commits that are searched for an earlier id. Only a fenced driver asks for one.
+_SEARCHED_COMMITS = 1000
+
+
+def json_texts(name: str, value: str) -> Mapping[str, str]:
+    """Parses a JSON object whose values are strings.
+
+    Raises:
+        InvalidOptionError: if the text is not such an object.
+    """
+    try:
+        found = parse_json(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise values.invalid(name, value, 'a JSON object of strings such as {"delta.appendOnly":"true"}')
+    return found
+
+
+class DeltaSink(TableFormatSink["DeltaTable"]):
+    """``type=delta``: appends to a Delta Lake table.
+
+    Args:
+        path: URI of the table's folder.
+        storage: storage options of delta-rs.
+        create: whether to create the table if it does not exist.
+        partition_by: partition columns of a table that the sink creates.
+        properties: properties of a table that the sink creates.
+        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
+        compression: compression of Parquet's pages.
+        buffer_bytes: size of the rows that a task buffers before it writes a file.
+    """
+
+    failpoint_after_commit = "sink.delta.after_version"
+    docs_page = "docs/sink-delta.md"
+    OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
+        SinkOption("path", values.text, None, "URI", "URI of the table's folder.", required=True),
+        SinkOption(
+            "storage.*",
+            values.text,
+            {},
+            "text",
+            "Storage options of delta-rs: `storage.aws_region`, `storage.aws_secret_access_key` and so on.",
+            "none",
+        ),
+        CREATE,
+        SinkOption(
+            "partition.by",
+            columns,
+            (),
+            "comma-separated columns",
+            "Partition columns of a table that the sink creates.",
+            "none",
+        ),
+        SinkOption(
+            "properties",
+            json_texts,
+            {},
+            "JSON object",
+            'Properties of a table that the sink creates: `{"delta.appendOnly":"true"}`.',
+            "none",
+        ),
+        SinkOption(
+            "schema.evolution",
+            values.choice(FAIL, ADD),
+            FAIL,
+            "`fail`, `add`",
+            "What to do if the frame has columns that the table lacks: fail the query, or add the columns.",
+        ),
+        SinkOption(
+            "compression",
+            values.choice(*COMPRESSIONS),
+            "snappy",
+            "`snappy`, `zstd`, `gzip`, `none`",
+            "Compression of Parquet's pages.",
+        ),
+        BUFFER,
+    )
+
+    def __init__(
+        self,
+        path: str,
+        storage: Mapping[str, str] | None = None,
+        create: bool = True,
+        partition_by: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        schema_evolution: str = FAIL,
+        compression: str = "snappy",
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        require("deltalake", "delta")
+        self._to = Target(
+            path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
+        )
+        self.compression = compression
+        self.buffer_bytes = buffer_bytes
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        require("deltalake", "delta")
+
+    def target(self) -> str | None:
+        stated = {name.lower(): value for name, value in self._to.storage.items()}
+        return location(self._to.uri, next((stated[name] for name in _STORES if name in stated), None))
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self._to.ready(schema, deadline)
+        self.notes()
+
+    def stage(self, context: StageContext) -> Stage:
+        table = self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
+        metadata = table.metadata()
+        return TaskFiles(
+            Folder(self._to.uri, self._to.storage),
+            functools.partial(StagedFiles, str(metadata.id), tuple(metadata.partition_columns)),
+            arrow_schema(table),
+            context.schema,
+            metadata.partition_columns,
+            context.task_attempt_id,
+            self.compression,
+            self.buffer_bytes,
+        )
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        store = self.notes()
+        table = self.load()
+        if table is None:
+            return Fatal(
+                f"the table {self._to.uri!r} was deleted", "create the table again, then restart the query."
+            )
+        if self.is_committed(table, txn):
+            return OK
+        if (digest := store.digest(str(txn))) is not None:
+            return Ok(digest)
+        receipts: Sequence[StagedFiles] = staged.receipts
+        for each in receipts:
+            staged_for = {"table": each.table_id, "partition_by": each.partition_by}
+            incompatibility = self.incompatibility(table, staged_for)
+            if incompatibility:
+                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
+        note: dict[str, Any] = {
+            "table": receipts[0].table_id,
+            "partition_by": list(receipts[0].partition_by),
+            "rows": staged.rows,
+            "files": [file for each in receipts for file in each.files],
+        }
+        missing = self.missing_file(table, note)
+        if missing:
+            return Fatal(
+                missing, "use a table folder that driver and executors share, then restart the query."
+            )
+        return Ok(store.put(str(txn), {**note, "files": [file.to_json() for file in note["files"]]}))
+
+    @property
+    def label(self) -> str:
+        return f"the table {self._to.uri!r}"
+
+    def load(self) -> DeltaTable | None:
+        return self._to.load()
+
+    def _app_ids(self) -> tuple[str, str]:
+        """Returns Delta's transaction identifiers that hold the sequence number and the hash of the id."""
+        own = self.context.txn(0, "")
+        batch = f"{own.application_id}/{own.cluster}/{own.sink}"
+        return batch, f"{batch}#attempt"
+
+    def is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+        batch, attempt = self._app_ids()
+        found = table.transaction_version(batch), table.transaction_version(attempt)
+        return bool(found == (txn.sequence, _number(txn)))
+
+    def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+        """Returns whether one of the last 1000 commits records the id."""
+        return any(each.get(ID) == str(txn) for each in table.history(_SEARCHED_COMMITS))
+
+    def read_note(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
+        files = [AddedFile.from_json(each) for each in manifests.objects(note["files"])]
+        return {"table": str(note["table"]), "partition_by": list(note["partition_by"]), "files": files}
+
+    def incompatibility(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+        metadata, partition_by = table.metadata(), list(note["partition_by"])
+        if str(metadata.id) != note["table"]:
+            return f"the table {self._to.uri!r} was dropped and created again after the batch was staged"
+        if list(metadata.partition_columns) != partition_by:
+            return (
+                f"the table {self._to.uri!r} is now partitioned by {metadata.partition_columns}, but the "
+                f"batch was staged for partitions by {partition_by}"
+            )
+        return ""
+
+    def missing_file(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+        fs, root = Folder(self._to.uri, self._to.storage).open()
+        for file in note["files"]:
+            found = fs.get_file_info(f"{root}{file.path}")
+            if found.type != pafs.FileType.File:
+                return f"the data file {file.path} does not exist in {self._to.uri!r}"
+            if found.size != file.bytes:
+                return f"the data file {file.path} has {found.size} bytes, but its task wrote {file.bytes}"
+        return ""
+
+    def publish(self, table: DeltaTable, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
+        """Commits one version on top of the loaded one, or on top of later ones that do not conflict.
+
+        Returns:
+            The conflict, if there is one; otherwise None.
+        """
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        batch, attempt = self._app_ids()
+        properties = CommitProperties(
+            custom_metadata={ID: str(txn)},
+            app_transactions=[Transaction(batch, txn.sequence), Transaction(attempt, _number(txn))],
+        )
+        failpoints.reach("sink.delta.before_version")
+        try:
+            table.create_write_transaction(
+                [file.action() for file in note["files"]],
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            conflict: Exception = error
+            _log.info(
+                "%s: another writer committed to the table first: %s",
+                txn,
+                self.context.secrets.hide(str(conflict)),
+            )
+            return conflict
+        return None
+
+
+def _number(txn: SinkTxn) -> int:
+    """Returns a hash of the id that fits into a version of a transaction identifier: 63 bits."""
+    return int.from_bytes(hashlib.sha256(str(txn).encode()).digest()[:8], "big") >> 1
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table as the options describe it.
+
+    Picklable. The repr omits `storage`, because it may contain credentials.
+
+    Attributes:
+        uri: URI of the table's folder.
+        storage: storage options of delta-rs.
+        create: whether to create the table if it does not exist.
+        partition_by, properties: partition columns and properties of a table that the sink creates.
+        evolution: `table_format.FAIL` or `ADD`.
+    """
+
+    uri: str
+    storage: Mapping[str, str] = field(repr=False)
+    create: bool
+    partition_by: tuple[str, ...]
+    properties: Mapping[str, str]
+    evolution: str
+
+    def load(self) -> DeltaTable | None:
+        """Loads the current version of the table; returns None if the table does not exist."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self.uri, storage_options=dict(self.storage))
+        except TableNotFoundError:
+            return None
+
+    def ready(self, schema: pa.Schema, deadline: Deadline) -> DeltaTable:
+        """Loads the table; creates it or adds columns, if necessary and allowed, for rows of this schema.
+
+        Driver and executors may do this at the same time; all but the first find the work done.
+
+        Raises:
+            InvalidOptionError: if the table does not exist and must not be created, or has features that
+                this sink cannot write.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        def evolve() -> tuple[DeltaTable, str]:
+            table = self.load() or self._create(schema)
+            if unsupported := unsupported_features(table):
+                raise InvalidOptionError(
+                    f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
+                    fix="write to a table without these features.",
+                )
+            problem = schema_mismatch(arrow_schema(table), schema)
+            if problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
+                self._add(table, schema, added)
+                return evolve()
+            return table, problem and f"{problem}."
+
+        return fitting_table(evolve, CommitFailedError, f"Delta table {self.uri!r}", self.evolution, deadline)
+
+    def _create(self, schema: pa.Schema) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        if not self.create:
+            raise InvalidOptionError(
+                f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
+                fix="create the table, correct sink.<name>.path, or set sink.<name>.create=true.",
+            )
+        missing = [name for name in self.partition_by if name not in schema.names]
+        if missing or len(self.partition_by) == len(schema):
+            raise InvalidOptionError(
+                f"option 'partition.by' has the value {', '.join(self.partition_by)!r}; expected some, but "
+                f"not all, of the frame's columns: {', '.join(schema.names)}.",
+                fix="correct the option.",
+            )
+        _delta_schema(schema)
+        try:
+            return DeltaTable.create(
+                self.uri,
+                schema,
+                mode="error",
+                partition_by=list(self.partition_by),
+                configuration=dict(self.properties),
+                storage_options=dict(self.storage),
+            )
+        except (DeltaError, ValueError) as error:
+            found = self.load()
+            if found is None:
+                raise InvalidOptionError(
+                    f"the Delta table {self.uri!r} cannot be created: {error}.",
+                    fix="correct sink.<name>.properties and sink.<name>.partition.by.",
+                ) from error
+            return found  # another process created the table first
+
+    def _add(self, table: DeltaTable, schema: pa.Schema, added: list[str]) -> None:
+        fields = _delta_schema(pa.schema([schema.field(name) for name in added])).fields
+        table.alter.add_columns(fields)
+
+
+def _delta_schema(schema: pa.Schema) -> Schema:
+    from deltalake import Schema
+
+    try:
+        found: Schema = Schema.from_arrow(schema)
+    except Exception as error:
+        raise _unsupported_schema(str(error).partition("\n")[0]) from error
+    # delta-rs silently converts unsigned integers to signed ones, and accepts columns without a type
+    problem = schema_mismatch(pa.schema(found.to_arrow()), schema) or "; ".join(
+        f"column {each.name!r} has type {each.type}" for each in schema if has_null_type(each.type)
+    )
+    if problem:
+        raise _unsupported_schema(problem)
+    return found
+
+
+def _unsupported_schema(problem: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"a Delta table cannot hold the frame: {problem}.",
+        fix="cast the column, or exclude it with sink.<name>.columns.",
+    )
+
+
+# -- what a table can hold -----------------------------------------------------------------------
+
+#: Metadata of columns that only writers with more features may write (PROTOCOL.md: generated and identity
+#: columns, invariants).
+_UNSUPPORTED_METADATA = ("delta.generationExpression", "delta.identity.", "delta.invariants")
+#: Prefixes of table properties that require such writers, with the values that do not.
+_UNSUPPORTED_PROPERTIES = {
+    "delta.constraints.": (),
+    "delta.columnMapping.mode": ("none",),
+    "delta.enableRowTracking": ("false",),
+    "delta.enableIcebergCompatV": ("false",),
+}
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Returns the Arrow schema of the table's rows."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def unsupported_features(table: DeltaTable) -> str:
+    """Describes features of the table that this sink cannot write; empty if there are none."""
+    found = [
+        f"the property {name}={value}"
+        for name, value in table.metadata().configuration.items()
+        for prefix, harmless in _UNSUPPORTED_PROPERTIES.items()
+        if name.startswith(prefix) and value not in harmless
+    ]
+    found += [
+        f"column {field.name!r} has {name}"
+        for field in table.schema().fields
+        for name in field.metadata
+        if name.startswith(_UNSUPPORTED_METADATA)
+    ]
+    table_schema = arrow_schema(table)
+    found += [
+        f"it is partitioned by the binary column {name!r}"
+        for name in table.metadata().partition_columns
+        if pa.types.is_binary(table_schema.field(name).type)
+    ]
+    return "; ".join(found)
+
+
+def schema_mismatch(table: pa.Schema, frame: pa.Schema) -> str:
+    """Describes why rows of the frame's schema do not fit the table's schema; empty if they do."""
+    found = [f"it has no column {name!r}" for name in new_columns(table, frame)]
+    for each in table:
+        at = frame.get_field_index(each.name)
+        if at >= 0 and not _fits(frame.field(at).type, each.type):
+            found.append(
+                f"column {each.name!r} is {frame.field(at).type} in the frame and {each.type} in the table"
+            )
+        elif at < 0 and not each.nullable:
+            found.append(f"it requires the column {each.name!r}")
+    return "; ".join(found)
+
+
+def new_columns(table: pa.Schema, frame: pa.Schema) -> list[str]:
+    """Returns the columns of the frame that the table does not have."""
+    return [name for name in frame.names if name not in table.names]
+
+
+def has_null_type(kind: pa.DataType) -> bool:
+    """Returns whether a type is or contains the type of Spark's untyped ``NULL``."""
+    inside = (kind.field(at).type for at in range(kind.num_fields))
+    return pa.types.is_null(kind) or any(has_null_type(each) for each in inside)
+
+
+def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
+    """Returns whether types are equal except for names inside lists, or the table's has a wider range."""
+    if frame == table:
+        return True
+    kind = pa.types
+    if kind.is_signed_integer(frame) and kind.is_signed_integer(table):
+        return bool(frame.bit_width <= table.bit_width)
+    if kind.is_decimal(frame) and kind.is_decimal(table):
+        whole = frame.precision - frame.scale <= table.precision - table.scale
+        return bool(frame.scale <= table.scale and whole)
+    if kind.is_timestamp(frame) and kind.is_timestamp(table):
+        return frame.unit in ("s", "ms", "us") and (frame.tz is None) == (table.tz is None)
+    if kind.is_struct(frame) and kind.is_struct(table):
+        names = [field.name for field in frame]
+        return names == [field.name for field in table] and all(
+            _fits(frame.field(at).type, table.field(at).type) for at in range(frame.num_fields)
+        )
+    if kind.is_list(frame) and kind.is_list(table):
+        return _fits(frame.value_type, table.value_type)
+    if kind.is_map(frame) and kind.is_map(table):
+        return _fits(frame.key_type, table.key_type) and _fits(frame.item_type, table.item_type)
+    return bool(kind.is_float32(frame) and kind.is_float64(table))
