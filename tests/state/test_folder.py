@@ -179,10 +179,10 @@ def test_metadata_of_a_newer_format_is_refused(path: Path) -> None:
 def test_unreadable_metadata_counts_as_damage(name: bytes, value: bytes) -> None:
     """Only the version byte decides how a value is decoded."""
     if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
-        assert not records.decode([(name, value)]).restoring
+        assert not records.decode_metadata([(name, value)]).restoring
         return
     with pytest.raises(StateCorruptedError):
-        records.decode([(name, value)])
+        records.decode_metadata([(name, value)])
 
 
 TPS = st.builds(TopicPartition, st.sampled_from(["a", "b.c-d_1", "0"]), st.integers(0, 2**31 - 1))
@@ -213,13 +213,13 @@ def test_overwritten_metadata_has_the_last_value(steps: list[StoreMetadata]) -> 
     stored: dict[bytes, bytes] = {}
     before = StoreMetadata()
     for metadata in steps:
-        for name, value in records.encode(before, metadata).items():
+        for name, value in records.encode_metadata(before, metadata).items():
             if value is None:
                 del stored[name]
             else:
                 stored[name] = value
         before = metadata
-    assert records.decode(stored.items()) == steps[-1]
+    assert records.decode_metadata(stored.items()) == steps[-1]
 
 
 @given(BATCHES, st.none() | BATCHES, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary())))
@@ -227,7 +227,7 @@ def test_headers_of_pending_batches_survive_encoding_and_decoding(
     batch: BatchRecord, base: BatchRecord | None, spans: list[Any]
 ) -> None:
     header = pending.PendingHeader(PendingBatch(batch, base, 17), Ranges(tuple(spans)))
-    ((name, value),) = pending.encode(header, [])
+    ((name, value),) = pending.encode_attempt(header, [])
     assert name.startswith(b"h")
     again = pending.decode_header(value)
     assert (again.batch, again.ranges.spans) == (header.batch, tuple(spans))

@@ -303,9 +303,9 @@ def test_the_record_of_a_batch_being_applied_is_read_back() -> None:
     applying = records.Applying("id", {TP: 7}, record(3))
     old = records.StoreMetadata(IDENTITY)
     new = records.StoreMetadata(IDENTITY, restoring=True, applying=applying)
-    pairs = {**records.encode(records.StoreMetadata(), old), **records.encode(old, new)}
-    assert records.decode((k, v) for k, v in pairs.items() if v is not None) == new
-    assert records.encode(new, old)[b"apply"] is None
+    pairs = {**records.encode_metadata(records.StoreMetadata(), old), **records.encode_metadata(old, new)}
+    assert records.decode_metadata((k, v) for k, v in pairs.items() if v is not None) == new
+    assert records.encode_metadata(new, old)[b"apply"] is None
 
 
 def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(

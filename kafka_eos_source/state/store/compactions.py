@@ -22,8 +22,7 @@ from kafka_eos_source.errors import KafkaEosError, StateCorruptedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
-from kafka_eos_source.state.store.files import replace_text
-from kafka_eos_source.state.store.records import RESTORE_FIX
+from kafka_eos_source.state.store.files import RESTORE_FIX, replace_text
 from kafka_eos_source.state.store.rocksdb import (
     Family,
     call,

@@ -183,7 +183,7 @@ class DurableState:
         batch_ms = metadata.batch.time_ms if metadata.batch else 0
         now_ms = int(time.time() * 1000)
         metadata = replace(metadata, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
-        writes.change("offsets", records.encode(self.metadata, metadata))
+        writes.change("offsets", records.encode_metadata(self.metadata, metadata))
         self.write(writes, sync=sync)
         self.metadata = metadata
 

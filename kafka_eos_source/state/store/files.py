@@ -22,6 +22,9 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
+#: Fix of every error about damage: the changelog has all of the state.
+RESTORE_FIX = "start the query, or run `kafka-eos state restore`: the state is restored from the changelog."
+
 _OWNER_FILE = re.compile(r"owner-[0-9a-f]{8}")
 
 

@@ -35,6 +35,7 @@ from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.files import (
+    RESTORE_FIX,
     disk_errors_reported,
     owner_files,
     owner_of,
@@ -45,7 +46,7 @@ from kafka_eos_source.state.store.files import (
 )
 from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.ownership import is_open_here, was_forked
-from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
+from kafka_eos_source.state.store.records import StoreMetadata
 
 #: Damage twice within this time is an error: restoring again and again would hide a failing disk.
 _REPEATED_DAMAGE_MS = 600_000
@@ -77,11 +78,11 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
             database.sync_logs()
         database.has_unsynced_logs = False
         database.owner_file = write_owner(db_path, earlier)
-        stored = records.decode(database.scan(family="offsets"))
+        stored = records.decode_metadata(database.scan(family="offsets"))
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
         if metadata != stored:
             writes = database.new_batch()
-            writes.change("offsets", records.encode(stored, metadata))
+            writes.change("offsets", records.encode_metadata(stored, metadata))
             database.write(writes, sync=config.wal_sync)
     except BaseException:
         database.close()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
-from kafka_eos_source.state.store.records import RESTORE_FIX
+from kafka_eos_source.state.store.files import RESTORE_FIX
 
 
 def named_manifest(database: Path) -> bytes:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.state.store.records import RESTORE_FIX
+from kafka_eos_source.state.store.files import RESTORE_FIX
 
 _BLOCK_BYTES = 32 << 10
 _HEADER = struct.Struct("<IHB")

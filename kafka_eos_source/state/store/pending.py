@@ -30,18 +30,15 @@ from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.files import RESTORE_FIX
 from kafka_eos_source.state.store.overlay import Overlay, Ranges
-from kafka_eos_source.state.store.records import (
-    RESTORE_FIX,
-    batch_fields,
-    record,
-)
+from kafka_eos_source.state.store.records import batch_fields, record
 from kafka_eos_source.state.store.rocksdb import WriteBatch
 from kafka_eos_source.state.store.spill import SpilledRows
 
 _FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
-_NUMBER = struct.Struct(">I")
+_BLOB_NUMBER = struct.Struct(">I")
 _HEADER = b"h"
 _BLOB = b"b"
 
@@ -69,7 +66,7 @@ class PendingHeader:
 
     def blob_keys(self) -> list[bytes]:
         """Returns the keys of the Arrow streams."""
-        return [_BLOB + self.id + b"\x00" + _NUMBER.pack(number) for number in range(self.blobs)]
+        return [_BLOB + self.id + b"\x00" + _BLOB_NUMBER.pack(number) for number in range(self.blobs)]
 
 
 def read_headers(database: Database) -> list[PendingHeader]:
@@ -132,7 +129,7 @@ def read_overlay(
 
 def add_attempt(writes: WriteBatch, header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> None:
     """Adds an attempt and its rows to a write."""
-    for key, value in encode(header, changes):
+    for key, value in encode_attempt(header, changes):
         writes.put(_FAMILY, key, value)
 
 
@@ -143,7 +140,7 @@ def remove_attempt(writes: WriteBatch, header: PendingHeader) -> None:
         writes.delete(_FAMILY, key)
 
 
-def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
+def encode_attempt(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
     """Returns the pairs that hold an attempt: the header first, then its rows."""
     blobs = [pack_stream(rows).to_pybytes() for rows in changes]
     header = replace(header, blobs=len(blobs))

@@ -18,7 +18,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import records
+from kafka_eos_source.state.store import files, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.files import is_owned_elsewhere, owner_of
 from kafka_eos_source.state.store.folder import check_version
@@ -132,7 +132,7 @@ class CommittedReader(CommittedView):
         self._resources = ExitStack()
         self._database = open_frozen(self.path / "db", self._logs)
         try:
-            metadata = records.decode(self._database.scan(family="offsets"))
+            metadata = records.decode_metadata(self._database.scan(family="offsets"))
             self.identity = _checked_identity(self.path, metadata)
             super().__init__(metadata, Cursor(self._database.cursor()))
         except BaseException:
@@ -143,7 +143,7 @@ class CommittedReader(CommittedView):
 def _checked_identity(path: Path, metadata: records.StoreMetadata) -> StoreIdentity:
     if metadata.identity is None:
         raise StateCorruptedError(
-            f"the store {path} does not record which state it holds.", fix=records.RESTORE_FIX
+            f"the store {path} does not record which state it holds.", fix=files.RESTORE_FIX
         )
     if metadata.restoring:
         raise _unfinished(path, metadata)

@@ -26,9 +26,7 @@ from kafka_eos_source.errors import StateCorruptedError, StateFormatError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-
-#: Fix of every error about damage: the changelog has all of the state.
-RESTORE_FIX = "start the query, or run `kafka-eos state restore`: the state is restored from the changelog."
+from kafka_eos_source.state.store.files import RESTORE_FIX
 
 #: Format of the databases that this release writes, and the newest format that it reads.
 FORMAT = 1
@@ -81,7 +79,7 @@ class StoreMetadata:
     applying: Applying | None = None
 
 
-def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
+def encode_metadata(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
     """Returns the records that turn old metadata into new; None deletes a record."""
     changes: dict[bytes, bytes | None] = {
         _offset_key(tp): None for tp in old.offsets if tp not in new.offsets
@@ -103,7 +101,7 @@ def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
     return changes
 
 
-def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
+def decode_metadata(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
     """Returns the metadata that all pairs of the column family encode.
 
     Raises:

@@ -21,8 +21,7 @@ from kafka_eos_source.errors import (
     StoreClosedError,
 )
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import owner_of
-from kafka_eos_source.state.store.records import RESTORE_FIX
+from kafka_eos_source.state.store.files import RESTORE_FIX, owner_of
 
 _MIB = 1 << 20
 #: Memtable of a column family that holds a few records, which are overwritten again and again.

@@ -27,9 +27,8 @@ import rocksdict
 from kafka_eos_source.errors import KafkaEosError, StateCorruptedError
 from kafka_eos_source.state.store import ownership
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.files import disk_errors_reported
+from kafka_eos_source.state.store.files import RESTORE_FIX, disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, StagedPair
-from kafka_eos_source.state.store.records import RESTORE_FIX
 from kafka_eos_source.state.store.rocksdb import call, family_options, look_up, property_of, translate
 from kafka_eos_source.state.store.scans import Cursor, Scans, check_end
 

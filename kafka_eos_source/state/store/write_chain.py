@@ -28,8 +28,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.state.store.files import replace_text
-from kafka_eos_source.state.store.records import RESTORE_FIX
+from kafka_eos_source.state.store.files import RESTORE_FIX, replace_text
 from kafka_eos_source.state.store.rocksdb import WriteBatch
 
 #: Column family and range of the keys.
