@@ -38,7 +38,7 @@ from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import Manifest
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import upload
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _MINUTES = 900.0

@@ -56,7 +56,7 @@ from kafka_eos_source.state.layout import keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 SECONDS = 60.0

@@ -21,7 +21,7 @@ from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.operator.shard_action import Action
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: How long to wait for the lock of a database. A running query holds it for the duration of a batch.

@@ -43,7 +43,7 @@ from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.store.pending import decode_header
+from kafka_eos_source.state.store.durable import decode_header
 from tests.commit.test_shards import report
 from tests.observe.test_journal import BATCH, SOURCE, WAITING
 from tests.protocol.test_token_record import RECORD

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_eos_source.errors import StateCorruptedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state.store import compactions, durable
+from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.crash_kit import until
 from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, OtherProcess, binary, key, other_process
@@ -19,7 +19,7 @@ from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, OtherProcess, bi
 #: Rows of a table. Compacting eight such tables takes some tenths of a second, closing the store a few ms.
 ROWS = 40_000
 #: Number of tables at level 0 that cause a compaction.
-DUE = compactions.DUE_TABLES
+DUE = database.DUE_TABLES
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_close_that_is_interrupted_while_it_waits_closes_the_store(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(compactions, "is_running", interrupted)
+        patch.setattr(database, "is_running", interrupted)
         with pytest.raises(KeyboardInterrupt):
             use_briefly(path)
     check(path, DUE + 1)

@@ -20,7 +20,7 @@ import pytest
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
 from kafka_eos_source.state.store import database
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.crash_kit import (
     OPEN_FOR_EACH_COMMIT,

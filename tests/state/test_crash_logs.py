@@ -20,9 +20,9 @@ import pytest
 from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import StoreIdentity
-from kafka_eos_source.state.store import database, durable, write_chain
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.crash_kit import (
     OPEN_FOR_EACH_COMMIT,
@@ -277,7 +277,7 @@ def _power_failures_at_requirements(
 ) -> list[Path]:
     """Returns a list that receives what a power failure leaves right after each requirement is stored."""
     copies: list[Path] = []
-    replace_text = write_chain.replace_text
+    replace_text = database.replace_text
 
     def store_and_copy(*args: Any, **options: Any) -> None:
         replace_text(*args, **options)
@@ -285,7 +285,7 @@ def _power_failures_at_requirements(
             _after_power_failure(tmp_path / "live", logs[-1].synced, tmp_path / f"cut{len(copies)}")
         )
 
-    monkeypatch.setattr(write_chain, "replace_text", store_and_copy)
+    monkeypatch.setattr(database, "replace_text", store_and_copy)
     return copies
 
 
@@ -341,7 +341,7 @@ def test_a_requirement_that_a_full_disk_does_not_take_leaves_the_log(
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
         store.put_all([(key(n), b"x" * 200) for n in range(3000)])
         _put(store, 1)
-        monkeypatch.setattr(write_chain, "replace_text", full)
+        monkeypatch.setattr(database, "replace_text", full)
     assert not list(tmp_path.glob("s/db/*.sst"))
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
         assert store.get(key(2999)) == b"x" * 200

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.spill import SpilledRows
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.store.uncommitted import SpilledRows
 from tests.state.state_kit import IDENTITY, TP
 
 ROWS = 60_000

@@ -22,12 +22,12 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import database, files, folder, pending, records
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store import database, durable, files, opening
 from kafka_eos_source.state.store.database import FAMILIES, Database
+from kafka_eos_source.state.store.durable import StoreMetadata
 from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.records import StoreMetadata
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.crash_kit import copy_of_open_store
 from tests.state.state_kit import IDENTITY, TOPIC, TP, key, record
@@ -149,7 +149,7 @@ def test_a_store_of_a_newer_format_is_refused_before_anything_is_changed(path: P
     (path / "VERSION").write_text("99\n")
     before = content(path)
     for read in (open_store, TransactionalStateStore.open_read_only):
-        with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {records.FORMAT}"):
+        with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {durable.FORMAT}"):
             read(path)
     assert content(path) == before
     TransactionalStateStore.set_aside(path)  # an operator may decide to do this
@@ -179,10 +179,10 @@ def test_metadata_of_a_newer_format_is_refused(path: Path) -> None:
 def test_unreadable_metadata_counts_as_damage(name: bytes, value: bytes) -> None:
     """Only the version byte decides how a value is decoded."""
     if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
-        assert not records.decode_metadata([(name, value)]).restoring
+        assert not durable.decode_metadata([(name, value)]).restoring
         return
     with pytest.raises(StateCorruptedError):
-        records.decode_metadata([(name, value)])
+        durable.decode_metadata([(name, value)])
 
 
 TPS = st.builds(TopicPartition, st.sampled_from(["a", "b.c-d_1", "0"]), st.integers(0, 2**31 - 1))
@@ -213,33 +213,33 @@ def test_overwritten_metadata_has_the_last_value(steps: list[StoreMetadata]) -> 
     stored: dict[bytes, bytes] = {}
     before = StoreMetadata()
     for metadata in steps:
-        for name, value in records.encode_metadata(before, metadata).items():
+        for name, value in durable.encode_metadata(before, metadata).items():
             if value is None:
                 del stored[name]
             else:
                 stored[name] = value
         before = metadata
-    assert records.decode_metadata(stored.items()) == steps[-1]
+    assert durable.decode_metadata(stored.items()) == steps[-1]
 
 
 @given(BATCHES, st.none() | BATCHES, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary())))
 def test_headers_of_pending_batches_survive_encoding_and_decoding(
     batch: BatchRecord, base: BatchRecord | None, spans: list[Any]
 ) -> None:
-    header = pending.PendingHeader(PendingBatch(batch, base, 17), Ranges(tuple(spans)))
-    ((name, value),) = pending.encode_attempt(header, [])
+    header = durable.PendingHeader(PendingBatch(batch, base, 17), Ranges(tuple(spans)))
+    ((name, value),) = durable.encode_attempt(header, [])
     assert name.startswith(b"h")
-    again = pending.decode_header(value)
+    again = durable.decode_header(value)
     assert (again.batch, again.ranges.spans) == (header.batch, tuple(spans))
 
 
 def test_an_unreadable_header_or_row_of_a_pending_batch_counts_as_damage() -> None:
     for value in (b"", b"{}", b'{"record": 1}'):
         with pytest.raises(StateCorruptedError):
-            pending.decode_header(value)
+            durable.decode_header(value)
     for blob in (None, b"", b"rubbish"):
         with pytest.raises(StateCorruptedError):
-            pending.decode_rows(blob)
+            durable.decode_rows(blob)
 
 
 # ------------------------------------------------------------------ missing data
@@ -443,14 +443,14 @@ def test_an_owner_that_closes_the_database_leaves_the_file_of_the_next_owner(
     """The lock is free a moment before the file of the owner is removed. Without the file of the next owner,
     nobody would sync the logs that it leaves if it is killed."""
     next_owners: list[TransactionalStateStore] = []
-    mark_closed = folder.mark_closed
+    mark_closed = opening.mark_closed
 
     def mark_late(database: Database) -> None:
         if not next_owners:
             next_owners.append(open_store(path))
         mark_closed(database)
 
-    monkeypatch.setattr(folder, "mark_closed", mark_late)
+    monkeypatch.setattr(opening, "mark_closed", mark_late)
     open_store(path).close()
     assert files.owner_files(path / "db")
     next_owners[0].close()

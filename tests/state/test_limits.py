@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import ENTRY_BYTES, Overlay, Ranges
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.state_kit import IDENTITY, TP, key
 

@@ -37,9 +37,9 @@ from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
-from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.reader import CommittedReader
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.store.views import CommittedReader
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 from tests.state.processor.processor_shard import runner

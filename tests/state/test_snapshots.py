@@ -40,7 +40,7 @@ from kafka_eos_source.state.snapshots.manifest import Manifest, SnapshotFile, Un
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import KEPT, Uploaded, take_if_due, upload, wait_for_upload
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests import ROOT
 from tests.state.state_kit import IDENTITY as NO_TOPIC_ID

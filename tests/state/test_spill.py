@@ -14,9 +14,9 @@ import pytest
 
 from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateError, StateLockedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state.store import records, spill, transactional
-from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.ownership import has_owner
+from kafka_eos_source.state.store import durable, transactional, uncommitted
+from kafka_eos_source.state.store.files import has_owner
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.crash_kit import copy_of_open_store
 from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
@@ -218,7 +218,7 @@ def test_lost_rows_of_an_attempt_are_damage_and_not_an_empty_batch(tmp_path: Pat
     with with_old_state(path) as store:
         stage(store)
         store.persist_pending(record(2))
-        spill.remove_spills(path, keep=())
+        uncommitted.remove_spills(path, keep=())
         with pytest.raises(StateCorruptedError, match="rows of a large batch"):
             store.promote(record(2), {TP: 20})
         assert not store.is_open
@@ -300,12 +300,12 @@ def test_a_release_without_spills_refuses_the_header_of_a_spilled_attempt(tmp_pa
 
 
 def test_the_record_of_a_batch_being_applied_is_read_back() -> None:
-    applying = records.Applying("id", {TP: 7}, record(3))
-    old = records.StoreMetadata(IDENTITY)
-    new = records.StoreMetadata(IDENTITY, restoring=True, applying=applying)
-    pairs = {**records.encode_metadata(records.StoreMetadata(), old), **records.encode_metadata(old, new)}
-    assert records.decode_metadata((k, v) for k, v in pairs.items() if v is not None) == new
-    assert records.encode_metadata(new, old)[b"apply"] is None
+    applying = durable.Applying("id", {TP: 7}, record(3))
+    old = durable.StoreMetadata(IDENTITY)
+    new = durable.StoreMetadata(IDENTITY, restoring=True, applying=applying)
+    pairs = {**durable.encode_metadata(durable.StoreMetadata(), old), **durable.encode_metadata(old, new)}
+    assert durable.decode_metadata((k, v) for k, v in pairs.items() if v is not None) == new
+    assert durable.encode_metadata(new, old)[b"apply"] is None
 
 
 def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(
@@ -343,7 +343,7 @@ def test_a_reader_is_told_to_wait_for_an_owner_that_is_alive(
 
 
 def test_another_process_sees_that_the_owner_is_alive(tmp_path: Path) -> None:
-    path, code = tmp_path / "s", "from kafka_eos_source.state.store.ownership import has_owner\n"
+    path, code = tmp_path / "s", "from kafka_eos_source.state.store.files import has_owner\n"
     with other_process() as other:
         code += f"result = has_owner(Path({str(path / 'db')!r}))"
         assert other.run(code) is False
@@ -379,7 +379,7 @@ def test_a_reader_whose_owner_removes_the_rows_reads_again(
             assert dict(reader.all()) == NEW
         stage(store)
         store.persist_pending(record(3))
-        spill.remove_spills(path, keep=())
+        uncommitted.remove_spills(path, keep=())
         with (
             TransactionalStateStore.open_read_only(path) as reader,
             pytest.raises(StateCorruptedError, match="rows of a large batch"),

@@ -24,10 +24,9 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StateAccess
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import in_key_order
-from kafka_eos_source.state.store.handle import StateHandle
+from kafka_eos_source.state.store.overlay import SortedKeys
 from kafka_eos_source.state.store.rocksdb import WriteBatch
-from kafka_eos_source.state.store.sorted_keys import SortedKeys
-from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.store.transactional import StateHandle, TransactionalStateStore
 from tests.state.state_kit import IDENTITY, INPUT, TINY, TP, binary, key, record
 
 A, B, C, D, E, F = (b"\1" + letter for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))

@@ -21,7 +21,7 @@ from kafka_eos_source.errors import (
     StateLockedError,
     StoreClosedError,
 )
-from kafka_eos_source.state.store import frozen, opening
+from kafka_eos_source.state.store import files, opening
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
 from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, binary, key, record
@@ -252,9 +252,9 @@ def test_a_reader_sees_whole_commits_although_files_are_deleted_while_it_opens(
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(source))
             raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
 
-        rewriting_first(frozen, "_link_log", ["logs"])
-        rewriting_first(frozen, "_link_tables", ["tables", "later tables"])
-        rewriting_first(frozen, "current_manifest", ["manifest"])
+        rewriting_first(files, "_link_log", ["logs"])
+        rewriting_first(files, "_link_tables", ["tables", "later tables"])
+        rewriting_first(files, "current_manifest", ["manifest"])
         rewriting_first(opening, "_open", ["opening"])
         if not linked:
             monkeypatch.setattr(os, "link", no_link)

@@ -44,7 +44,7 @@ from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.snapshots.local_copy import remove_left_copies
 from kafka_eos_source.state.snapshots.upload import take_if_due
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)

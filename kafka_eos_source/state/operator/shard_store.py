@@ -26,7 +26,7 @@ from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
 from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse, snapshots_of
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: Reads the changelog into the store, up to an offset; None = to its end.

@@ -33,9 +33,9 @@ from kafka_eos_source.state.snapshots.manifest import (
     topic_hash,
 )
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.durable import FORMAT
 from kafka_eos_source.state.store.files import replace_text
-from kafka_eos_source.state.store.records import FORMAT
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ from kafka_eos_source.state.snapshots.manifest import (
 )
 from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError, StoredFile
-from kafka_eos_source.state.store.commit_rules import same_batch
+from kafka_eos_source.state.store.durable import same_batch
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)

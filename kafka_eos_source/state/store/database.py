@@ -1,34 +1,30 @@
-"""A RocksDB database with three column families, used so that rocksdict loses no data.
+"""Numbers of writes, which show after a crash whether the write-ahead log lost one that others depend on.
 
-Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
+A log that ends exactly where a record ends looks complete. RocksDB then continues with the next log, as if
+the lost writes had never been made: after a power failure, or on a bad disk, a database could miss one commit
+and hold the next. So each write adds a key with its own number, and deletes the key of the write before:
 
-- A flush writes one column family to disk, even with atomic flush enabled, and dropping an object that
-  `get_column_family` returned is a flush too. A temporary object would put *its* family on disk ahead of the
-  others. So the objects are created once, kept until `close`, and dropped in the order data, pending,
-  offsets: data without its offset is repaired by replay, an offset without its data is silent loss. Nothing
-  else here flushes.
-- After `cancel_all_background` RocksDB refuses to flush, so dropping these objects writes nothing. `close`
-  uses this while the write-ahead log is short: three tables for each micro-batch would cost more than reading
-  the log at the next open.
-- `close` releases no file while an iterator, snapshot or family object lives. All of them are tracked and
-  dropped first.
-- A reverse iteration ignores a lower bound. An upper bound works in both directions, but RocksDB keeps a
-  pointer into the `ReadOptions` that hold it, and rocksdict does not keep that object alive. Without it a
-  scan ends early now and then.
-- An iterator shows the data of one moment. An iterator over a rocksdict `Snapshot` does not: it also shows
-  later writes. So views hold an iterator.
-- A process that was forked after its parent opened a database hangs at its first flush. It is recognised by
-  its process id and refused.
-- The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
-  too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
-  the whole database unreadable.
-- RocksDB hangs at a log with a certain bit changed; see `log_headers`.
-- RocksDB does not notice that a log ends too early if it ends between two records; see `write_chain`.
+::
+
+    write/<number><session>    number in 8 bytes, big endian, and 8 random bytes of the open database
+    write/first                written with the first number, and never deleted
+
+Without a loss there is exactly one number. If writes are lost, nobody deletes the key of the last write
+before them; if the first log is lost as a whole, ``write/first`` is missing. The random bytes tell numbers
+apart that were given again after the end of a log was lost. The keys are in the column family ``offsets``.
+
+Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large batch,
+and those that `Database.close` writes for one family after the other. If the log lost that metadata, the data
+would be ahead of it. So before such a table is written, the owner syncs the log, and the file ``least-write``
+in the database's folder gets the number of the last write. A database that holds only earlier writes is
+damaged.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -41,23 +37,279 @@ from weakref import WeakSet
 import pyarrow as pa
 import rocksdict
 
-from kafka_eos_source.errors import StateCorruptedError, StateError, StoreClosedError
+from kafka_eos_source.errors import KafkaEosError, StateCorruptedError, StateError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.state.store import compactions, ownership
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.state.store import files
+from kafka_eos_source.state.store.files import RESTORE_FIX, replace_text
 from kafka_eos_source.state.store.overlay import Pair, StagedPair
 from kafka_eos_source.state.store.rocksdb import (
+    Family,
     Get,
+    StoreConfig,
     WriteBatch,
     call,
+    check_end,
+    check_writable,
     family_options,
     look_up,
     property_of,
+    remove_options_files,
     translate,
 )
-from kafka_eos_source.state.store.scans import check_end
-from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
+
+#: Column family and range of the keys.
+FAMILY, LOW, HIGH = "offsets", b"write/", b"write0"
+
+_FIRST = LOW + b"first"
+_NUMBER = struct.Struct(">Q8s")
+_VALUE = b"\x01"
+_LEAST = "least-write"
+
+
+class WriteChain:
+    """Numbers the writes of one open database.
+
+    Args:
+        path: folder of the database.
+        keys: keys of the database from `LOW` to `HIGH`.
+        least: what `least_write` returned, for a reader before it read the keys.
+
+    Raises:
+        StateCorruptedError: if writes were lost.
+    """
+
+    def __init__(self, path: Path, keys: Iterable[bytes], least: int) -> None:
+        found = set(keys)
+        has_first = _FIRST in found
+        found.discard(_FIRST)
+        numbers = sorted(_number(path, key) for key in found)
+        if len(numbers) > 1:
+            raise _lost(path, f"writes after number {numbers[0]}, although it holds number {numbers[-1]}")
+        if len(numbers) != has_first:
+            raise _lost(path, "its first writes" if numbers else "all numbers of its writes")
+        self._last = numbers[0] if numbers else 0
+        self._last_key = found.pop() if found else b""
+        if self._last < least:
+            raise _lost(
+                path, f"writes after number {self._last}, although tables hold data of number {least}"
+            )
+        self._path = path
+        self._least = least
+        self._session = os.urandom(8)
+
+    def add_to(self, batch: WriteBatch) -> None:
+        """Numbers a batch. Call `written` once it is written."""
+        batch.put(FAMILY, self._next_key(), _VALUE)
+        batch.delete(FAMILY, self._last_key) if self._last else batch.put(FAMILY, _FIRST, _VALUE)
+
+    def written(self) -> None:
+        """Counts the batch that `add_to` numbered last."""
+        self._last_key = self._next_key()
+        self._last += 1
+
+    @property
+    def has_unrequired_writes(self) -> bool:
+        """Whether there were writes since `require` was called last."""
+        return self._least < self._last
+
+    def require(self) -> None:
+        """Makes the loss of any write so far damage from now on. The requirement survives a power failure.
+
+        All writes must be on disk already. Otherwise a power failure that cuts some of them off would look
+        like damage, although no table depends on them yet.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        replace_text(self._path / _LEAST, f"{self._last}\n", durable=True)
+        self._least = self._last
+
+    def _next_key(self) -> bytes:
+        return LOW + _NUMBER.pack(self._last + 1, self._session)
+
+
+def least_write(path: Path) -> int:
+    """Returns the number of a write that the database in a folder must hold; 0 = none.
+
+    A reader calls this before it reads the database's files, because the owner may require more meanwhile.
+
+    Raises:
+        StateCorruptedError: if the file has no number.
+    """
+    try:
+        text = (path / _LEAST).read_bytes()
+    except FileNotFoundError:
+        return 0
+    if not text.strip().isdigit():
+        raise StateCorruptedError(
+            f"the file {path / _LEAST} contains {text[:40]!r}; expected a number.", fix=RESTORE_FIX
+        )
+    return int(text)
+
+
+def _lost(path: Path, what: str) -> StateCorruptedError:
+    return StateCorruptedError(
+        f"the database {path} lost {what}: a log is missing or ends too early.", fix=RESTORE_FIX
+    )
+
+
+def _number(path: Path, key: bytes) -> int:
+    try:
+        number, _session = _NUMBER.unpack(key.removeprefix(LOW))
+    except struct.error as error:
+        raise StateCorruptedError(
+            f"the database {path} has a damaged number of a write: {key!r}.", fix=RESTORE_FIX
+        ) from error
+    return int(number)
+
+
+# HOUSE: from kafka_eos_source.state.store.database
+# HOUSE| """Decides when RocksDB compacts the data family of a store, and waits for compactions.
+# HOUSE|
+# HOUSE| A task has its store open for a moment only. With RocksDB's own rules, nearly every task began a compaction of
+# HOUSE| many tables, closing the store aborted it, and the next task began it again; ``docs/state-store.md`` has
+# HOUSE| measurements. Therefore compactions are off when a database is opened. A write switches them on if level 0 has
+# HOUSE| many tables, and closing the database waits for the one that runs. `rocksdb.data_options` keeps them short.
+# HOUSE|
+# HOUSE| ::
+# HOUSE|
+# HOUSE|     off ──a write finds many tables at level 0──▶ on ──close──▶ off ──the running compaction ends──▶ closed
+# HOUSE|
+# HOUSE| If a compaction fails, its task succeeds all the same; see `_report_failure`.
+# HOUSE| """
+
+_log = logging.getLogger(__name__)
+
+#: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
+#: each of them, which takes 0.2 µs.
+DUE_TABLES = 8
+#: How long `await_end` waits for a due compaction to begin. RocksDB begins none after a failed write.
+_BEGIN_SECONDS = 1.0
+#: How often `await_end` looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
+#: File of a database in which a compaction found damage; it has the text of the error.
+_DAMAGE = "damage"
+
+
+def are_due(data: Family, path: Path) -> bool:
+    """Returns whether the data family of the database at ``path`` has many tables at level 0."""
+    return property_of(data, path, "num-files-at-level0") >= DUE_TABLES
+
+
+def switch(data: Family, path: Path, *, on: bool) -> None:
+    """Switches the compactions of the data family on or off. A failure is logged.
+
+    Args:
+        data: the data family.
+        path: folder of the database.
+        on: whether RocksDB may begin compactions.
+    """
+    try:
+        call(path, data.set_options, {"disable_auto_compactions": "false" if on else "true"})
+    except KafkaEosError as error:
+        # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep the
+        # error itself, because its traceback would keep the database open.
+        text = str(error)
+        _log.warning("the compactions of %s could not be switched on or off: %s", path, text)
+    remove_options_files(path)
+
+
+def await_end(db: Family, data: Family, path: Path) -> None:
+    """Waits until the running compaction has ended, and lets no other one begin.
+
+    So a task waits for one compaction at most, and none is done in vain. There is no time limit: a compaction
+    that is aborted whenever the disk is slow would never end.
+
+    Args:
+        db: the database.
+        data: its data family, whose compactions are on.
+        path: folder of the database.
+    """
+    pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+    while property_of(data, path, "compaction-pending") and not is_running(data, path):
+        if have_failed(db, path) or pauses.expired:
+            break
+        pauses.wait()
+    switch(data, path, on=False)
+    failpoints.reach("state.within_compaction")
+    pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+    while is_running(data, path):
+        pauses.wait()
+    if have_failed(db, path):
+        _report_failure(db, path)
+
+
+def is_running(data: Family, path: Path) -> bool:
+    """Returns whether a compaction of any column family runs."""
+    return property_of(data, path, "num-running-compactions") > 0
+
+
+def have_failed(db: Family, path: Path) -> bool:
+    """Returns whether a compaction or a flush of any column family has failed since this open."""
+    # RocksDB counts them in the family "default"
+    return property_of(db, path, "background-errors") > 0
+
+
+def check_undamaged(path: Path) -> None:
+    """Checks that no compaction has found damage in the database of this folder.
+
+    Raises:
+        StateCorruptedError: if one has.
+    """
+    file = path / _DAMAGE
+    if file.exists():
+        raise StateCorruptedError(
+            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
+        )
+
+
+def _report_failure(db: Family, path: Path) -> None:
+    """Logs why a compaction failed. If a table is damaged, the next open raises an error.
+
+    The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
+    """
+    text = "the disk may be full; RocksDB's file LOG has the reason"
+    try:
+        check_writable(db, path)
+    except KafkaEosError as error:
+        text = error.message
+        if isinstance(error, StateCorruptedError):
+            with suppress(OSError):  # the disk is full; a later task finds the damage again
+                replace_text(path / _DAMAGE, text)
+    _log.warning("a compaction of %s failed, and a later task repeats it: %s", path, text)
+
+
+# HOUSE: from kafka_eos_source.state.store.database
+# HOUSE| """A RocksDB database with three column families, used so that rocksdict loses no data.
+# HOUSE|
+# HOUSE| Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
+# HOUSE|
+# HOUSE| - A flush writes one column family to disk, even with atomic flush enabled, and dropping an object that
+# HOUSE|   `get_column_family` returned is a flush too. A temporary object would put *its* family on disk ahead of the
+# HOUSE|   others. So the objects are created once, kept until `close`, and dropped in the order data, pending,
+# HOUSE|   offsets: data without its offset is repaired by replay, an offset without its data is silent loss. Nothing
+# HOUSE|   else here flushes.
+# HOUSE| - After `cancel_all_background` RocksDB refuses to flush, so dropping these objects writes nothing. `close`
+# HOUSE|   uses this while the write-ahead log is short: three tables for each micro-batch would cost more than reading
+# HOUSE|   the log at the next open.
+# HOUSE| - `close` releases no file while an iterator, snapshot or family object lives. All of them are tracked and
+# HOUSE|   dropped first.
+# HOUSE| - A reverse iteration ignores a lower bound. An upper bound works in both directions, but RocksDB keeps a
+# HOUSE|   pointer into the `ReadOptions` that hold it, and rocksdict does not keep that object alive. Without it a
+# HOUSE|   scan ends early now and then.
+# HOUSE| - An iterator shows the data of one moment. An iterator over a rocksdict `Snapshot` does not: it also shows
+# HOUSE|   later writes. So views hold an iterator.
+# HOUSE| - A process that was forked after its parent opened a database hangs at its first flush. It is recognised by
+# HOUSE|   its process id and refused.
+# HOUSE| - The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
+# HOUSE|   too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
+# HOUSE|   the whole database unreadable.
+# HOUSE| - RocksDB hangs at a log with a certain bit changed; see `log_headers`.
+# HOUSE| - RocksDB does not notice that a log ends too early if it ends between two records; see `write_chain`.
+# HOUSE| """
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -137,7 +389,7 @@ class Database:
             StateError, StateCorruptedError: if the disk is full or fails. Close the database then; only
                 opening it again shows what was written.
         """
-        ownership.check_not_forked()
+        files.check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
         self._writes += 1
@@ -156,7 +408,7 @@ class Database:
         Raises:
             StateError: if the disk is full or fails.
         """
-        ownership.check_not_forked()
+        files.check_not_forked()
         assert self._chain is not None
         if self._chain.has_unrequired_writes:
             self._call(self._db.flush_wal, True)
@@ -320,7 +572,7 @@ class Database:
         config: StoreConfig,
     ) -> None:
         """Writes keys and values to a sorted file, and moves the file into the data family."""
-        ownership.check_not_forked()
+        files.check_not_forked()
         # it may be another name of a table of the database, whose contents must not change
         scratch.unlink(missing_ok=True)
         self._writes += 1
@@ -342,9 +594,9 @@ class Database:
         self._compact_if_due()
 
     def _compact_if_due(self) -> None:
-        if not self._compacts and compactions.are_due(self._families["data"], self.path):
+        if not self._compacts and are_due(self._families["data"], self.path):
             self._compacts = True
-            compactions.switch(self._families["data"], self.path, on=True)
+            switch(self._families["data"], self.path, on=True)
 
     def close(self) -> None:
         """Closes the database; everything that was written is on disk, at least in the write-ahead log.
@@ -357,7 +609,7 @@ class Database:
         self._handles.clear()
         try:
             if self._compacts:
-                compactions.await_end(self._db, self._families["data"], self.path)
+                await_end(self._db, self._families["data"], self.path)
         finally:  # somebody may interrupt the wait
             self._release()
 
@@ -382,13 +634,13 @@ class Database:
         finally:
             self._db = None
             if self._owner:
-                ownership.closed(self._owner)
+                files.closed(self._owner)
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
         if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
-        if compactions.have_failed(self._db, self.path):
+        if have_failed(self._db, self.path):
             return False  # a flush would fail, too
         try:
             self.require_writes()

@@ -1,60 +1,344 @@
-"""A state store that commits data and changelog offsets together, or not at all (KIP-892).
-
-::
-
-    put, delete …            commit, promote
-    ───────────▶  overlay  ─────────────────▶  data + offsets + batch, one WriteBatch
-                  (memory, spill)                 ▲
-                    │                             │
-                    └──▶  pending (batch, attempt) ┘   when the token says that this attempt is in Kafka
-
-One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
-Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
-special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
-of the owner, `viewed_map` gives views to other threads, `uncommitted` is the staged half, `durable` the
-committed half.
-
-Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
-to the data in steps that end after a crash before anybody reads.
-
-The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner-…``; see `folder`.
-"""
+"""Reads and staged writes of a store's owner."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
+from weakref import WeakSet
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kafka_eos_source.errors import StateError
+from kafka_eos_source.errors import NotUpToBoundError, StateError, StoreClosedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder
-from kafka_eos_source.state.store.commit_rules import find_promotable, next_metadata
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store import opening
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.frozen import freeze
-from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.pending import (
+from kafka_eos_source.state.store.durable import (
+    Applying,
+    DurableState,
     PendingHeader,
+    StoreMetadata,
     add_attempt,
+    find_promotable,
+    next_metadata,
     read_headers,
     read_overlay,
     read_rows,
     remove_attempt,
 )
-from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import Applying, StoreMetadata
-from kafka_eos_source.state.store.spill import SpilledRows, remove_spills
-from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
-from kafka_eos_source.state.store.viewed_map import ViewedMap
+from kafka_eos_source.state.store.files import freeze
+from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge, unstaged_keys
+from kafka_eos_source.state.store.rocksdb import Cursor, Scan, Scans, StoreConfig, translate
+from kafka_eos_source.state.store.uncommitted import (
+    SpilledRows,
+    UncommittedWrites,
+    change_batches,
+    changes_of_pairs,
+    delete_batches,
+    remove_spills,
+)
+from kafka_eos_source.state.store.views import CommittedReader, CommittedView, Reads, StateView
+
+#: Keys that `get_many` and `put_many` turn into Python objects at a time.
+_KEYS_PER_SLICE = 1 << 16
+#: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
+#: ranges, and a processor that clears the list of each group would leave one range per group.
+_SMALL_RANGE = 128
+
+
+class StagedMap(Reads):
+    """An ordered map of bytes to bytes whose writes are staged.
+
+    Reads see the staged writes. `TransactionalStateStore` commits them.
+
+    Args:
+        path: the store's folder.
+        identity: which state this is.
+        uncommitted: the staged writes.
+        durable: the committed data.
+    """
+
+    def __init__(
+        self, path: Path, identity: StoreIdentity, uncommitted: UncommittedWrites, durable: DurableState
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self._uncommitted = uncommitted
+        self._durable = durable
+        self._lock = threading.RLock()
+        self._open = True
+        self._scans = Scans()
+
+    @property
+    def name(self) -> str:
+        """Name of the store within its query."""
+        return self.identity.store
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    # ------------------------------------------------------------------ reads
+
+    def get(self, key: bytes) -> bytes | None:
+        """Returns the value of a key, or None."""
+        overlay = self._uncommitted.overlay
+        value = overlay.rows.get(key, MISSING)  # as `overlay.get`, without a call for the most frequent case
+        if not isinstance(value, Missing):
+            return value
+        if (overlay.spilled or overlay.ranges) and not isinstance(value := overlay.get(key), Missing):
+            return value
+        value = self._durable.recent.get(key, MISSING)
+        if not isinstance(value, Missing):
+            return value
+        try:
+            return self._durable.database.get(key)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Returns the value of each key, null for a missing key. Keys may repeat."""
+        self._check_open()
+        if len(keys) > _KEYS_PER_SLICE:
+            parts = range(0, len(keys), _KEYS_PER_SLICE)
+            return pa.concat_arrays([self.get_many(keys.slice(at, _KEYS_PER_SLICE)) for at in parts])
+        wanted: list[bytes] = keys.to_pylist()
+        values = self._uncommitted.overlay.get_many(wanted, self._durable.recent)
+        if MISSING in values:
+            missing = [key for key, value in zip(wanted, values, strict=True) if value is MISSING]
+            base = iter(self._durable.database.get_many(missing))
+            values = [next(base) if value is MISSING else value for value in values]
+        return pa.array(values, pa.binary())
+
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
+        self._check_open()
+        if low is not None and high is not None and low >= high:
+            return self._scans.track(iter(()))
+        with self._lock:
+            staged = self._uncommitted.overlay.scan(low, high, reverse=reverse)
+            first, rest = self._durable.database.begin_scan(low, high, reverse=reverse)
+            ranges = self._uncommitted.overlay.ranges
+        base = chain(first, rest) if rest else iter(first)
+        if staged or ranges:
+            base = merge(staged, base, ranges, reverse=reverse)
+        return self._scans.track(base, rest)
+
+    def approximate_committed_size(self) -> tuple[int, int]:
+        """Returns RocksDB's estimates of the number of keys, and of the bytes in files and memory."""
+        self._check_open()
+        size = self._durable.database.property
+        return size("estimate-num-keys"), size("total-sst-files-size") + size("cur-size-all-mem-tables")
+
+    # ------------------------------------------------------------------ staged writes
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Stages a write; a value of None deletes.
+
+        Beyond ``statestore.uncommitted.max.bytes``, the staged writes go to disk.
+
+        Raises:
+            StateError: if they have to go to disk, and it is full or fails.
+        """
+        if key is None:
+            raise ValueError("the key is None.")
+        self._claim()
+        self._uncommitted.overlay.put(key, value)
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Stages all pairs, or none if a key is None."""
+        if any(key is None for key, _ in pairs):
+            raise ValueError("a key is None; nothing was staged.")
+        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
+
+    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        """Stages many writes; a null value deletes. The last value of a repeated key counts."""
+        if keys.null_count:
+            raise ValueError(f"{keys.null_count} keys are null; nothing was staged.")
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values; nothing was staged.")
+        self._claim()
+        for at in range(0, len(keys), _KEYS_PER_SLICE):
+            part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
+            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), _payload_bytes(*part))
+
+    def delete(self, key: bytes) -> None:
+        """Stages the delete of a key."""
+        self.put(key, None)
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        """Stages the delete of all keys from ``low`` to ``high`` (excluded; None = the end)."""
+        self._claim()
+        if low is None:
+            raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
+        if high is not None and low >= high:
+            return
+        overlay = self._uncommitted.overlay
+        known = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
+        if overlay.spilled is not None:
+            on_disk = overlay.spilled.scan(low, high, reverse=False)
+            known += [key for key, _ in islice(on_disk, _SMALL_RANGE + 1)]
+        with self._lock:
+            if len(known) > _SMALL_RANGE:
+                overlay.delete_range(low, high)
+            else:
+                overlay.drop(low, high)
+                overlay.put_many(known, [None] * len(known))
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Returns the memory of staged writes, in bytes as `overlay` counts them, without those on disk."""
+        self._check_open()
+        return self._uncommitted.overlay.bytes
+
+    def staged_bytes(self) -> tuple[int, int]:
+        """Returns the size of all staged writes, and of those on disk, in bytes as `overlay` counts them."""
+        self._check_open()
+        overlay = self._uncommitted.overlay
+        return overlay.size_bytes, overlay.size_bytes - overlay.bytes
+
+    def staged_changes(self) -> Iterator[pa.RecordBatch]:
+        """Yields the staged writes as changelog records.
+
+        The columns are ``key`` and ``value`` (null = deleted). Each key occurs once; a deleted range becomes
+        a delete of each key in it. A batch has a few MB.
+        """
+        self._check_open()
+        return self._changes(self._uncommitted.overlay)
+
+    def _changes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields staged or pending writes as `staged_changes` does."""
+        yield from self._range_deletes(overlay)
+        if overlay.spilled is None:
+            yield from change_batches(overlay.rows)
+        else:
+            yield from changes_of_pairs(overlay.scan(None, None, reverse=False))
+
+    def _range_deletes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields a delete of each key of the database in the deleted ranges for which nothing is staged."""
+        for low, high in overlay.ranges.spans:
+            first, rest = self._durable.database.begin_scan(low, high)
+            base = self._scans.track(chain(first, rest or ()), rest)
+            yield from delete_batches(unstaged_keys(base, overlay.scan(low, high, reverse=False)))
+
+    def _put_lists(
+        self, keys: list[bytes], values: list[bytes | None], payload_bytes: int | None = None
+    ) -> None:
+        self._claim()
+        self._uncommitted.overlay.put_many(keys, values, payload_bytes)
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def _spill(self) -> None:
+        """Moves the staged writes to disk; readers of other threads see them there."""
+        with self._lock:
+            self._uncommitted.spill()
+
+    def _claim(self) -> None:
+        """Makes the thread of the first staged write the only writer until commit or rollback."""
+        if not self._uncommitted.owned_by_this_thread():
+            self._check_open()
+            self._uncommitted.claim()
+
+    def _committed(self) -> StoreMetadata:
+        self._check_open()
+        return self._durable.metadata
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
+
+
+def _payload_bytes(*columns: pa.Array) -> int | None:
+    """Returns the number of bytes of all keys and values; None if Arrow cannot tell for one of the types."""
+    if not all(pa.types.is_binary(column.type) for column in columns):
+        return None
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
+
+
+# HOUSE: from kafka_eos_source.state.store.transactional
+# HOUSE| """Views of a store, which threads other than its owner's may read."""
+
+
+class ViewedMap(StagedMap):
+    """A `StagedMap` with views of its committed data.
+
+    Args:
+        path, identity, uncommitted, durable: as in `StagedMap`.
+        config: settings of the store.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: StoreIdentity,
+        config: StoreConfig,
+        uncommitted: UncommittedWrites,
+        durable: DurableState,
+    ) -> None:
+        super().__init__(path, identity, uncommitted, durable)
+        self.config = config
+        self._views: WeakSet[StateView] = WeakSet()
+
+    @contextmanager
+    def view(self) -> Iterator[StateView]:
+        """Gives a view of the committed data as of one moment, which any thread may read.
+
+        Raises:
+            NotUpToBoundError: if the store is being restored.
+        """
+        with self._lock:
+            self._check_open()
+            metadata = self._durable.metadata
+            if metadata.restoring:
+                raise NotUpToBoundError(
+                    f"store {self.name} is being restored.", fix="ask again when the restore is finished."
+                )
+            view = CommittedView(metadata, Cursor(self._durable.database.cursor()))
+            self._views.add(view)
+        try:
+            yield view
+        finally:
+            view.close()
+
+    def _close_views(self) -> None:
+        for view in list(self._views):
+            view.close()
+
+
+# HOUSE: from kafka_eos_source.state.store.transactional
+# HOUSE| """A state store that commits data and changelog offsets together, or not at all (KIP-892).
+# HOUSE|
+# HOUSE| ::
+# HOUSE|
+# HOUSE|     put, delete …            commit, promote
+# HOUSE|     ───────────▶  overlay  ─────────────────▶  data + offsets + batch, one WriteBatch
+# HOUSE|                   (memory, spill)                 ▲
+# HOUSE|                     │                             │
+# HOUSE|                     └──▶  pending (batch, attempt) ┘   when the token says that this attempt is in Kafka
+# HOUSE|
+# HOUSE| One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
+# HOUSE| Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
+# HOUSE| special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
+# HOUSE| of the owner, `viewed_map` gives views to other threads, `uncommitted` is the staged half, `durable` the
+# HOUSE| committed half.
+# HOUSE|
+# HOUSE| Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
+# HOUSE| to the data in steps that end after a crash before anybody reads.
+# HOUSE|
+# HOUSE| The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner-…``; see `folder`.
+# HOUSE| """
 
 
 class TransactionalStateStore(ViewedMap):
@@ -104,7 +388,7 @@ class TransactionalStateStore(ViewedMap):
         """
         config = config or StoreConfig()
         where = Path(path)
-        database, metadata = folder.open_store(where, identity, config)
+        database, metadata = opening.open_store(where, identity, config)
         store = cls(where, database, metadata, config)
         if metadata.applying is not None:
             try:
@@ -141,7 +425,7 @@ class TransactionalStateStore(ViewedMap):
             StateError: if a store of this path was set aside within the last ten minutes; nothing was
                 renamed.
         """
-        return folder.set_aside(Path(path))
+        return opening.set_aside(Path(path))
 
     @staticmethod
     def destroy(path: str | os.PathLike[str]) -> None:
@@ -152,7 +436,7 @@ class TransactionalStateStore(ViewedMap):
         Raises:
             StateLockedError: if any process has the store open.
         """
-        folder.destroy(Path(path))
+        opening.destroy(Path(path))
 
     @property
     def partition(self) -> int:
@@ -165,7 +449,7 @@ class TransactionalStateStore(ViewedMap):
             if not self._open:
                 return
             self._shut_down()
-            folder.mark_closed(self._durable.database)
+            opening.mark_closed(self._durable.database)
 
     def __enter__(self) -> TransactionalStateStore:
         return self
@@ -458,3 +742,38 @@ class TransactionalStateStore(ViewedMap):
         self._check_nothing_staged("restore_chunk")
         with self._lock:
             self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
+
+
+# HOUSE: from kafka_eos_source.state.store.transactional
+# HOUSE| """The part of a store that a processor may use."""
+
+
+class StateHandle:
+    """`model.StateAccess` to a store. Committing is refused, as in Kafka Streams (KIP-1035)."""
+
+    def __init__(self, store: TransactionalStateStore) -> None:
+        # The store's own methods, because a second call for each key would be slow.
+        self.get = store.get
+        self.put = store.put
+        self.delete = store.delete
+        self.delete_range = store.delete_range
+        self.range = store.range
+        self.prefix_scan = store.prefix_scan
+        self.get_many = store.get_many
+        self.put_many = store.put_many
+
+    def commit(self, *_args: object, **_named: object) -> NoReturn:
+        raise _refused("commit")
+
+    def rollback(self) -> NoReturn:
+        raise _refused("rollback")
+
+    def close(self) -> NoReturn:
+        raise _refused("close")
+
+
+def _refused(method: str) -> StateError:
+    return StateError(
+        f"{method}() of a state store was called by a processor.",
+        fix="remove the call: the operator commits the state in the transaction of the micro-batch.",
+    )

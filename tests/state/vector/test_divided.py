@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import rows_by_key
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
