@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
 
 
 class Producer(Protocol):

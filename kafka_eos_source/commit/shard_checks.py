@@ -20,8 +20,8 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.identity import Identity, derived_application_id
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.state.batch_record import Owner, foreign_state
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
+from kafka_eos_source.state.model import Owner, foreign_state
 
 _RESTART = (
     "restart the query; if the error comes back, give the operator and the sink the same brokers "

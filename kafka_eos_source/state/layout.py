@@ -4,7 +4,7 @@
 
     keyed   table (1 byte, 0x01 … 0x7f) │ length of group key (4, big endian) │ group key │ rest
     timed   table (1 byte, 0x81 … 0xff) │ time (8, big endian, sign flipped) │ length (4) │ group key │ rest
-    0x00    reserved: the batch record of a changelog partition (`batch_record`)
+    0x00    reserved: the batch record of a changelog partition (`model.Owner`)
 
 The *group key* holds the grouping columns, encoded by `encoding.keys`. Every key contains it, so that
 ``kafka-eos state rescale`` can move a changelog to another number of shards without knowing the processor.
@@ -28,9 +28,6 @@ _SIGN = 1 << 63
 
 #: Tables above this number are timed.
 TIMED = 0x80
-
-#: The keys of batch records begin with this; the owner of the changelog follows (`batch_record.Owner`).
-BATCH_PREFIX = b"\x00kafka-eos-batch/"
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,6 @@ from kafka_eos_source.options.option import OPERATOR
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
-from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 
 #: Default of ``state.snapshot.interval.ms``.
 SNAPSHOT_INTERVAL_MS = 600_000
@@ -122,3 +121,20 @@ def _snapshots(location: str | None, interval_ms: int | None) -> SnapshotSetting
         return None
     file_system(location)
     return SnapshotSettings(location, SNAPSHOT_INTERVAL_MS if interval_ms is None else interval_ms)
+
+
+# HOUSE: from kafka_eos_source.state.options
+# HOUSE| """The options of snapshots."""
+
+
+@dataclass(frozen=True)
+class SnapshotSettings:
+    """Where snapshots are and how often they are made.
+
+    Attributes:
+        location: option ``state.snapshot.location``.
+        interval_ms: option ``state.snapshot.interval.ms``.
+    """
+
+    location: str = field(repr=False)  # may have a password
+    interval_ms: int

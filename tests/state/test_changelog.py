@@ -18,7 +18,6 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.topic import (
     ChangelogTopic,
@@ -26,7 +25,7 @@ from kafka_eos_source.state.changelog.topic import (
     check,
     ensure,
 )
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BatchRecord, decode_batch, encode_batch
 
 CONFIG = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
 SHAPE = TopicShape(4, True, "id-1")

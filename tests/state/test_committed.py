@@ -16,8 +16,8 @@ from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog import committed
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
+from kafka_eos_source.state.changelog import topic
+from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client
 from tests.support.simulated_kafka import Fault, SimulatedKafka
 
 GROUP = "orders"
@@ -50,7 +50,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
             asked.append(list(partitions))
             return left.pop(0) if len(left) > 1 else left[0]
 
-        monkeypatch.setattr(committed, "stable_offsets", stable_offsets)
+        monkeypatch.setattr(topic, "stable_offsets", stable_offsets)
         return asked
 
     return script
@@ -126,7 +126,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
 @pytest.fixture
 def consumer(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireConsumer]:
     pool = ConsumerPool()
-    monkeypatch.setattr(committed, "POOL", pool)
+    monkeypatch.setattr(topic, "POOL", pool)
     with changelog_client({"bootstrap.servers": cluster.bootstrap}) as client:
         yield client
     pool.close()
@@ -291,7 +291,7 @@ def test_a_broker_that_cannot_tell_stable_offsets_is_refused(
 
 def test_the_client_is_kept_between_tasks(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ConsumerPool()
-    monkeypatch.setattr(committed, "POOL", pool)
+    monkeypatch.setattr(topic, "POOL", pool)
     kafka = {"bootstrap.servers": cluster.bootstrap}
     with changelog_client(kafka) as first:
         pass

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext
+from kafka_eos_source.state.shard_rows import record_event_times
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
     DeduplicateProcessor,

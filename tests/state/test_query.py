@@ -25,8 +25,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason
+from kafka_eos_source.state.changelog.recovery import Reason, Restored
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.reading import restored

@@ -10,10 +10,13 @@ import pytest
 
 from kafka_eos_source.errors import ChangelogError, RetriableError, StateCorruptedError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.recovery import (
+    Reason,
+    Restored,
+    RestoreProgress,
+    WipeNeeded,
+    open_restored,
+)
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

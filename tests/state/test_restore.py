@@ -25,20 +25,19 @@ from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.changelog import restore as module
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import (
+from kafka_eos_source.state.changelog.recovery import (
     ReadRange,
     Reason,
+    Restored,
+    RestoreProgress,
     WipeNeeded,
     plan_restore,
     tag_restoring,
     untag_restoring,
 )
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.layout import BATCH_PREFIX
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.store import durable
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.state import rows_by_key
+from kafka_eos_source.state import shard_rows
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.rows_by_key import RowsByKey
+from kafka_eos_source.state.shard_rows import RowsByKey
 from kafka_eos_source.state.vector import AggregateProcessor, count, processor, sum_
 from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import Shard
@@ -39,7 +39,7 @@ def batches_of(keys: list[list[str | None]]) -> list[pa.RecordBatch]:
 @given(BATCHES, st.integers(1, 40))
 def test_each_key_is_in_one_part_in_order_of_arrival(keys: list[list[str | None]], most: int) -> None:
     given_batches = batches_of(keys)
-    with mock.patch.object(rows_by_key, "MOST_ROWS", most), RowsByKey(["key"]) as rows:
+    with mock.patch.object(shard_rows, "MOST_ROWS", most), RowsByKey(["key"]) as rows:
         for batch in given_batches:
             rows.add(batch)
         parts = [pa.Table.from_batches(part).to_pylist() for part in rows.parts()]
@@ -59,7 +59,7 @@ def test_many_keys_are_divided_although_they_belong_to_one_shard(shards: int) ->
     keys = pa.array([f"key{n}" for n in range(2000 * shards)])
     own = keys.filter(pa.array(shards_of([keys], shards) == 0)).to_pylist()[:1500]
     assert len(own) == 1500
-    with mock.patch.object(rows_by_key, "MOST_BYTES", 1000), RowsByKey(["key"]) as rows:
+    with mock.patch.object(shard_rows, "MOST_BYTES", 1000), RowsByKey(["key"]) as rows:
         for start in range(0, 1500, 100):
             rows.add(batches_of([own[start : start + 100]])[0])
         assert rows.divided
@@ -70,7 +70,7 @@ def test_many_keys_are_divided_although_they_belong_to_one_shard(shards: int) ->
 
 def test_a_part_that_is_too_large_is_divided_again_but_not_for_a_key_with_most_rows() -> None:
     others = [f"key{n}" for n in range(2000)]
-    with mock.patch.object(rows_by_key, "MOST_ROWS", 10), RowsByKey(["key"]) as rows:
+    with mock.patch.object(shard_rows, "MOST_ROWS", 10), RowsByKey(["key"]) as rows:
         for start in range(0, 2000, 100):
             rows.add(batches_of([others[start : start + 100]])[0])
         rows.add(batches_of([["hot"] * 500])[0])
@@ -82,7 +82,7 @@ def test_a_part_that_is_too_large_is_divided_again_but_not_for_a_key_with_most_r
 
 def test_rows_that_change_many_entries_are_divided_in_memory() -> None:
     with (
-        mock.patch.object(rows_by_key, "MOST_ROWS", 100),
+        mock.patch.object(shard_rows, "MOST_ROWS", 100),
         mock.patch.object(tempfile, "TemporaryFile", side_effect=AssertionError),
         RowsByKey(["key"], entries_per_row=60) as rows,
     ):
@@ -99,7 +99,7 @@ def aggregated(keys: list[list[list[str]]], most: int) -> list[list[dict[str, An
     schema = pa.schema([("key", pa.string()), ("number", pa.int64())])
     counted = AggregateProcessor(schema, ["key"], {"rows": count(), "total": sum_("number")})
     state, emitted = ModelState(), []
-    with mock.patch.multiple(rows_by_key, MOST_ROWS=most), mock.patch.multiple(processor, KEYED_ROWS=most):
+    with mock.patch.multiple(shard_rows, MOST_ROWS=most), mock.patch.multiple(processor, KEYED_ROWS=most):
         for number, some in enumerate(keys):
             context = BatchContext(number, 0, 1, number == 0, 0)
             found = [
@@ -123,7 +123,7 @@ def test_a_processor_gets_all_rows_of_a_key_in_one_call() -> None:
 
     def run(most: int) -> list[str]:
         shard = Shard(scripted(), INPUT, ModelState())
-        with mock.patch.object(rows_by_key, "MOST_ROWS", most):
+        with mock.patch.object(shard_rows, "MOST_ROWS", most):
             return sorted(results(shard.batch(flat, 100, parts=10)))
 
     assert run(3) == run(1 << 20)
@@ -135,7 +135,7 @@ def test_a_full_temporary_folder_is_named() -> None:
 
     one, other = batches_of([["a"], ["b"]])
     with (
-        mock.patch.object(rows_by_key, "MOST_ROWS", 1),
+        mock.patch.object(shard_rows, "MOST_ROWS", 1),
         mock.patch.object(tempfile, "TemporaryFile", full),
         RowsByKey(["key"]) as rows,
     ):

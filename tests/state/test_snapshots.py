@@ -25,21 +25,34 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE
 from kafka_eos_source.runtime.file_systems import file_system, without_secrets
 from kafka_eos_source.runtime.retry import Pauses, retry
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.recovery import (
+    Reason,
+    Restored,
+    RestoreProgress,
+    WipeNeeded,
+    open_restored,
+)
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator import shard_snapshots
 from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
-from kafka_eos_source.state.options import SNAPSHOT_INTERVAL_MS, parse_state
+from kafka_eos_source.state.options import SNAPSHOT_INTERVAL_MS, SnapshotSettings, parse_state
 from kafka_eos_source.state.snapshots import storage as storage_module
 from kafka_eos_source.state.snapshots import upload as upload_module
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy, remove_left_copies
-from kafka_eos_source.state.snapshots.manifest import Manifest, SnapshotFile, UnusableSnapshotError
-from kafka_eos_source.state.snapshots.settings import SnapshotSettings
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
-from kafka_eos_source.state.snapshots.upload import KEPT, Uploaded, take_if_due, upload, wait_for_upload
+from kafka_eos_source.state.snapshots.storage import (
+    Manifest,
+    SnapshotFile,
+    SnapshotStorage,
+    UnusableSnapshotError,
+)
+from kafka_eos_source.state.snapshots.upload import (
+    KEPT,
+    LocalCopy,
+    Uploaded,
+    remove_left_copies,
+    take_if_due,
+    upload,
+    wait_for_upload,
+)
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests import ROOT

@@ -1,28 +1,11 @@
-"""Restores a store from its changelog, up to the committed offset.
-
-Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
-`WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
-twice changes nothing. A restore ends by position: when a record or the reported end of the log is at or past
-the committed offset. The last record is no criterion, because what follows it may be control records, aborted
-records, or offsets that compaction removed.
-
-::
-
-    plan_restore ──▶ WipeNeeded                   the caller removes the state and restores again
-      │
-    read ──records──▶ write a chunk ──┐
-      │ ▲ ▲                           │
-      │ │ └───────────────────────────┘
-      │ └─ nothing arrives: is the log shorter than the committed offset? ──yes, and stays so──▶ error
-      └─ end reached ──▶ Restored
-"""
+"""What a restore writes to: a store, or a function that receives the records."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -36,20 +19,98 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused
-from kafka_eos_source.state.batch_record import Owner, decode_batch, foreign_state
-from kafka_eos_source.state.changelog.restore_plan import (
+from kafka_eos_source.state.changelog.recovery import (
     ReadRange,
     Reason,
+    Restored,
+    RestoreProgress,
     WipeNeeded,
     deletes_may_be_gone,
     plan_restore,
     tag_restoring,
     untag_restoring,
 )
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.changelog.restore_target import RestoreTarget
-from kafka_eos_source.state.layout import BATCH_PREFIX
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, Owner, decode_batch, foreign_state
+
+
+class RestoreTarget(Protocol):
+    """The part of `TransactionalStateStore` that `restore.restore` uses."""
+
+    @property
+    def restoring(self) -> bool: ...
+    @property
+    def last_commit_ms(self) -> int:
+        """Time of the last write to the data, ms since the epoch; 0 = not known."""
+
+    def next_offset(self, tp: TopicPartition) -> int | None: ...
+    def last_batch(self) -> BatchRecord | None: ...
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        """Writes a chunk or nothing. The last value of a repeated key counts; null deletes the key."""
+
+
+@dataclass
+class ForwardingTarget:
+    """A `RestoreTarget` that passes each chunk on and stores nothing.
+
+    Attributes:
+        forward: called with the keys and values (null = deleted) of each chunk, in the order of the log.
+    """
+
+    forward: Callable[[pa.BinaryArray, pa.BinaryArray], None]
+    restoring: bool = False
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    batch: BatchRecord | None = None
+    last_commit_ms: int = 0
+
+    def next_offset(self, tp: TopicPartition) -> int | None:
+        return self.offsets.get(tp)
+
+    def last_batch(self) -> BatchRecord | None:
+        return self.batch
+
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        if len(keys):
+            self.forward(keys, values)
+        self.offsets.update(changelog_offsets)
+        self.batch = batch or self.batch
+        self.restoring = done is False
+
+
+# HOUSE: from kafka_eos_source.state.changelog.restore
+# HOUSE| """Restores a store from its changelog, up to the committed offset.
+# HOUSE|
+# HOUSE| Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
+# HOUSE| `WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
+# HOUSE| twice changes nothing. A restore ends by position: when a record or the reported end of the log is at or past
+# HOUSE| the committed offset. The last record is no criterion, because what follows it may be control records, aborted
+# HOUSE| records, or offsets that compaction removed.
+# HOUSE|
+# HOUSE| ::
+# HOUSE|
+# HOUSE|     plan_restore ──▶ WipeNeeded                   the caller removes the state and restores again
+# HOUSE|       │
+# HOUSE|     read ──records──▶ write a chunk ──┐
+# HOUSE|       │ ▲ ▲                           │
+# HOUSE|       │ │ └───────────────────────────┘
+# HOUSE|       │ └─ nothing arrives: is the log shorter than the committed offset? ──yes, and stays so──▶ error
+# HOUSE|       └─ end reached ──▶ Restored
+# HOUSE| """
 
 _log = logging.getLogger(__name__)
 
@@ -85,23 +146,6 @@ _FIND_PRODUCER = (
     "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
     "its changelog."
 )
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The result of a restore: the store holds the changelog up to its committed offset.
-
-    Attributes:
-        records: number of changelog records that were read.
-        skipped: number of offsets without a record: control records, aborted or compacted records.
-        reason: why the changelog was read.
-        ms: how long it took.
-    """
-
-    records: int
-    skipped: int
-    reason: Reason
-    ms: float
 
 
 def _clock_ms() -> int:

@@ -13,11 +13,10 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import without_secrets
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded, plan_restore
+from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded, plan_restore
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.download import downloaded, install
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from kafka_eos_source.state.shard_batches import PACKED_BATCH, ROUTE, SHARD
+from kafka_eos_source.state.shard_rows import PACKED_BATCH, ROUTE, SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,7 +27,7 @@ from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_BATCH, SHARD, unpack
+from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
 from kafka_eos_source.state.store.transactional import StateHandle
 
 _log = logging.getLogger(__name__)

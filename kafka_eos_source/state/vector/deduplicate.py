@@ -17,9 +17,8 @@ from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.encoding.rows import RowCodec
-from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows_by_key import RowsByKey
+from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.evolution import agree
 from kafka_eos_source.state.vector.grouping import (

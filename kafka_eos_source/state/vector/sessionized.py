@@ -15,8 +15,8 @@ from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import keyed_keys, numbered, numbered_in_order, split_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.shard_rows import closed_until, record_event_times
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.emission import details_of

@@ -12,8 +12,8 @@ from kafka_eos_source.state.encoding import cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.shard_rows import closed_until, record_event_times
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.emission import Emission, Groups, held_table, held_windows, read_held
