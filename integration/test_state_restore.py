@@ -55,7 +55,7 @@ from kafka_eos_source.state.changelog.recovery import (
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client, end_open_transaction
 from kafka_eos_source.state.encoding.describe import Description
-from kafka_eos_source.state.layout import keyed
+from kafka_eos_source.state.encoding.layout import keyed
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog

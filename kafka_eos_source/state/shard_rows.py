@@ -29,7 +29,7 @@ from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
+from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.model import BatchContext
 
 #: Names of the columns in the table above.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 
 
 class ModelState:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
+from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 
 _MASK = 0xFFFFFFFF
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 
 from kafka_eos_source.errors import InvalidSchemaError, StateFormatError, StateMismatchError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
+from kafka_eos_source.state.encoding.binary import RowCodec
 from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, split_keys, timed_keys
-from kafka_eos_source.state.encoding.rows import RowCodec
+from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, split_keys, timed_keys
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 

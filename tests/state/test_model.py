@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.encoding.layout import upper_bound
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, Model, binary, record

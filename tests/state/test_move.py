@@ -25,7 +25,6 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_topics import RescaleTopics, copy_name
 from kafka_eos_source.protocol.token import ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state import layout
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
     Move,
@@ -36,9 +35,9 @@ from kafka_eos_source.state.changelog.move import (
     merge_keyless_entries,
     next_stage,
 )
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.layout import KeyCodec, shards_of
 from kafka_eos_source.state.model import ShardsBy
 from kafka_eos_source.state.operator.shard import _check_shards
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.state import shard_rows
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.shard_rows import RowsByKey
 from kafka_eos_source.state.vector import AggregateProcessor, count, processor, sum_

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import ShardsBy
 
 #: The table that holds only the description. Processors use the tables 2 to 127 and 129 to 255.

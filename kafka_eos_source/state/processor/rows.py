@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.state.encoding.keys import KeyCodec
+from kafka_eos_source.state.encoding.layout import KeyCodec
 from kafka_eos_source.state.processor.codec import make_row
 from kafka_eos_source.state.processor.window import WINDOW_KEYS
 

@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.encoding.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import durable, files
 from kafka_eos_source.state.store.durable import PendingHeader, StoreMetadata, read_headers, read_overlay

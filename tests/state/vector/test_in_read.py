@@ -17,7 +17,7 @@ from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.state import shard_rows
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.shard_rows import (
     PACKED_BATCH,
     PACKED_SCHEMA,
