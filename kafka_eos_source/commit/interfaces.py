@@ -76,7 +76,7 @@ class Clients(Protocol):
         """
 
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
+        """Returns what a changelog partition holds from an offset on (`state.changelog.topic`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""

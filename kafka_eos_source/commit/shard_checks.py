@@ -386,7 +386,7 @@ def check_tail(shard: ShardReport, end: int, tail: Tail) -> None:
 
     Raises:
         AbortableError: if another transaction is open.
-        KafkaEosError: if another owner has committed records (`batch_record.foreign_state`).
+        KafkaEosError: if another owner has committed records (`state.model.foreign_state`).
         StateLostError: if they are this query's own records.
         ChangelogError: if another program has written records.
     """

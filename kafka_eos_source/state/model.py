@@ -264,15 +264,13 @@ class ShardProcessor(Protocol):
         """
 
 
-# HOUSE: from kafka_eos_source.state.model
-# HOUSE| """Batch records: whose state a changelog partition holds, and of which micro-batch.
-# HOUSE|
-# HOUSE| Every transaction that changes a shard writes one as the last of its records. The *key* names the owner of the
-# HOUSE| changelog: application, store and number of shards. Two owners can choose the same topic, because the topic's
-# HOUSE| name joins the names of application and store with a dash; compaction keeps the newest batch record of each,
-# HOUSE| so both are found. The *value* is compact JSON with a version, so that people can read it and an older
-# HOUSE| kafka-eos refuses a newer format instead of misreading it.
-# HOUSE| """
+# ---------------------------------------- batch records
+#
+# Every transaction that changes a shard writes a batch record as the last of its records. The *key* names the
+# owner of the changelog: application, store and number of shards. Two owners can choose the same topic,
+# because the topic's name joins the names of application and store with a dash; compaction keeps the newest
+# batch record of each, so both are found. The *value* is compact JSON with a version, so that people can read
+# it and an older kafka-eos refuses a newer format instead of misreading it.
 
 _VERSION = 1
 

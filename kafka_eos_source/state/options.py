@@ -18,6 +18,19 @@ SNAPSHOT_INTERVAL_MS = 600_000
 
 
 @dataclass(frozen=True)
+class SnapshotSettings:
+    """Where snapshots are and how often they are made.
+
+    Attributes:
+        location: option ``state.snapshot.location``.
+        interval_ms: option ``state.snapshot.interval.ms``.
+    """
+
+    location: str = field(repr=False)  # may have a password
+    interval_ms: int
+
+
+@dataclass(frozen=True)
 class StateOptions:
     """The checked options of an operator. The fields are named after the options.
 
@@ -121,20 +134,3 @@ def _snapshots(location: str | None, interval_ms: int | None) -> SnapshotSetting
         return None
     file_system(location)
     return SnapshotSettings(location, SNAPSHOT_INTERVAL_MS if interval_ms is None else interval_ms)
-
-
-# HOUSE: from kafka_eos_source.state.options
-# HOUSE| """The options of snapshots."""
-
-
-@dataclass(frozen=True)
-class SnapshotSettings:
-    """Where snapshots are and how often they are made.
-
-    Attributes:
-        location: option ``state.snapshot.location``.
-        interval_ms: option ``state.snapshot.interval.ms``.
-    """
-
-    location: str = field(repr=False)  # may have a password
-    interval_ms: int

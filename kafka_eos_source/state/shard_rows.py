@@ -1,8 +1,9 @@
-"""Shard batches: partial rows travel to their shard as one Spark row per shard, not one row per key.
+"""The rows of a shard's micro-batch: how they travel to it, their event times, and how they fit into memory.
 
-Spark does not need to see the rows that a read, or a step after it, has combined. As ordinary rows, each of
-them would be converted from Arrow to Spark's row format, shuffled, and converted back. So the combining task
-sorts its rows by shard, with Spark's own hash, and sends each shard one Spark row with a packed batch:
+Partial rows travel to their shard as one Spark row per shard, not one row per key. Spark does not need to see
+the rows that a read, or a step after it, has combined. As ordinary rows, each of them would be converted from
+Arrow to Spark's row format, shuffled, and converted back. So the combining task sorts its rows by shard, with
+Spark's own hash, and sends each shard one Spark row with a packed batch:
 
 ============================  ======  ===============================================================
 column                        type    content
@@ -124,8 +125,8 @@ def routes(shards: int) -> tuple[int, ...]:
     return tuple(smallest[shard] for shard in range(shards))
 
 
-# HOUSE: from kafka_eos_source.state.model
-# HOUSE| """Event times of a batch: which of them advance the watermark, and up to when windows are closed."""
+# ---------------------------------------- event times: which advance the watermark, and up to when windows
+# are closed
 
 
 def record_event_times(
@@ -175,8 +176,7 @@ def closed_until(context: BatchContext, grace_ms: int) -> int | None:
     return max(times) - grace_ms if times else None
 
 
-# HOUSE: from kafka_eos_source.state.shard_rows
-# HOUSE| """Divides the rows of a shard's micro-batch by key, so that each part fits into memory."""
+# ---------------------------------------- parts of the rows, divided by key
 
 #: Rows and bytes that stay in memory. More go to temporary files.
 MOST_ROWS, MOST_BYTES = 1 << 18, 32 << 20

@@ -161,11 +161,11 @@ def test_a_close_that_is_interrupted_while_it_waits_closes_the_store(
 ) -> None:
     path = with_tables(tmp_path / "s", DUE)
 
-    def interrupted(_data: Any, _path: Path) -> bool:
+    def interrupted(_database: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "is_running", interrupted)
+        patch.setattr(database.Database, "_is_compacting", interrupted)
         with pytest.raises(KeyboardInterrupt):
             use_briefly(path)
     check(path, DUE + 1)

@@ -1,6 +1,6 @@
-"""Decides whether local state can be caught up from its changelog or must be wiped.
+"""Opens a store with the state that Kafka holds: catches local state up, or replaces it, at most once.
 
-::
+What becomes of local state::
 
     local state                                      decision
     ───────────────────────────────────────────────  ─────────────────────────────────────────────
@@ -13,13 +13,24 @@
     offset behind, written far in the future         wipe: too-old (the clock was set back, so nobody knows)
     offset behind                                    read from the offset on
 
-The functions are pure. The age of a store counts from when it may have begun to miss deletes: from its last
-batch, or, if a restore was interrupted, from the start of that restore. Until the restore is finished, the
-batch record carries the start time.
+The functions that decide this are pure. The age of a store counts from when it may have begun to miss
+deletes: from its last batch, or, if a restore was interrupted, from the start of that restore. Until the
+restore is finished, the batch record carries the start time.
 
 The times of batches never go back. So if the clock of one host was ahead once, even for a single batch, the
 times of all later batches are in the future until the other clocks are there. The age therefore counts from
 the time at which the store was written, if that is earlier.
+
+`open_restored` does it::
+
+    open ──────▶ restore ──Restored──▶ ready
+     │ damaged     │ WipeNeeded, or damage found during the restore
+     ▼             ▼
+    remove or set aside, once ──▶ open, restore ──Restored──▶ ready
+                                               └──anything else──▶ error, so that there is no loop
+
+Wherever there is no store, a snapshot may take its place, at most twice. If that one cannot be used either,
+it is removed, and an empty store is restored from the whole changelog.
 """
 
 from __future__ import annotations
@@ -209,9 +220,6 @@ def plan_restore(
     return ReadRange(next_offset, end, reason, since_ms)
 
 
-# HOUSE: from kafka_eos_source.state.changelog.recovery
-# HOUSE| """Progress of a restore: a log line every ten seconds, and metrics (KIP-892, KIP-869)."""
-
 _log = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 10.0
@@ -300,20 +308,7 @@ class RestoreProgress:
         )
 
 
-# HOUSE: from kafka_eos_source.state.changelog.recovery
-# HOUSE| """Opens a store and restores it; replaces unusable local state, at most once.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     open ──────▶ restore ──Restored──▶ ready
-# HOUSE|      │ damaged     │ WipeNeeded, or damage found during the restore
-# HOUSE|      ▼             ▼
-# HOUSE|     remove or set aside, once ──▶ open, restore ──Restored──▶ ready
-# HOUSE|                                                └──anything else──▶ error, so that there is no loop
-# HOUSE|
-# HOUSE| Wherever there is no store, a snapshot may take its place, at most twice. If that one cannot be used either,
-# HOUSE| it is removed, and an empty store is restored from the whole changelog.
-# HOUSE| """
+# ---------------------------------------- opening a store and restoring it
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,21 @@
-"""What a restore writes to: a store, or a function that receives the records."""
+"""Restores a store from its changelog, up to the committed offset.
+
+Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
+`WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
+twice changes nothing. A restore ends by position: when a record or the reported end of the log is at or past
+the committed offset. The last record is no criterion, because what follows it may be control records, aborted
+records, or offsets that compaction removed.
+
+::
+
+    plan_restore ──▶ WipeNeeded                   the caller removes the state and restores again
+      │
+    read ──records──▶ write a chunk ──┐
+      │ ▲ ▲                           │
+      │ │ └───────────────────────────┘
+      │ └─ nothing arrives: is the log shorter than the committed offset? ──yes, and stays so──▶ error
+      └─ end reached ──▶ Restored
+"""
 
 from __future__ import annotations
 
@@ -92,26 +109,6 @@ class ForwardingTarget:
         self.restoring = done is False
 
 
-# HOUSE: from kafka_eos_source.state.changelog.restore
-# HOUSE| """Restores a store from its changelog, up to the committed offset.
-# HOUSE|
-# HOUSE| Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
-# HOUSE| `WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
-# HOUSE| twice changes nothing. A restore ends by position: when a record or the reported end of the log is at or past
-# HOUSE| the committed offset. The last record is no criterion, because what follows it may be control records, aborted
-# HOUSE| records, or offsets that compaction removed.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     plan_restore ──▶ WipeNeeded                   the caller removes the state and restores again
-# HOUSE|       │
-# HOUSE|     read ──records──▶ write a chunk ──┐
-# HOUSE|       │ ▲ ▲                           │
-# HOUSE|       │ │ └───────────────────────────┘
-# HOUSE|       │ └─ nothing arrives: is the log shorter than the committed offset? ──yes, and stays so──▶ error
-# HOUSE|       └─ end reached ──▶ Restored
-# HOUSE| """
-
 _log = logging.getLogger(__name__)
 
 _NONE = pa.array([], pa.binary())
@@ -181,7 +178,7 @@ def restore(
         deadline: its budget limits each wait; it starts again whenever something arrives.
         progress: updated during the restore; None = a new one.
         end_transaction: ends a transaction that an earlier driver left open, as
-            `committed.end_open_transaction` does. It is called at most once, if the group has no offset and
+            `topic.end_open_transaction` does. It is called at most once, if the group has no offset and
             the log has an open transaction, which may be that of the first batch.
         delete_retention_ms: ``delete.retention.ms`` of the changelog topic, which limits the age of a store
             that can be caught up; None = any age.

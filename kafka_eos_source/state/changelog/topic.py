@@ -1,8 +1,8 @@
-"""Creates and checks the changelog topic of a store.
+"""The changelog topic of a store: its creation and checks, a shard's committed offset, and what follows it.
 
 The topic is compacted and has one partition for each shard. A record of a changelog holds a complete value
-under a key of `layout`; a null value deletes the key. So reading a part of it twice changes nothing. The
-batch records (`batch_record`) in each partition name the owner of the topic and the micro-batch that the
+under a key of `encoding.layout`; a null value deletes the key. So reading a part of it twice changes nothing.
+The batch records (`model.Owner`) in each partition name the owner of the topic and the micro-batch that the
 records before them belong to.
 """
 
@@ -169,24 +169,20 @@ def _create_command(name: str, shards: int) -> str:
     )
 
 
-# HOUSE: from kafka_eos_source.state.changelog.topic
-# HOUSE| """Reads the committed offset of a shard's changelog, and what the log holds after it.
-# HOUSE|
-# HOUSE| The committed offset is an offset of the query's group, with the commit token as metadata. The token decides
-# HOUSE| whether the pending changes of a shard are applied, so it must not be read while an open transaction is about
-# HOUSE| to change it (``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose control
-# HOUSE| records are being written, which takes a few milliseconds. But the driver may have died inside the
-# HOUSE| transaction, which then stays open until its timeout. So after a while the reader ends the transaction, as the
-# HOUSE| next driver would: it initialises the query's transactional id (KIP-98), which completes a commit that was
-# HOUSE| decided and aborts a transaction that was not.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     fetch ──stable──▶ answer
-# HOUSE|       │ ▲
-# HOUSE|       │ └─────────────────────────────┐
-# HOUSE|       └─unstable─▶ wait ──end_after_ms──▶ end the transaction, once ──unstable until the deadline──▶ error
-# HOUSE| """
+# ---------------------------------------- the committed offset of a shard
+#
+# The committed offset is an offset of the query's group, with the commit token as metadata. The token decides
+# whether the pending changes of a shard are applied, so it must not be read while an open transaction is
+# about to change it (``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose
+# control records are being written, which takes a few milliseconds. But the driver may have died inside the
+# transaction, which then stays open until its timeout. So after a while the reader ends the transaction, as
+# the next driver would: it initialises the query's transactional id (KIP-98), which completes a commit that
+# was decided and aborts a transaction that was not.
+#
+#     fetch ──stable──▶ answer
+#       │ ▲
+#       │ └─────────────────────────────┐
+#       └─unstable─▶ wait ──end_after_ms──▶ end the transaction, once ──unstable until the deadline──▶ error
 
 _log = logging.getLogger(__name__)
 

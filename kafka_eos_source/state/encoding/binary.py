@@ -1,6 +1,28 @@
-"""Operations on Arrow binary arrays with numpy, which join and cut the bytes of many rows without a loop.
+"""Encodes Arrow columns and rows as bytes with numpy, for many rows at once and without a loop.
 
-The arrays are `pa.BinaryArray`, whose offsets have 32 bits; so one array holds at most 2 GiB of values.
+The arrays of bytes are `pa.BinaryArray`, whose offsets have 32 bits; so one array holds at most 2 GiB of
+values.
+
+A value of a fixed-width column is a *cell*, whose bytes sort like the values:
+
+========================  =====  ===========================================================================
+type                      bytes  encoding
+========================  =====  ===========================================================================
+bool                      1      0 or 1
+int8 to int64             1-8    big endian, sign bit flipped
+date32, timestamp, time   4, 8   like the integer that Arrow stores
+float, double             4, 8   big endian; all bits flipped if negative, otherwise the sign bit
+decimal128                16     big endian, sign bit flipped
+========================  =====  ===========================================================================
+
+A row is first a cell for each column, then the bodies of variable length::
+
+    cell 1 │ cell 2 │ … │ body 1 │ body 2 │ …
+
+    fixed-width column       cell: [0 for null, 1 otherwise (1 byte)] │ value as above, zeros for null
+    variable-length column   cell: length of the body (4, big endian), 0xffffffff for null · body: the bytes
+
+The cells of a column are at the same position in all rows, so a column is a slice of the matrix of cells.
 """
 
 from __future__ import annotations
@@ -135,19 +157,7 @@ def concat(arrays: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
     return pa.concat_arrays(arrays) if arrays else pa.array([], type_)
 
 
-# HOUSE: from kafka_eos_source.state.encoding.binary
-# HOUSE| """Encodes fixed-width columns as byte matrices with one row per value; the bytes sort like the values.
-# HOUSE|
-# HOUSE| ========================  =====  ===========================================================================
-# HOUSE| type                      bytes  encoding
-# HOUSE| ========================  =====  ===========================================================================
-# HOUSE| bool                      1      0 or 1
-# HOUSE| int8 to int64             1-8    big endian, sign bit flipped
-# HOUSE| date32, timestamp, time   4, 8   like the integer that Arrow stores
-# HOUSE| float, double             4, 8   big endian; all bits flipped if negative, otherwise the sign bit
-# HOUSE| decimal128                16     big endian, sign bit flipped
-# HOUSE| ========================  =====  ===========================================================================
-# HOUSE| """
+# ---------------------------------------- cells
 
 _VARIABLE = (
     pa.types.is_string,
@@ -268,18 +278,7 @@ def zero(type_: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(bytes(16))])
 
 
-# HOUSE: from kafka_eos_source.state.encoding.binary
-# HOUSE| """Encodes rows as bytes, many at a time: first a fixed-width cell per column, then variable-length bodies.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     cell 1 │ cell 2 │ … │ body 1 │ body 2 │ …
-# HOUSE|
-# HOUSE|     fixed-width column       cell: [0 for null, 1 otherwise (1 byte)] │ value as in `cells`, zeros for null
-# HOUSE|     variable-length column   cell: length of the body (4, big endian), 0xffffffff for null · body: the bytes
-# HOUSE|
-# HOUSE| The cells of a column are at the same position in all rows, so a column is a slice of the matrix of cells.
-# HOUSE| """
+# ---------------------------------------- rows
 
 _NULL = 0xFFFFFFFF
 

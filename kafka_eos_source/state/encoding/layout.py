@@ -1,4 +1,4 @@
-"""Layout of the keys in a store, which are also the keys of its changelog records.
+"""The keys of a store, which are also the keys of its changelog records, and the shards that they belong to.
 
 ::
 
@@ -6,11 +6,20 @@
     timed   table (1 byte, 0x81 … 0xff) │ time (8, big endian, sign flipped) │ length (4) │ group key │ rest
     0x00    reserved: the batch record of a changelog partition (`model.Owner`)
 
-The *group key* holds the grouping columns, encoded by `encoding.keys`. Every key contains it, so that
-``kafka-eos state rescale`` can move a changelog to another number of shards without knowing the processor.
-The keys contain lengths instead of separators, so a group key that is a prefix of another one never matches
-its entries. Timed tables are ordered by time across all group keys: a range scan from the start of the table
-finds the entries that are due.
+The *group key* holds the grouping columns. Every key contains it, so that ``kafka-eos state rescale`` can
+move a changelog to another number of shards without knowing the processor. The keys contain lengths instead
+of separators, so a group key that is a prefix of another one never matches its entries. Timed tables are
+ordered by time across all group keys: a range scan from the start of the table finds the entries that are
+due.
+
+A group key of a single column is short and cheap to make:
+
+* String or binary: the bytes themselves. Null is the byte 0xff. A value that begins with 0xff, which is never
+  valid UTF-8, is preceded by another 0xff.
+* Fixed-width type: the cell of `binary`, which sorts like the values. Null is empty.
+
+A group key of several columns is a row in the format of `binary.RowCodec`. As in Spark, -0.0 and 0.0 are
+equal, and all NaN are equal.
 """
 
 from __future__ import annotations
@@ -99,18 +108,7 @@ def upper_bound(prefix: bytes) -> bytes | None:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
-# HOUSE: from kafka_eos_source.state.encoding.layout
-# HOUSE| """Encodes grouping columns as group keys, and makes the keys of `layout`, for many rows at once.
-# HOUSE|
-# HOUSE| A group key of a single column is short and cheap to make:
-# HOUSE|
-# HOUSE| * String or binary: the bytes themselves. Null is the byte 0xff. A value that begins with 0xff, which is never
-# HOUSE|   valid UTF-8, is preceded by another 0xff.
-# HOUSE| * Fixed-width type: the bytes of `cells`, which sort like the values. Null is empty.
-# HOUSE|
-# HOUSE| A group key of several columns is a row in the format of `rows`. As in Spark, -0.0 and 0.0 are equal, and all
-# HOUSE| NaN are equal.
-# HOUSE| """
+# ---------------------------------------- many keys at once
 
 _ESCAPE = b"\xff"
 _SIGN = np.uint64(1 << 63)
@@ -298,14 +296,12 @@ def _big_endian(flat: binary.Bytes, at: Ints, size: int) -> NDArray[np.uint64]:
     return number
 
 
-# HOUSE: from kafka_eos_source.state.encoding.layout
-# HOUSE| """Computes Spark's hash of key columns, which decides the shard of a row, for many rows at once.
-# HOUSE|
-# HOUSE| ``hash(c1, c2, …)`` and ``repartition(n, c1, c2, …)`` both use Murmur3 (x86, 32 bits) with seed 42. The hash
-# HOUSE| of a column is the seed of the next column; a null does not change it. This follows Spark's `Murmur3_x86_32`
-# HOUSE| and `HashExpression`, which differ from the published algorithm: each byte after the last whole word is mixed
-# HOUSE| in as a separate signed word.
-# HOUSE| """
+# ---------------------------------------- Spark's hash of key columns, which decides the shard of a row
+#
+# ``hash(c1, c2, …)`` and ``repartition(n, c1, c2, …)`` both use Murmur3 (x86, 32 bits) with seed 42. The hash
+# of a column is the seed of the next column; a null does not change it. This follows Spark's `Murmur3_x86_32`
+# and `HashExpression`, which differ from the published algorithm: each byte after the last whole word is
+# mixed in as a separate signed word.
 
 Words = NDArray[np.uint32]
 
@@ -322,7 +318,7 @@ def hash_columns(columns: Sequence[pa.Array], seed: int = _SEED) -> NDArray[np.i
     """Returns Spark's ``hash`` of each row.
 
     Args:
-        columns: one or more columns of equal length, of types that `keys.KeyCodec` supports.
+        columns: one or more columns of equal length, of types that `KeyCodec` supports.
         seed: another seed gives hashes that are independent of those that decide the shards.
 
     Raises:

@@ -46,7 +46,7 @@ class ShardSnapshots:
     """The snapshots from which a shard's store may begin; for one call of `shard_store.open_shard_store`.
 
     A snapshot fits if reading the rest of the changelog makes it the committed state, by the same rules as a
-    local store (`restore_plan`): its offset lies between the start of the log and the committed offset, and
+    local store (`recovery`): its offset lies between the start of the log and the committed offset, and
     it is young enough to have missed no delete.
 
     Args:

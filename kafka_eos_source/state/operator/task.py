@@ -55,7 +55,7 @@ class Operator:
         store: name of the store within the query.
         shards: number of shards.
         options: the checked options.
-        packed_schema: schema of the rows in packed batches (`state.shard_batches`); None if the input
+        packed_schema: schema of the rows in packed batches (`state.shard_rows`); None if the input
             consists of ordinary rows.
         shards_by: what decides the shard of a key.
     """

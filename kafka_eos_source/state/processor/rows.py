@@ -1,6 +1,6 @@
 """Groups the rows of a shard by key, and converts them to what a processor takes: rows or pandas frames.
 
-Grouping holds the rows in memory twice: in order of arrival and in order of their keys. `rows_by_key` divides
+Grouping holds the rows in memory twice: in order of arrival and in order of their keys. `shard_rows` divides
 those of a large micro-batch first.
 """
 

@@ -1,11 +1,12 @@
-"""The manifest of a snapshot: its files with their checksums, and which state they hold.
+"""The files of a shard's snapshots on shared storage: their names, and the manifest that describes them.
 
 A manifest is written after all its files, so that its presence means that the snapshot is complete. Its name
 starts with the changelog offset, so that names in descending order are the snapshots from the newest on.
 
 Whoever may write to the storage may write a manifest, so it is checked like every other foreign text. The
 checksums in it find damage. They do not show who wrote the snapshot: Write on the storage equals Write on the
-state, and `storage` refuses local folders that other users may change.
+state. So on a local file system, folders that another user owns or may change are refused, and so are links.
+On an object store, its policies decide who may write.
 """
 
 from __future__ import annotations
@@ -180,13 +181,6 @@ def _typed(name: str, kind: str, value: Any) -> Any:
         return value
     raise TypeError(f"the field {name!r} has a {type(value).__name__}; expected {kind}")
 
-
-# HOUSE: from kafka_eos_source.state.snapshots.storage
-# HOUSE| """Names, reads and writes the files of a shard's snapshots on shared storage.
-# HOUSE|
-# HOUSE| The storage is believed as far as its owner: on a local file system, folders that another user owns or may
-# HOUSE| change are refused, and so are links. On an object store, its policies decide who may write.
-# HOUSE| """
 
 _CHUNK_BYTES = 4 << 20
 #: Largest manifest that is read. 10 GB of state have about 1,300 files, 150 bytes each in the manifest.

@@ -1,6 +1,27 @@
-"""The frozen copy of a shard's database that is being uploaded, and when the next one is due.
+"""Uploads a shard's state to shared storage, in a thread of the worker that ran the shard's task.
 
 ::
+
+    task      token ─▶ store at the token's state ─▶ freeze ─▶ process the batch …
+                                                       │ links; the task does not wait
+    thread                                             └─▶ newest snapshot recent? ─yes─▶ nothing
+                                                             │ no
+                  files that the storage lacks ─▶ manifest ─▶ files still there? ─▶ remove old snapshots
+
+What each crash leaves:
+
+- the frozen copy on the local disk. The next task of the shard on this host removes it.
+- before the manifest: files without a manifest. The next upload finds and uses them by their checksums; what
+  no snapshot uses for a day is removed.
+- after the manifest: a complete snapshot. The next upload removes the old ones.
+
+Two owners may upload at once, for example the task of this batch and a *zombie*, a task of an older batch
+that Spark has given up. Neither can damage the other's snapshot: files are named by their contents, and each
+manifest has a name of its own. Both states were committed when they were frozen, so both snapshots are
+correct; the older one is removed first. If one of them removes a file that the other is about to use, the
+other finds that out after its manifest, and withdraws the manifest; a reader checks every file anyway.
+
+The frozen copy::
 
     <state.dir>/…/<shard>/snapshot/
       lock           locked by the process that uploads; a process that dies releases it
@@ -8,8 +29,6 @@
       checksums      JSON: checksums of tables, so that none is read twice
       db-<random>/   the frozen copy: links to tables, and copies of small files
       open-<random>/ RocksDB's own log while it reads which tables the copy has
-
-A process that is killed leaves its folders. The next task of the shard on this host removes them.
 """
 
 from __future__ import annotations
@@ -228,29 +247,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-# HOUSE: from kafka_eos_source.state.snapshots.upload
-# HOUSE| """Uploads a shard's state to shared storage, in a thread of the worker that ran the shard's task.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     task      token ─▶ store at the token's state ─▶ freeze ─▶ process the batch …
-# HOUSE|                                                        │ links; the task does not wait
-# HOUSE|     thread                                             └─▶ newest snapshot recent? ─yes─▶ nothing
-# HOUSE|                                                              │ no
-# HOUSE|                   files that the storage lacks ─▶ manifest ─▶ files still there? ─▶ remove old snapshots
-# HOUSE|
-# HOUSE| What each crash leaves:
-# HOUSE|
-# HOUSE| - before the manifest: files without a manifest. The next upload finds and uses them by their checksums; what
-# HOUSE|   no snapshot uses for a day is removed.
-# HOUSE| - after the manifest: a complete snapshot. The next upload removes the old ones.
-# HOUSE|
-# HOUSE| Two owners may upload at once, for example the task of this batch and a *zombie*, a task of an older batch
-# HOUSE| that Spark has given up. Neither can damage the other's snapshot: files are named by their contents, and each
-# HOUSE| manifest has a name of its own. Both states were committed when they were frozen, so both snapshots are
-# HOUSE| correct; the older one is removed first. If one of them removes a file that the other is about to use, the
-# HOUSE| other finds that out after its manifest, and withdraws the manifest; a reader checks every file anyway.
-# HOUSE| """
+# ---------------------------------------- the upload
 
 _log = logging.getLogger(__name__)
 

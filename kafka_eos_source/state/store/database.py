@@ -1,23 +1,30 @@
-"""Numbers of writes, which show after a crash whether the write-ahead log lost one that others depend on.
+"""A RocksDB database with three column families, used so that rocksdict loses no data.
 
-A log that ends exactly where a record ends looks complete. RocksDB then continues with the next log, as if
-the lost writes had never been made: after a power failure, or on a bad disk, a database could miss one commit
-and hold the next. So each write adds a key with its own number, and deletes the key of the write before:
+Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
 
-::
-
-    write/<number><session>    number in 8 bytes, big endian, and 8 random bytes of the open database
-    write/first                written with the first number, and never deleted
-
-Without a loss there is exactly one number. If writes are lost, nobody deletes the key of the last write
-before them; if the first log is lost as a whole, ``write/first`` is missing. The random bytes tell numbers
-apart that were given again after the end of a log was lost. The keys are in the column family ``offsets``.
-
-Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large batch,
-and those that `Database.close` writes for one family after the other. If the log lost that metadata, the data
-would be ahead of it. So before such a table is written, the owner syncs the log, and the file ``least-write``
-in the database's folder gets the number of the last write. A database that holds only earlier writes is
-damaged.
+- A flush writes one column family to disk, even with atomic flush enabled, and dropping an object that
+  `get_column_family` returned is a flush too. A temporary object would put *its* family on disk ahead of the
+  others. So the objects are created once, kept until `close`, and dropped in the order data, pending,
+  offsets: data without its offset is repaired by replay, an offset without its data is silent loss. Nothing
+  else here flushes.
+- After `cancel_all_background` RocksDB refuses to flush, so dropping these objects writes nothing. `close`
+  uses this while the write-ahead log is short: three tables for each micro-batch would cost more than reading
+  the log at the next open.
+- `close` releases no file while an iterator, snapshot or family object lives. All of them are tracked and
+  dropped first.
+- A reverse iteration ignores a lower bound. An upper bound works in both directions, but RocksDB keeps a
+  pointer into the `ReadOptions` that hold it, and rocksdict does not keep that object alive. Without it a
+  scan ends early now and then.
+- An iterator shows the data of one moment. An iterator over a rocksdict `Snapshot` does not: it also shows
+  later writes. So views hold an iterator.
+- A process that was forked after its parent opened a database hangs at its first flush. It is recognised by
+  its process id and refused.
+- The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
+  too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
+  the whole database unreadable.
+- RocksDB hangs at a log with a certain bit changed; see `files.check_logs`.
+- RocksDB does not notice that a log ends too early if it ends between two records; see `WriteChain`.
+- With RocksDB's own rules, nearly every task would compact in vain; see `_await_compaction`.
 """
 
 from __future__ import annotations
@@ -26,7 +33,6 @@ import logging
 import os
 import struct
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
@@ -34,7 +40,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-import pyarrow as pa
 import rocksdict
 
 from kafka_eos_source.errors import KafkaEosError, StateCorruptedError, StateError, StoreClosedError
@@ -44,16 +49,17 @@ from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.store import files
 from kafka_eos_source.state.store.files import RESTORE_FIX, replace_text
-from kafka_eos_source.state.store.overlay import Pair, StagedPair
+from kafka_eos_source.state.store.overlay import Pair
 from kafka_eos_source.state.store.rocksdb import (
-    Family,
+    MANY_KEYS,
+    PAIRS_PER_LOOKUP,
     Get,
+    RowLists,
     StoreConfig,
     WriteBatch,
     call,
     check_end,
-    check_writable,
-    family_options,
+    ingest,
     look_up,
     property_of,
     remove_options_files,
@@ -70,7 +76,26 @@ _LEAST = "least-write"
 
 
 class WriteChain:
-    """Numbers the writes of one open database.
+    """Numbers the writes of one open database, to show after a crash whether the log lost one in between.
+
+    A log that ends exactly where a record ends looks complete. RocksDB then continues with the next log, as
+    if the lost writes had never been made: after a power failure, or on a bad disk, a database could miss one
+    commit and hold the next. So each write adds a key with its own number, and deletes the key of the write
+    before::
+
+        write/<number><session>    number in 8 bytes, big endian, and 8 random bytes of the open database
+        write/first                written with the first number, and never deleted
+
+    Without a loss there is exactly one number. If writes are lost, nobody deletes the key of the last write
+    before them; if the first log is lost as a whole, ``write/first`` is missing. The random bytes tell
+    numbers apart that were given again after the end of a log was lost. The keys are in the column family
+    ``offsets``.
+
+    Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large
+    batch, and those that `Database.close` writes for one family after the other. If the log lost that
+    metadata, the data would be ahead of it. So before such a table is written, the owner syncs the log, and
+    the file ``least-write`` in the database's folder gets the number of the last write. A database that holds
+    only earlier writes is damaged.
 
     Args:
         path: folder of the database.
@@ -166,151 +191,6 @@ def _number(path: Path, key: bytes) -> int:
     return int(number)
 
 
-# HOUSE: from kafka_eos_source.state.store.database
-# HOUSE| """Decides when RocksDB compacts the data family of a store, and waits for compactions.
-# HOUSE|
-# HOUSE| A task has its store open for a moment only. With RocksDB's own rules, nearly every task began a compaction of
-# HOUSE| many tables, closing the store aborted it, and the next task began it again; ``docs/state-store.md`` has
-# HOUSE| measurements. Therefore compactions are off when a database is opened. A write switches them on if level 0 has
-# HOUSE| many tables, and closing the database waits for the one that runs. `rocksdb.data_options` keeps them short.
-# HOUSE|
-# HOUSE| ::
-# HOUSE|
-# HOUSE|     off ──a write finds many tables at level 0──▶ on ──close──▶ off ──the running compaction ends──▶ closed
-# HOUSE|
-# HOUSE| If a compaction fails, its task succeeds all the same; see `_report_failure`.
-# HOUSE| """
-
-_log = logging.getLogger(__name__)
-
-#: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
-#: each of them, which takes 0.2 µs.
-DUE_TABLES = 8
-#: How long `await_end` waits for a due compaction to begin. RocksDB begins none after a failed write.
-_BEGIN_SECONDS = 1.0
-#: How often `await_end` looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
-_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
-#: File of a database in which a compaction found damage; it has the text of the error.
-_DAMAGE = "damage"
-
-
-def are_due(data: Family, path: Path) -> bool:
-    """Returns whether the data family of the database at ``path`` has many tables at level 0."""
-    return property_of(data, path, "num-files-at-level0") >= DUE_TABLES
-
-
-def switch(data: Family, path: Path, *, on: bool) -> None:
-    """Switches the compactions of the data family on or off. A failure is logged.
-
-    Args:
-        data: the data family.
-        path: folder of the database.
-        on: whether RocksDB may begin compactions.
-    """
-    try:
-        call(path, data.set_options, {"disable_auto_compactions": "false" if on else "true"})
-    except KafkaEosError as error:
-        # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep the
-        # error itself, because its traceback would keep the database open.
-        text = str(error)
-        _log.warning("the compactions of %s could not be switched on or off: %s", path, text)
-    remove_options_files(path)
-
-
-def await_end(db: Family, data: Family, path: Path) -> None:
-    """Waits until the running compaction has ended, and lets no other one begin.
-
-    So a task waits for one compaction at most, and none is done in vain. There is no time limit: a compaction
-    that is aborted whenever the disk is slow would never end.
-
-    Args:
-        db: the database.
-        data: its data family, whose compactions are on.
-        path: folder of the database.
-    """
-    pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-    while property_of(data, path, "compaction-pending") and not is_running(data, path):
-        if have_failed(db, path) or pauses.expired:
-            break
-        pauses.wait()
-    switch(data, path, on=False)
-    failpoints.reach("state.within_compaction")
-    pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
-    while is_running(data, path):
-        pauses.wait()
-    if have_failed(db, path):
-        _report_failure(db, path)
-
-
-def is_running(data: Family, path: Path) -> bool:
-    """Returns whether a compaction of any column family runs."""
-    return property_of(data, path, "num-running-compactions") > 0
-
-
-def have_failed(db: Family, path: Path) -> bool:
-    """Returns whether a compaction or a flush of any column family has failed since this open."""
-    # RocksDB counts them in the family "default"
-    return property_of(db, path, "background-errors") > 0
-
-
-def check_undamaged(path: Path) -> None:
-    """Checks that no compaction has found damage in the database of this folder.
-
-    Raises:
-        StateCorruptedError: if one has.
-    """
-    file = path / _DAMAGE
-    if file.exists():
-        raise StateCorruptedError(
-            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
-        )
-
-
-def _report_failure(db: Family, path: Path) -> None:
-    """Logs why a compaction failed. If a table is damaged, the next open raises an error.
-
-    The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
-    """
-    text = "the disk may be full; RocksDB's file LOG has the reason"
-    try:
-        check_writable(db, path)
-    except KafkaEosError as error:
-        text = error.message
-        if isinstance(error, StateCorruptedError):
-            with suppress(OSError):  # the disk is full; a later task finds the damage again
-                replace_text(path / _DAMAGE, text)
-    _log.warning("a compaction of %s failed, and a later task repeats it: %s", path, text)
-
-
-# HOUSE: from kafka_eos_source.state.store.database
-# HOUSE| """A RocksDB database with three column families, used so that rocksdict loses no data.
-# HOUSE|
-# HOUSE| Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
-# HOUSE|
-# HOUSE| - A flush writes one column family to disk, even with atomic flush enabled, and dropping an object that
-# HOUSE|   `get_column_family` returned is a flush too. A temporary object would put *its* family on disk ahead of the
-# HOUSE|   others. So the objects are created once, kept until `close`, and dropped in the order data, pending,
-# HOUSE|   offsets: data without its offset is repaired by replay, an offset without its data is silent loss. Nothing
-# HOUSE|   else here flushes.
-# HOUSE| - After `cancel_all_background` RocksDB refuses to flush, so dropping these objects writes nothing. `close`
-# HOUSE|   uses this while the write-ahead log is short: three tables for each micro-batch would cost more than reading
-# HOUSE|   the log at the next open.
-# HOUSE| - `close` releases no file while an iterator, snapshot or family object lives. All of them are tracked and
-# HOUSE|   dropped first.
-# HOUSE| - A reverse iteration ignores a lower bound. An upper bound works in both directions, but RocksDB keeps a
-# HOUSE|   pointer into the `ReadOptions` that hold it, and rocksdict does not keep that object alive. Without it a
-# HOUSE|   scan ends early now and then.
-# HOUSE| - An iterator shows the data of one moment. An iterator over a rocksdict `Snapshot` does not: it also shows
-# HOUSE|   later writes. So views hold an iterator.
-# HOUSE| - A process that was forked after its parent opened a database hangs at its first flush. It is recognised by
-# HOUSE|   its process id and refused.
-# HOUSE| - The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
-# HOUSE|   too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
-# HOUSE|   the whole database unreadable.
-# HOUSE| - RocksDB hangs at a log with a certain bit changed; see `log_headers`.
-# HOUSE| - RocksDB does not notice that a log ends too early if it ends between two records; see `write_chain`.
-# HOUSE| """
-
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
 
@@ -320,14 +200,20 @@ _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
 
-#: From this number of keys on, `get_many` chooses between lookups and a scan.
-_MANY_KEYS = 256
-#: Number of pairs that a scan reads in the time of one lookup.
-_PAIRS_PER_LOOKUP = 4
 #: A scan of at most this many pairs is read at once and leaves no iterator open.
 _SHORT_SCAN = 32
-#: Rows that exist as Python objects at the same time while a sorted file is written.
-_ROWS_PER_SLICE = 10_000
+
+#: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
+#: each of them, which takes 0.2 µs.
+DUE_TABLES = 8
+#: How long `Database.close` waits for a due compaction to begin. RocksDB begins none after a failed write.
+_BEGIN_SECONDS = 1.0
+#: How often it looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
+#: File of a database in which a compaction found damage; it has the text of the error.
+_DAMAGE = "damage"
+
+_log = logging.getLogger(__name__)
 
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
@@ -341,7 +227,7 @@ class Database:
         path: folder of the database.
         db: the open database of rocksdict.
         read_only: whether nothing may be written.
-        least: the number of the write that the database must hold (`write_chain`); None = as its folder says.
+        least: the number of the write that the database must hold (`WriteChain`); None = as its folder says.
         owner: name under which `ownership` counts the database as open; "" if this process does not own it.
 
     Attributes:
@@ -402,7 +288,7 @@ class Database:
     def require_writes(self) -> None:
         """Makes the loss of any write so far damage from now on.
 
-        Call this before tables are written that hold data ahead of its metadata; see `write_chain`. The
+        Call this before tables are written that hold data ahead of its metadata; see `WriteChain`. The
         write-ahead log is synced first: a power failure must not cut off a write that is required already.
 
         Raises:
@@ -441,11 +327,11 @@ class Database:
         Many keys are looked up in order. If they are a large part of the data, everything between the first
         and the last is scanned instead, which takes 0.6 µs a pair.
         """
-        if len(keys) < _MANY_KEYS:
+        if len(keys) < MANY_KEYS:
             return look_up(self.path, self.get, keys)
         wanted = sorted(set(keys))
         found: dict[bytes, bytes | None] = {}
-        most = _PAIRS_PER_LOOKUP * len(wanted)
+        most = PAIRS_PER_LOOKUP * len(wanted)
         if self.property("estimate-num-keys") <= most:
             found.update(islice(self.scan(wanted[0], wanted[-1] + b"\0"), most))
             if len(found) == most:  # the estimate was too low: look up the rest
@@ -538,65 +424,96 @@ class Database:
         """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
         return property_of(self._families[family], self.path, name)
 
-    def ingest(
-        self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
-    ) -> None:
+    def ingest(self, parts: Iterable[RowLists], scratch: Path, config: StoreConfig) -> None:
         """Adds rows to the data family as a sorted file.
 
         For many rows this is faster than a batch. The rows are on disk when the call returns.
 
         Args:
-            keys: in order, without repetition.
-            values: null deletes the key.
+            parts: keys and values, in the order of the keys, without repetition.
             scratch: path of the file; one that a dead process left is replaced.
             config: of the store.
         """
-        slices = range(0, len(keys), _ROWS_PER_SLICE)
-        parts = (slice(first, first + _ROWS_PER_SLICE) for first in slices)
-        self._ingest(((keys[part].to_pylist(), values[part].to_pylist()) for part in parts), scratch, config)
-
-    def ingest_rows(self, rows: list[StagedPair], scratch: Path, config: StoreConfig) -> None:
-        """Adds rows like `ingest`.
-
-        Args:
-            rows: in key order, without repetition; a value of None deletes the key.
-            scratch: path of the file; one that a dead process left is replaced.
-            config: of the store.
-        """
-        self._ingest([([key for key, _ in rows], [value for _, value in rows])], scratch, config)
-
-    def _ingest(
-        self,
-        parts: Iterable[tuple[list[bytes], list[bytes | None]]],
-        scratch: Path,
-        config: StoreConfig,
-    ) -> None:
-        """Writes keys and values to a sorted file, and moves the file into the data family."""
         files.check_not_forked()
-        # it may be another name of a table of the database, whose contents must not change
-        scratch.unlink(missing_ok=True)
         self._writes += 1
-        writer = rocksdict.SstFileWriter(family_options(config))
-        self._call(writer.open, str(scratch))
-        for keys, values in parts:
-            if None not in values:
-                self._call(_write_all, writer, keys, values)
-                continue
-            for key, value in zip(keys, values, strict=True):
-                if value is None:
-                    self._call(writer.__delitem__, key)
-                else:
-                    self._call(writer.__setitem__, key, value)
-        self._call(writer.finish)
-        options = rocksdict.IngestExternalFileOptions()
-        options.set_move_files(True)
-        self._call(self._families["data"].ingest_external_file, [str(scratch)], options)
+        ingest(self._families["data"], self.path, scratch, parts, config)
         self._compact_if_due()
 
+    # ------------------------------------------------------------------ compactions
+
+    # A task has its store open for a moment only. With RocksDB's own rules, nearly every task began a
+    # compaction of many tables, closing the store aborted it, and the next task began it again;
+    # ``docs/state-store.md`` has measurements. Therefore compactions are off when a database is opened. A
+    # write switches them on if level 0 has many tables, and closing the database waits for the one that runs.
+    # `rocksdb.data_options` keeps them short.
+    #
+    #   off ──a write finds many tables at level 0──▶ on ──close──▶ off ──the running one ends──▶ closed
+    #
+    # If a compaction fails, its task succeeds all the same; see `_report_failed_compaction`.
+
     def _compact_if_due(self) -> None:
-        if not self._compacts and are_due(self._families["data"], self.path):
+        if not self._compacts and self.property("num-files-at-level0") >= DUE_TABLES:
             self._compacts = True
-            switch(self._families["data"], self.path, on=True)
+            self._switch_compactions(on=True)
+
+    def _switch_compactions(self, *, on: bool) -> None:
+        """Says whether RocksDB may begin compactions of the data family. A failure is logged."""
+        value = "false" if on else "true"
+        try:
+            self._call(self._families["data"].set_options, {"disable_auto_compactions": value})
+        except KafkaEosError as error:
+            # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep
+            # the error itself, because its traceback would keep the database open.
+            text = str(error)
+            _log.warning("the compactions of %s could not be switched on or off: %s", self.path, text)
+        remove_options_files(self.path)
+
+    def _await_compaction(self) -> None:
+        """Waits until the running compaction has ended, and lets no other one begin.
+
+        So a task waits for one compaction at most, and none is done in vain. There is no time limit: a
+        compaction that is aborted whenever the disk is slow would never end.
+        """
+        pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while self.property("compaction-pending") and not self._is_compacting():
+            if self._has_background_errors() or pauses.expired:
+                break
+            pauses.wait()
+        self._switch_compactions(on=False)
+        failpoints.reach("state.within_compaction")
+        pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while self._is_compacting():
+            pauses.wait()
+        if self._has_background_errors():
+            self._report_failed_compaction()
+
+    def _is_compacting(self) -> bool:
+        """Returns whether a compaction of any column family runs."""
+        return self.property("num-running-compactions") > 0
+
+    def _has_background_errors(self) -> bool:
+        """Returns whether a compaction or a flush of any column family has failed since this open."""
+        # RocksDB counts them in the family "default"
+        return property_of(self._db, self.path, "background-errors") > 0
+
+    def _report_failed_compaction(self) -> None:
+        """Logs why a compaction failed. If a table is damaged, the next open raises an error.
+
+        The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
+        """
+        text = "the disk may be full; RocksDB's file LOG has the reason"
+        try:
+            # After some errors RocksDB accepts no write. A failure that may pass, such as a full disk, need
+            # not be one of them.
+            self._call(self._db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
+        except KafkaEosError as error:
+            text = error.message
+            if isinstance(error, StateCorruptedError):
+                with suppress(OSError):  # the disk is full; a later task finds the damage again
+                    replace_text(self.path / _DAMAGE, text)
+        _log.warning("a compaction of %s failed, and a later task repeats it: %s", self.path, text)
+
+    # ------------------------------------------------------------------ closing
 
     def close(self) -> None:
         """Closes the database; everything that was written is on disk, at least in the write-ahead log.
@@ -609,7 +526,7 @@ class Database:
         self._handles.clear()
         try:
             if self._compacts:
-                await_end(self._db, self._families["data"], self.path)
+                self._await_compaction()
         finally:  # somebody may interrupt the wait
             self._release()
 
@@ -640,7 +557,7 @@ class Database:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
         if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
-        if have_failed(self._db, self.path):
+        if self._has_background_errors():
             return False  # a flush would fail, too
         try:
             self.require_writes()
@@ -693,8 +610,17 @@ class Database:
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 
-def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> None:
-    deque(map(writer.__setitem__, keys, values), 0)
+def check_undamaged(path: Path) -> None:
+    """Checks that no compaction has found damage in the database of this folder.
+
+    Raises:
+        StateCorruptedError: if one has.
+    """
+    file = path / _DAMAGE
+    if file.exists():
+        raise StateCorruptedError(
+            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
+        )
 
 
 def _closed(_key: object) -> NoReturn:

@@ -1,6 +1,6 @@
-"""The metadata of a store, and how the column family ``offsets`` encodes it.
+"""The durable half of a store: committed data, its metadata, and pending changes of task attempts.
 
-::
+The column family ``offsets`` holds the metadata, which each commit writes together with the data::
 
     fmt                        version of all formats in this database (8 bytes, big endian)
     ident                      which state this is: `StoreIdentity`
@@ -11,6 +11,16 @@
     apply                      the large batch that is being written to the data: `Applying`
 
 Each value starts with one byte for the version of its encoding. JSON follows unless stated otherwise.
+
+The column family ``pending`` holds changes of task attempts. When the store is next opened, the token says
+whether they are applied or dropped::
+
+    h <batch> <attempt>             header, JSON: batch record, base, deleted ranges, size
+    b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
+
+The rows of a large attempt are in a folder of their own (`uncommitted.SpilledRows`), which its header names
+in place of the number of Arrow streams. ``batch`` is the batch id in 8 bytes, big endian, with the sign bit
+flipped; ``attempt`` is text.
 """
 
 from __future__ import annotations
@@ -222,11 +232,7 @@ def _body(value: bytes) -> bytes:
     return value[1:]
 
 
-# HOUSE: from kafka_eos_source.state.store.durable
-# HOUSE| """Rules of commits and promotions: what they record, and when they are refused.
-# HOUSE|
-# HOUSE| The functions are pure: they use no database and no clock.
-# HOUSE| """
+# ---------------------------------------- rules of commits and promotions, without a database or a clock
 
 
 def next_metadata(
@@ -307,20 +313,7 @@ def _name(record: BatchRecord | None) -> str:
     return "none" if record is None else f"{record.batch_id} (attempt {record.task_attempt_id})"
 
 
-# HOUSE: from kafka_eos_source.state.store.durable
-# HOUSE| """Pending changes of task attempts, kept on disk until the commit token decides.
-# HOUSE|
-# HOUSE| They are in the column family ``pending`` of the store's database::
-# HOUSE|
-# HOUSE|     h <batch> <attempt>             header, JSON: batch record, base, deleted ranges, size
-# HOUSE|     b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
-# HOUSE|
-# HOUSE| The rows of a large attempt are in a folder of their own (`spill`), which its header names in place of the
-# HOUSE| number of Arrow streams.
-# HOUSE|
-# HOUSE| ``batch`` is the batch id in 8 bytes, big endian, with the sign bit flipped; ``attempt`` is text. When the
-# HOUSE| store is next opened, the token says whether the changes are applied or dropped.
-# HOUSE| """
+# ---------------------------------------- pending changes
 
 _FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
@@ -489,13 +482,14 @@ def decode_rows(blob: bytes | None) -> pa.Table:
         ) from error
 
 
-# HOUSE: from kafka_eos_source.state.store.durable
-# HOUSE| """The durable half of a store: committed data and its metadata, written together."""
+# ---------------------------------------- committed data
 
 #: The rows of the last commit stay in memory for reading up to this size.
 _RECENT_BYTES = 64 << 20
 #: A restored chunk of at least this many rows is written as a sorted file, which is faster than a batch.
 _INGEST_ROWS = 20_000
+#: Rows of it that exist as Python objects at the same time.
+_INGEST_SLICE = 10_000
 #: Rows and bytes of a large batch in one sorted file. They exist as Python objects at the same time.
 _APPLY_ROWS, _APPLY_BYTES = 250_000, 16 << 20
 
@@ -583,7 +577,8 @@ class DurableState:
         with self._failures_reported():
             self.database.require_writes()
             for some in slices(rows, _APPLY_ROWS, _APPLY_BYTES):
-                self.database.ingest_rows(some, file, self._config)
+                part = [key for key, _ in some], [value for _, value in some]
+                self.database.ingest([part], file, self._config)
                 failpoints.reach("state.apply_slice")
 
     def end_applying(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
@@ -626,11 +621,15 @@ class DurableState:
                 restoring = replace(self.metadata, restoring=True, batch=begun)
                 self._write_with(self.database.new_batch(), restoring, sync=True)
             ordered = in_key_order(keys, values)
+            slices_of_rows = (
+                slice(at, at + _INGEST_SLICE) for at in range(0, len(ordered[0]), _INGEST_SLICE)
+            )
+            parts = ((ordered[0][part].to_pylist(), ordered[1][part].to_pylist()) for part in slices_of_rows)
             with self._failures_reported():
                 if not self._is_required:
                     self.database.require_writes()
                     self._is_required = True
-                self.database.ingest(*ordered, self._path / "restore.sst", self._config)
+                self.database.ingest(parts, self._path / "restore.sst", self._config)
         self._write_with(writes, replace(metadata, restoring=not done))
 
     def write(self, writes: WriteBatch, *, sync: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""Small files next to a store's database, and how folders are replaced and removed safely.
+"""The files of a store's database: its owners, links to it as of one moment, and damage in its logs.
+
+Nothing here uses RocksDB itself.
 
 ::
 
@@ -139,8 +141,7 @@ def owner_files(database: Path) -> list[Path]:
     return [database.parent / name for name in os.listdir(database.parent) if _OWNER_FILE.fullmatch(name)]
 
 
-# HOUSE: from kafka_eos_source.state.store.files
-# HOUSE| """Tells whether a process has a database open for writing, and refuses processes that must not open one."""
+# ---------------------------------------- processes that have a database open
 
 _Opened = TypeVar("_Opened")
 
@@ -229,8 +230,7 @@ def check_not_forked() -> None:
         )
 
 
-# HOUSE: from kafka_eos_source.state.store.files
-# HOUSE| """Links the files of a database as of one moment, while its owner continues to write."""
+# ---------------------------------------- links to a database as of one moment, while its owner writes
 
 
 def named_manifest(database: Path) -> bytes:
@@ -369,14 +369,12 @@ def _no_manifest(database: Path, error: Exception) -> StateCorruptedError:
     )
 
 
-# HOUSE: from kafka_eos_source.state.store.files
-# HOUSE| """Checks RocksDB's write-ahead logs for damage at which RocksDB itself would hang.
-# HOUSE|
-# HOUSE| A log consists of blocks of 32 KiB. Each fragment of a record has a header: checksum (4 bytes), length (2,
-# HOUSE| little endian) and type (1). Types 5 to 8 belong to logs that are used again, which no store does. If one
-# HOUSE| changed bit makes such a type of another one, RocksDB (10.4) reads the same header again without end, in
-# HOUSE| ``log::Reader::ReadRecord``, and the thread that opens the database holds Python's global lock meanwhile.
-# HOUSE| """
+# ---------------------------------------- damage in write-ahead logs at which RocksDB itself would hang
+#
+# A log consists of blocks of 32 KiB. Each fragment of a record has a header: checksum (4 bytes), length (2,
+# little endian) and type (1). Types 5 to 8 belong to logs that are used again, which no store does. If one
+# changed bit makes such a type of another one, RocksDB (10.4) reads the same header again without end, in
+# ``log::Reader::ReadRecord``, and the thread that opens the database holds Python's global lock meanwhile.
 
 _BLOCK_BYTES = 32 << 10
 _HEADER = struct.Struct("<IHB")

@@ -1,4 +1,4 @@
-"""The folder of a store: checks before and after RocksDB opens it, and safe removal.
+"""Opens the database of a store: as its owner, frozen at one moment, or a copy; removes stores safely.
 
 ::
 
@@ -295,8 +295,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-# HOUSE: from kafka_eos_source.state.store.opening
-# HOUSE| """Opens RocksDB databases: as their owner, frozen at one moment, or a copy."""
+# ---------------------------------------- opening RocksDB
 
 #: A file that rocksdict adds to each folder that it opens.
 _SETTINGS_OF_ROCKSDICT = "rocksdict-config.json"

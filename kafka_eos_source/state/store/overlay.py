@@ -1,9 +1,17 @@
-"""An ordered set of staged keys that stays fast when writes and scans alternate.
+"""Staged writes of a transaction that only their owner sees (KIP-892).
 
-A processor may scan a few keys of each group and write others in between. Sorting all keys for each scan
-would be too slow, and so would inserting each key into one long list. New keys are collected in a list, and
-the next scan inserts them: one by one into short blocks if they are few, by sorting everything if they are
-many.
+They are a dict in front of the database, and a set of deleted key ranges. Kafka Streams chose the same after
+trying RocksDB's indexed batch (KAFKA-20490), because a plain sorted map is faster to read and to write.
+
+*Size*: Python keeps each key and each value as an object, and the commit copies all of them into one batch. A
+staged row of 116 bytes was measured to take three times that. So an entry counts as `ENTRY_BYTES` plus twice
+its payload, and an overwrite counts what it adds.
+
+*Ranges*: deleting a range drops the keys that were staged in it and hides the keys of the database. Keys that
+are staged afterwards are visible again.
+
+*Spills*: writes that no longer fit into memory are on disk (`uncommitted.SpilledRows`), between the dict and
+the ranges. A read asks the dict, the spilled rows, the ranges and the database, in this order.
 """
 
 from __future__ import annotations
@@ -74,23 +82,6 @@ class SortedKeys:
             self._blocks[at : at + 1] = [block[:_BLOCK], block[_BLOCK:]]
             self._firsts[at : at + 1] = [block[0], block[_BLOCK]]
 
-
-# HOUSE: from kafka_eos_source.state.store.overlay
-# HOUSE| """Staged writes of a transaction that only their owner sees (KIP-892).
-# HOUSE|
-# HOUSE| They are a dict in front of the database, and a set of deleted key ranges. Kafka Streams chose the same after
-# HOUSE| trying RocksDB's indexed batch (KAFKA-20490), because a plain sorted map is faster to read and to write.
-# HOUSE|
-# HOUSE| *Size*: Python keeps each key and each value as an object, and the commit copies all of them into one batch. A
-# HOUSE| staged row of 116 bytes was measured to take three times that. So an entry counts as `ENTRY_BYTES` plus twice
-# HOUSE| its payload, and an overwrite counts what it adds.
-# HOUSE|
-# HOUSE| *Ranges*: deleting a range drops the keys that were staged in it and hides the keys of the database. Keys that
-# HOUSE| are staged afterwards are visible again.
-# HOUSE|
-# HOUSE| *Spills*: writes that no longer fit into memory are on disk (`spill`), between the dict and the ranges. A read
-# HOUSE| asks the dict, the spilled rows, the ranges and the database, in this order.
-# HOUSE| """
 
 #: Memory of a staged entry besides its payload: the headers of two objects and a slot of a dict.
 ENTRY_BYTES = 120

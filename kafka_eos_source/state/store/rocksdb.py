@@ -1,4 +1,4 @@
-"""Settings of a store. Names in brackets are options of the query or of Kafka Streams."""
+"""How the store uses rocksdict: settings, options, atomic writes, iterators, and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +70,6 @@ def _at_least(name: str, value: int, least: int, *, or_unlimited: bool = False) 
         raise InvalidOptionError(f"{name} is {value}; expected {expected}.")
 
 
-# HOUSE: from kafka_eos_source.state.store.rocksdb
-# HOUSE| """The parts of rocksdict that `database` builds on: options, atomic writes, and errors."""
-
 _MIB = 1 << 20
 #: Memtable of a column family that holds a few records, which are overwritten again and again.
 _SMALL_BUFFER_BYTES = 1 * _MIB
@@ -102,8 +99,15 @@ _MORE_OPTIONS = """\
 [TableOptions/BlockBasedTable "default"]
 """
 
+#: From this number of keys on, `get_many` chooses between lookups and a scan.
+MANY_KEYS = 256
+#: Number of pairs that a scan reads in the time of one lookup.
+PAIRS_PER_LOOKUP = 4
 #: Keys that one call looks up. Meanwhile, RocksDB keeps a block in memory for each of them, 4 KiB or more.
 _KEYS_PER_CALL = 1000
+
+#: Keys and values of some rows; a value of None deletes the key.
+RowLists = tuple[list[bytes], list[bytes | None]]
 
 _cache: Any = None
 _cache_lock = threading.Lock()
@@ -172,7 +176,7 @@ def family_options(config: StoreConfig, *, small: bool = False, options: Any = N
 
 
 def data_options(config: StoreConfig) -> Any:
-    """Returns the options of the data family; `compactions` switches its compactions on and off."""
+    """Returns the options of the data family; `Database` switches its compactions on and off."""
     options = family_options(config)
     options.set_disable_auto_compactions(True)
     options.set_level_zero_slowdown_writes_trigger(_SLOWDOWN_TABLES)
@@ -244,14 +248,6 @@ class Get(Protocol):
     def __call__(self, key: list[bytes], /) -> list[bytes | None]: ...
 
 
-class Family(Protocol):
-    """The methods of rocksdict's column families that `compactions` calls. A database has them, too."""
-
-    def property_int_value(self, name: str) -> int | None: ...
-    def set_options(self, options: dict[str, str]) -> None: ...
-    def write(self, batch: Any, options: Any) -> None: ...
-
-
 def look_up(path: Path, get: Get, keys: list[bytes]) -> list[bytes | None]:
     """Returns the values of the keys, in their order; None for a missing key.
 
@@ -272,7 +268,7 @@ def look_up(path: Path, get: Get, keys: list[bytes]) -> list[bytes | None]:
     return found
 
 
-def property_of(family: Family, path: Path, name: str) -> int:
+def property_of(family: Any, path: Path, name: str) -> int:
     """Returns a property of the database at ``path``, such as ``estimate-num-keys``; 0 if unknown."""
     return int(call(path, family.property_int_value, f"rocksdb.{name}") or 0)
 
@@ -289,18 +285,40 @@ def call(path: Path, function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         raise translate(error, path) from error
 
 
-def check_writable(db: Family, path: Path) -> None:
-    """Writes an empty batch.
+def ingest(target: Any, folder: Path, file: Path, parts: Iterable[RowLists], config: StoreConfig) -> None:
+    """Writes rows to a sorted file, and moves the file into a database.
 
     Args:
-        db: an open database, an object of rocksdict.
-        path: its folder.
+        target: a column family of rocksdict, or a database with only one.
+        folder: of the database.
+        file: path of the new file.
+        parts: keys and values, in the order of the keys, without repetition.
+        config: of the store.
 
     Raises:
-        StateCorruptedError, StateError: the error after which RocksDB accepts no write. A failure that may
-            pass, such as a full disk, need not be one.
+        StateError, StateCorruptedError: if the disk is full or fails.
     """
-    call(path, db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
+    # a dead process may have left it, as another name of a table, whose contents must not change
+    file.unlink(missing_ok=True)
+    writer = rocksdict.SstFileWriter(family_options(config))
+    call(folder, writer.open, str(file))
+    for keys, values in parts:
+        call(folder, _write_rows, writer, keys, values)
+    call(folder, writer.finish)
+    options = rocksdict.IngestExternalFileOptions()
+    options.set_move_files(True)
+    call(folder, target.ingest_external_file, [str(file)], options)
+
+
+def _write_rows(writer: Any, keys: list[bytes], values: list[bytes | None]) -> None:
+    if None not in values:
+        deque(map(writer.__setitem__, keys, values), 0)
+        return
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            del writer[key]
+        else:
+            writer[key] = value
 
 
 def translate(error: Exception, path: Path) -> KafkaEosError:
@@ -331,8 +349,7 @@ def translate(error: Exception, path: Path) -> KafkaEosError:
     )
 
 
-# HOUSE: from kafka_eos_source.state.store.rocksdb
-# HOUSE| """Iterators over a database, which must be closed before RocksDB can close."""
+# ---------------------------------------- iterators, which must be closed before RocksDB can close
 
 #: Rows that a scan takes from a cursor at a time: at first, and at most.
 _FIRST_ROWS, _MOST_ROWS = 32, 2048

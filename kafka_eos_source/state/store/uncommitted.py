@@ -1,6 +1,8 @@
-"""Staged writes that no longer fit into memory: sorted runs on disk, invisible until the token confirms them.
+"""The uncommitted half of a store: staged writes, their thread, their limit, and their form as changes.
 
-::
+Kafka Streams commits early when its buffer is full (KIP-892). A micro-batch cannot: Spark records its offsets
+before it runs, and it is one transaction. So writes beyond the limit go to disk, and the size of a batch is
+limited by the disk alone. The stores of a process share the limit::
 
     <path>/spill/<id>/    a RocksDB database of one transaction: key → 0x00 (deleted) or 0x01 value
 
@@ -17,7 +19,6 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -34,12 +35,15 @@ from kafka_eos_source.state.store import files
 from kafka_eos_source.state.store.files import RESTORE_FIX, disk_errors_reported
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, StagedPair, slices
 from kafka_eos_source.state.store.rocksdb import (
+    MANY_KEYS,
+    PAIRS_PER_LOOKUP,
     Cursor,
     Scans,
     StoreConfig,
     call,
     check_end,
     family_options,
+    ingest,
     look_up,
     property_of,
     translate,
@@ -56,9 +60,6 @@ _PRESENT = b"\x01"
 _FILES = 12
 #: A number of files that is never reached: a spill must not wait for RocksDB to merge files.
 _NEVER = 1 << 20
-#: From this number of keys on, `SpilledRows.get_many` scans if the keys are a large part of the rows.
-_MANY_KEYS = 256
-_PAIRS_PER_LOOKUP = 4
 
 
 class SpilledRows:
@@ -135,12 +136,13 @@ class SpilledRows:
         """
         files.check_not_forked()
         keys = sorted(rows)
-        values = [_DELETED if value is None else _PRESENT + value for value in map(rows.__getitem__, keys)]
+        values: list[bytes | None] = [
+            _DELETED if value is None else _PRESENT + value for value in map(rows.__getitem__, keys)
+        ]
         file = self.path / "run.sst"
         self._writes += 1
         try:
-            write_sorted_file(file, self._config, keys, values, self._call)
-            self._call(self._db.ingest_external_file, [str(file)], ingest_options())
+            ingest(self._db, self.path, file, [(keys, values)], self._config)
         except KafkaEosError:
             file.unlink(missing_ok=True)
             raise
@@ -190,7 +192,7 @@ class SpilledRows:
 
     def get_many(self, keys: list[bytes]) -> list[bytes | Missing | None]:
         """Returns the values in the order of the keys; see `get`."""
-        if len(keys) >= _MANY_KEYS and self._estimate() <= _PAIRS_PER_LOOKUP * len(keys):
+        if len(keys) >= MANY_KEYS and self._estimate() <= PAIRS_PER_LOOKUP * len(keys):
             wanted = set(keys)
             pairs = self.scan(min(wanted), max(wanted) + b"\0", reverse=False)
             found = {key: value for key, value in pairs if key in wanted}
@@ -259,36 +261,6 @@ def remove_spills(store: Path, *, keep: Collection[str]) -> None:
                 shutil.rmtree(each, ignore_errors=True)
 
 
-def write_sorted_file(
-    file: Path,
-    config: StoreConfig,
-    keys: list[bytes],
-    values: list[bytes],
-    call: Callable[..., Any],
-) -> None:
-    """Writes rows in key order as a file that RocksDB can ingest; replaces a file that a dead process left.
-
-    Args:
-        file: path of the new file.
-        config: of the store.
-        keys: in order, without repetition.
-        values: one for each key.
-        call: calls a function and translates rocksdict's errors.
-    """
-    file.unlink(missing_ok=True)
-    writer = rocksdict.SstFileWriter(family_options(config))
-    call(writer.open, str(file))
-    call(lambda: deque(map(writer.__setitem__, keys, values), 0))
-    call(writer.finish)
-
-
-def ingest_options() -> Any:
-    """Returns the options for adding a sorted file to a database by moving it."""
-    options = rocksdict.IngestExternalFileOptions()
-    options.set_move_files(True)
-    return options
-
-
 def _options(config: StoreConfig, log_folder: Path | None) -> Any:
     options = family_options(config)
     options.create_if_missing(True)
@@ -310,13 +282,7 @@ def _decoded(value: bytes) -> bytes | None:
     return value[1:] if value[0] else None
 
 
-# HOUSE: from kafka_eos_source.state.store.uncommitted
-# HOUSE| """The uncommitted half of a store: staged writes, their thread, their limit, and their form as changes.
-# HOUSE|
-# HOUSE| Kafka Streams commits early when its buffer is full (KIP-892). A micro-batch cannot: Spark records its offsets
-# HOUSE| before it runs, and it is one transaction. So writes beyond the limit go to disk (`spill`), and the size of a
-# HOUSE| batch is limited by the disk alone. The stores of a process share the limit.
-# HOUSE| """
+# ---------------------------------------- staged writes
 
 #: Schema of changes: of a changelog's records, and of pending changes. A null value deletes the key.
 CHANGES = pa.schema([("key", pa.binary()), ("value", pa.binary())])

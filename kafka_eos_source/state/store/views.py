@@ -1,4 +1,8 @@
-"""Reads that a store and its views have in common."""
+"""Reading a store from outside its owner, as of one moment (KIP-892): in other threads and other processes.
+
+All views show committed data. KIP-892's *read_uncommitted* has no counterpart: what is staged lives in the
+memory of a task, which ends with its micro-batch, and no other code runs in that process for users.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +69,6 @@ class Reads(ABC):
         """Returns the micro-batch whose state the committed data is."""
         return self._committed().batch
 
-
-# HOUSE: from kafka_eos_source.state.store.views
-# HOUSE| """Views: reading a store from outside its owner, as of one moment (KIP-892).
-# HOUSE|
-# HOUSE| All views show committed data. KIP-892's *read_uncommitted* has no counterpart: what is staged lives in the
-# HOUSE| memory of a task, which ends with its micro-batch, and no other code runs in that process for users.
-# HOUSE| """
 
 _View = TypeVar("_View", bound="StateView")
 
@@ -155,8 +152,7 @@ class PromotedView(StateView):
         return self._scans.track(merge(staged, base, self._overlay.ranges, reverse=reverse))
 
 
-# HOUSE: from kafka_eos_source.state.store.views
-# HOUSE| """Reading a store that another process has open."""
+# ---------------------------------------- reading a store that another process has open
 
 
 class CommittedReader(CommittedView):

@@ -81,7 +81,7 @@ class FunctionProcessor:
 
     Layout of the store::
 
-        keyed 0x02 │ group key    →    version │ state columns (`encoding.rows`)
+        keyed 0x02 │ group key    →    version │ state columns (`encoding.binary`)
 
     Args:
         schema: columns of the input rows.

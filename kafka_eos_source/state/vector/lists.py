@@ -4,7 +4,7 @@ Layout of a value, with sizes in bytes::
 
     lead │ due (8, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
 
-*lead* names the version of the rows (`versions`). `encoding.rows` defines the cells and bodies; here the
+*lead* names the version of the rows (`versions`). `encoding.binary` defines the cells and bodies; here the
 cells of all rows precede the bodies of all rows. *due* is the time of the key's due entry (see `due`).
 """
 
