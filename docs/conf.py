@@ -75,7 +75,7 @@ nitpick_ignore_regex = [
     ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),
     ("py:.*", r".*\.notes_folder\.T"),
-    ("py:.*", r".*\.(CommittedView|Reads|SinkKills)"),
+    ("py:.*", r".*\.(Reads|SinkKills)"),
 ]
 
 smartquotes = False  # it would turn --yes into a dash in the command line reference

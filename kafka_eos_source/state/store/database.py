@@ -53,12 +53,12 @@ from kafka_eos_source.state.store.overlay import Pair
 from kafka_eos_source.state.store.rocksdb import (
     MANY_KEYS,
     PAIRS_PER_LOOKUP,
+    Cursor,
     Get,
     RowLists,
     StoreConfig,
     WriteBatch,
     call,
-    check_end,
     ingest,
     look_up,
     property_of,
@@ -200,8 +200,6 @@ _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
 
-#: A scan of at most this many pairs is read at once and leaves no iterator open.
-_SHORT_SCAN = 32
 
 #: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
 #: each of them, which takes 0.2 µs.
@@ -245,7 +243,6 @@ class Database:
     ) -> None:
         self.path = path
         self._db: Any = db
-        self._writes = 0
         self._read_only = read_only
         self._compacts = False
         self._owner = ""
@@ -278,7 +275,6 @@ class Database:
         files.check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
-        self._writes += 1
         assert self._chain is not None
         self._chain.add_to(batch)
         self._call(self._db.write, batch.raw, options)
@@ -380,32 +376,24 @@ class Database:
         options = rocksdict.ReadOptions()
         if high is not None:
             options.set_iterate_upper_bound(high)
+        cursor = Cursor(self._call(self._families[family].iter, options), options)
+        first, is_end = self._call(cursor.first_rows, low, high, reverse=reverse)
+        return first, None if is_end else self._rest(cursor, first[-1][0], low, high, reverse)
+
+    def _rest(
+        self, cursor: Cursor, at: bytes, low: bytes | None, high: bytes | None, reverse: bool
+    ) -> Generator[Pair, None, None]:
+        """Yields the pairs of a scan that follow the key ``at``."""
         try:
-            cursor = self._families[family].iter(options)
-            if not reverse:
-                cursor.seek_to_first() if low is None else cursor.seek(low)
-            else:
-                cursor.seek_to_last()
-            step = cursor.prev if reverse else cursor.next
-            first: list[Pair] = []
-            while cursor.valid():
-                key = cursor.key()
-                if reverse and low is not None and key < low:
-                    break
-                if len(first) == _SHORT_SCAN:
-                    items = self._families[family].items(backwards=reverse, from_key=key, read_opt=options)
-                    last = low if reverse else None
-                    return first, self._pairs(items, key, last, options, family, reverse, self._writes)
-                first.append((key, cursor.value()))
-                step()
-            cursor.status()
+            yield from cursor.rows_after(at, low, high, reverse=reverse)
         except Exception as error:
             raise translate(error, self.path) from error
-        return first, None
+        finally:
+            cursor.close()
 
-    def cursor(self) -> Any:
-        """Returns a RocksDB iterator over the data of this moment. Later writes do not show."""
-        return self._call(self._families["data"].iter)
+    def cursor(self) -> Cursor:
+        """Returns an iterator over the data of this moment. Later writes do not show."""
+        return Cursor(self._call(self._families["data"].iter))
 
     def has_data(self) -> bool:
         """Returns whether the data family holds any pair."""
@@ -435,7 +423,6 @@ class Database:
             config: of the store.
         """
         files.check_not_forked()
-        self._writes += 1
         ingest(self._families["data"], self.path, scratch, parts, config)
         self._compact_if_due()
 
@@ -572,36 +559,6 @@ class Database:
             with suppress(FileNotFoundError):  # a flush that runs at present deletes logs
                 sizes.append(log.stat().st_size)
         return len(sizes) <= _KEPT_LOGS and sum(sizes) <= _KEPT_LOG_BYTES
-
-    def _pairs(
-        self,
-        items: Any,
-        first: bytes,
-        low: bytes | None,
-        options: Any,
-        family: str,
-        reverse: bool,
-        writes: int,
-    ) -> Generator[Pair, None, None]:
-        """Yields ``items`` from the key ``first`` on, down to ``low``. ``options`` hold the upper bound.
-
-        Args:
-            writes: number of writes when the scan began.
-
-        Raises:
-            StateCorruptedError, StateError: if ``items`` ended because a file could not be read.
-        """
-        last = first
-        try:
-            for pair in items:
-                if low is not None and pair[0] < low:
-                    return
-                last = pair[0]
-                yield pair
-            cursor = self._families[family].iter(options)
-            check_end(cursor, last, reverse=reverse, is_quiet=self._writes == writes)
-        except Exception as error:
-            raise translate(error, self.path) from error
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(self.path, function, *args, **kwargs)

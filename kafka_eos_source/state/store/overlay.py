@@ -19,7 +19,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, repeat
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from kafka_eos_source.state.store.uncommitted import SpilledRows
 
 #: Number of keys in a block: few enough for a cheap insert, many enough to keep the number of blocks small.
 _BLOCK = 512
@@ -101,23 +104,6 @@ class Missing:
 MISSING = Missing()
 
 
-class Spilled(Protocol):
-    """Staged writes that are on disk; `spill.SpilledRows` implements it."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that were written; a key may have several."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that the rows took, as this module counts it."""
-
-    def get(self, key: bytes) -> bytes | Missing | None: ...
-    def get_many(self, keys: list[bytes]) -> list[bytes | Missing | None]: ...
-    def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]: ...
-    def delete_range(self, low: bytes, high: bytes | None) -> None: ...
-
-
 class Ranges:
     """Deleted key ranges: disjoint and in order.
 
@@ -169,7 +155,7 @@ class Overlay:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes | None] = {}
-        self.spilled: Spilled | None = None
+        self.spilled: SpilledRows | None = None
         self.ranges = Ranges()
         self.bytes = 0
         self._sorted = SortedKeys()
@@ -255,12 +241,7 @@ class Overlay:
         if reverse:
             keys.reverse()
         rows = self.rows
-        return self._over_spilled([(key, rows[key]) for key in keys if key in rows], low, high, reverse)
-
-    def _over_spilled(
-        self, staged: list[StagedPair], low: bytes | None, high: bytes | None, reverse: bool
-    ) -> Iterable[StagedPair]:
-        """Returns writes in memory, merged with those on disk."""
+        staged = [(key, rows[key]) for key in keys if key in rows]
         if self.spilled is None:
             return staged
         return overlaid(staged, self.spilled.scan(low, high, reverse=reverse), reverse=reverse)
@@ -285,7 +266,7 @@ class Overlay:
         return [rows.get(key, None if covers(key) else recent.get(key, MISSING)) for key in keys]
 
     def _get_many_with(
-        self, spilled: Spilled, keys: list[bytes], recent: Mapping[bytes, bytes | None]
+        self, spilled: SpilledRows, keys: list[bytes], recent: Mapping[bytes, bytes | None]
     ) -> list[bytes | Missing | None]:
         values: list[bytes | Missing | None] = list(map(self.rows.get, keys, repeat(MISSING)))
         unstaged = [at for at, value in enumerate(values) if value is MISSING]
@@ -299,7 +280,7 @@ class Overlay:
 
 
 def overlaid(
-    upper: Iterable[StagedPair], lower: Iterator[StagedPair], *, reverse: bool = False
+    upper: Iterable[StagedPair], lower: Iterator[StagedPair] | Iterator[Pair], *, reverse: bool = False
 ) -> Iterator[StagedPair]:
     """Yields the writes of two layers in the order of the scan; of equal keys, that of ``upper``."""
     rows = iter(upper)
@@ -363,25 +344,6 @@ def merge(
     if ranges:
         covers = ranges.covers
         base = (pair for pair in base if not covers(pair[0]))
-    rows = iter(staged)
-    top = next(rows, None)
-    for pair in base:
-        key = pair[0]
-        while top is not None and (top[0] > key if reverse else top[0] < key):
-            if top[1] is not None:
-                yield top[0], top[1]
-            top = next(rows, None)
-        if top is None:
-            yield pair
-            break
-        if top[0] != key:
-            yield pair
-            continue
-        if top[1] is not None:
-            yield key, top[1]
-        top = next(rows, None)
-    yield from base
-    while top is not None:
-        if top[1] is not None:
-            yield top[0], top[1]
-        top = next(rows, None)
+    for pair in overlaid(staged, base, reverse=reverse):
+        if pair[1] is not None:
+            yield cast("Pair", pair)

@@ -352,7 +352,9 @@ def translate(error: Exception, path: Path) -> KafkaEosError:
 # ---------------------------------------- iterators, which must be closed before RocksDB can close
 
 #: Rows that a scan takes from a cursor at a time: at first, and at most.
-_FIRST_ROWS, _MOST_ROWS = 32, 2048
+FIRST_ROWS, _MOST_ROWS = 32, 2048
+#: It takes fewer rows if their values have more bytes than this.
+_MOST_BYTES = 1 << 20
 
 
 class Scan(Iterator[Pair]):
@@ -412,41 +414,20 @@ class Scans:
         self._open.clear()
 
 
-def check_end(cursor: Any, last: bytes, *, reverse: bool, is_quiet: bool) -> None:
-    """Raises if a scan ended because a file could not be read, and not because there are no more rows.
-
-    RocksDB's iterators become invalid in both cases. Those that rocksdict iterates over by itself do not tell
-    which of them it was.
-
-    Args:
-        cursor: another iterator with the bounds of the scan.
-        last: key of the last row of the scan.
-        reverse: direction of the scan.
-        is_quiet: whether nothing was written since the scan began, so that there cannot be more rows now.
-
-    Raises:
-        Exception: RocksDB's error, or one like it.
-    """
-    if reverse:
-        cursor.seek_for_prev(last)
-    else:
-        cursor.seek(last)
-    if cursor.valid() and cursor.key() == last:
-        cursor.prev() if reverse else cursor.next()
-    if not cursor.valid():
-        cursor.status()
-    elif is_quiet:
-        raise OSError("IO error: a scan ended before its last row, because a file could not be read")
-
-
 class Cursor:
-    """A RocksDB iterator over the data of one moment, shared by all scans of a view.
+    """A RocksDB iterator over the data of one moment. Several scans may share it.
 
     Each scan takes some rows at a time, and first moves the iterator to where it needs it.
+
+    Args:
+        cursor: the iterator of rocksdict. options: those that the iterator was created with. rocksdict does
+        not keep them alive, although RocksDB
+            reads the upper bound in them.
     """
 
-    def __init__(self, cursor: Any) -> None:
+    def __init__(self, cursor: Any, options: Any = None) -> None:
         self._cursor = cursor
+        self._options = options
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> bytes | None:
@@ -461,60 +442,65 @@ class Cursor:
 
     def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[Pair]:
         """Iterates over the pairs from ``low`` (included) to ``high`` (excluded)."""
-        rows = _FIRST_ROWS
-        at = high if reverse else low
-        continued = False
-        while True:
-            pairs = self._backwards(at, low, rows) if reverse else self._forwards(at, high, rows, continued)
-            yield from pairs
-            if len(pairs) < rows:
-                return
-            at, continued = pairs[-1][0], True
+        pairs, is_end = self.first_rows(low, high, reverse=reverse)
+        yield from pairs
+        if not is_end:
+            yield from self.rows_after(pairs[-1][0], low, high, reverse=reverse)
+
+    def first_rows(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> tuple[list[Pair], bool]:
+        """Returns the first rows of a scan, and whether these are all."""
+        return self._read(high if reverse else low, low if reverse else high, FIRST_ROWS, reverse)
+
+    def rows_after(
+        self, at: bytes, low: bytes | None, high: bytes | None, *, reverse: bool
+    ) -> Iterator[Pair]:
+        """Iterates over the rows of a scan that follow the key ``at``."""
+        rows, is_end = FIRST_ROWS, False
+        while not is_end:
             rows = min(2 * rows, _MOST_ROWS)
+            start = at if reverse else at + b"\0"
+            pairs, is_end = self._read(start, low if reverse else high, rows, reverse)
+            yield from pairs
+            at = pairs[-1][0] if pairs else at
 
     def close(self) -> None:
         with self._lock:
             self._cursor = None
 
-    def _forwards(self, at: bytes | None, high: bytes | None, rows: int, continued: bool) -> list[Pair]:
-        """Returns up to ``rows`` pairs from the key ``at`` on, or after it if ``continued``."""
-        pairs: list[Pair] = []
-        with self._lock:
-            cursor = self._require_open()
-            if at is None:
-                cursor.seek_to_first()
-            else:
-                cursor.seek(at + b"\0" if continued else at)
-            while len(pairs) < rows and cursor.valid():
-                key = cursor.key()
-                if high is not None and key >= high:
-                    break
-                pairs.append((key, cursor.value()))
-                cursor.next()
-            if not cursor.valid():
-                cursor.status()
-        return pairs
+    def _read(
+        self, start: bytes | None, stop: bytes | None, rows: int, reverse: bool
+    ) -> tuple[list[Pair], bool]:
+        """Returns up to ``rows`` pairs, and whether there are no more.
 
-    def _backwards(self, at: bytes | None, low: bytes | None, rows: int) -> list[Pair]:
-        """Returns up to ``rows`` pairs before the key ``at``, from the last to the first."""
+        Args:
+            start: the first key; None = the first one of all. For a reverse scan, the keys are smaller than
+            this. stop: the end of the scan: excluded, but included for a reverse scan. rows: largest number
+            of pairs. There are fewer of them if their values are large. reverse: direction of the scan.
+        """
         pairs: list[Pair] = []
+        size = 0
         with self._lock:
             cursor = self._require_open()
-            if at is None:
-                cursor.seek_to_last()
-            else:
-                cursor.seek_for_prev(at)
-                if cursor.valid() and cursor.key() == at:
+            if reverse:
+                cursor.seek_to_last() if start is None else cursor.seek_for_prev(start)
+                if start is not None and cursor.valid() and cursor.key() == start:
                     cursor.prev()
-            while len(pairs) < rows and cursor.valid():
+            else:
+                cursor.seek_to_first() if start is None else cursor.seek(start)
+            step = cursor.prev if reverse else cursor.next
+            while cursor.valid():
                 key = cursor.key()
-                if low is not None and key < low:
-                    break
-                pairs.append((key, cursor.value()))
-                cursor.prev()
-            if not cursor.valid():
-                cursor.status()
-        return pairs
+                if stop is not None and (key < stop if reverse else key >= stop):
+                    return pairs, True
+                if len(pairs) == rows or size > _MOST_BYTES:
+                    return pairs, False
+                value = cursor.value()
+                pairs.append((key, value))
+                size += len(value)
+                step()
+            # An iterator also becomes invalid if a file cannot be read.
+            cursor.status()
+        return pairs, True
 
     def _require_open(self) -> Any:
         if self._cursor is None:

@@ -54,16 +54,15 @@ from kafka_eos_source.state.store.durable import (
 )
 from kafka_eos_source.state.store.files import freeze
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge, unstaged_keys
-from kafka_eos_source.state.store.rocksdb import Cursor, Scan, Scans, StoreConfig, translate
+from kafka_eos_source.state.store.rocksdb import Scan, Scans, StoreConfig, translate
 from kafka_eos_source.state.store.uncommitted import (
     SpilledRows,
     UncommittedWrites,
     change_batches,
     changes_of_pairs,
-    delete_batches,
     remove_spills,
 )
-from kafka_eos_source.state.store.views import CommittedReader, CommittedView, Reads, StateView
+from kafka_eos_source.state.store.views import CommittedReader, Reads, StateView
 
 #: Keys that `get_many` and `put_many` turn into Python objects at a time.
 _KEYS_PER_SLICE = 1 << 16
@@ -290,7 +289,7 @@ class TransactionalStateStore(Reads):
                 raise NotUpToBoundError(
                     f"store {self.name} is being restored.", fix="ask again when the restore is finished."
                 )
-            view = CommittedView(metadata, Cursor(self._durable.database.cursor()))
+            view = StateView(metadata, self._durable.database.cursor())
             self._views.add(view)
         try:
             yield view
@@ -408,7 +407,8 @@ class TransactionalStateStore(Reads):
         for low, high in overlay.ranges.spans:
             first, rest = self._durable.database.begin_scan(low, high)
             base = self._scans.track(chain(first, rest or ()), rest)
-            yield from delete_batches(unstaged_keys(base, overlay.scan(low, high, reverse=False)))
+            gone = unstaged_keys(base, overlay.scan(low, high, reverse=False))
+            yield from changes_of_pairs((key, None) for key in gone)
 
     def rollback(self) -> None:
         """Discards the staged writes."""

@@ -21,7 +21,6 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
@@ -41,7 +40,6 @@ from kafka_eos_source.state.store.rocksdb import (
     Scans,
     StoreConfig,
     call,
-    check_end,
     family_options,
     ingest,
     look_up,
@@ -86,7 +84,6 @@ class SpilledRows:
         self.size_bytes = 0
         self._config = config
         self._scans = Scans()
-        self._writes = 0
         self._db: Any = self._call(
             rocksdict.Rdict, str(path), options=_options(config, log_folder), access_type=access
         )
@@ -140,7 +137,6 @@ class SpilledRows:
             _DELETED if value is None else _PRESENT + value for value in map(rows.__getitem__, keys)
         ]
         file = self.path / "run.sst"
-        self._writes += 1
         try:
             ingest(self._db, self.path, file, [(keys, values)], self._config)
         except KafkaEosError:
@@ -156,7 +152,6 @@ class SpilledRows:
             last = next(self.scan(None, None, reverse=True), None)
             high = b"" if last is None else last[0] + b"\0"
         if low < high:
-            self._writes += 1
             self._call(self._db.delete_range, low, high)
 
     def seal(self) -> None:
@@ -202,35 +197,16 @@ class SpilledRows:
 
     def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]:
         """Iterates over the rows between the bounds as they are now; the value of a deleted key is None."""
-        pairs = self._backwards(low, high) if reverse else self._forwards(low, high)
-        next(pairs)  # creates the database's iterator now, and not at the first row
+        cursor = Cursor(self._call(self._db.iter))
+        pairs = self._decoded_pairs(cursor, low, high, reverse)
         return cast("Iterator[StagedPair]", self._scans.track(pairs, pairs))
 
-    def _forwards(self, low: bytes | None, high: bytes | None) -> Generator[Any, None, None]:
-        items, writes = self._call(self._db.items, from_key=low), self._writes
-        yield None
-        last = None
+    def _decoded_pairs(
+        self, cursor: Cursor, low: bytes | None, high: bytes | None, reverse: bool
+    ) -> Generator[Any, None, None]:
         try:
-            for key, value in items:
-                if high is not None and key >= high:
-                    return
-                last = key
+            for key, value in cursor.scan(low, high, reverse=reverse):
                 yield key, value[1:] if value[0] else None
-            cursor = self._db.iter()
-            if last is not None:
-                check_end(cursor, last, reverse=False, is_quiet=self._writes == writes)
-            else:
-                cursor.seek_to_first() if low is None else cursor.seek(low)
-                cursor.status()
-        except Exception as error:
-            raise translate(error, self.path) from error
-
-    def _backwards(self, low: bytes | None, high: bytes | None) -> Generator[Any, None, None]:
-        cursor = Cursor(self._call(self._db.iter))
-        yield None
-        try:
-            for key, value in cursor.scan(low, high, reverse=True):
-                yield key, _decoded(value)
         except Exception as error:
             raise translate(error, self.path) from error
         finally:
@@ -410,12 +386,6 @@ def changes_of_pairs(pairs: Iterable[StagedPair]) -> Iterator[pa.RecordBatch]:
     """Yields writes as batches of `CHANGES` of a few MB each, without holding more than one batch of them."""
     for some in slices(pairs, _CHANGE_ROWS, _CHANGE_BYTES):
         yield from change_batches(dict(some))
-
-
-def delete_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yields deletes of the keys as batches of `CHANGES`."""
-    while some := list(islice(keys, _CHANGE_ROWS)):
-        yield from change_batches(dict.fromkeys(some))
 
 
 def change_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from kafka_eos_source.state.store import durable, files
 from kafka_eos_source.state.store.durable import PendingHeader, StoreMetadata, read_headers, read_overlay
 from kafka_eos_source.state.store.files import has_owner, is_owned_elsewhere, owner_of, rewritten
 from kafka_eos_source.state.store.opening import check_version, open_frozen
-from kafka_eos_source.state.store.overlay import Missing, Overlay, merge
+from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
 from kafka_eos_source.state.store.rocksdb import Cursor, Scan, Scans, StoreConfig
 
 
@@ -77,25 +77,41 @@ class StateView(Reads):
     """Read-only access to a store as of one moment; a context manager.
 
     While a view is open, RocksDB cannot free the disk space of what it shows.
+
+    Args:
+        metadata: of the commit that the view shows. cursor: the data of that commit. overlay: changes on top
+        of it: those of an attempt that the commit token names. Only one thread may then
+            read the view. None = only the committed data.
     """
 
-    def __init__(self, metadata: StoreMetadata, cursor: Cursor) -> None:
+    def __init__(self, metadata: StoreMetadata, cursor: Cursor, overlay: Overlay | None = None) -> None:
         self._metadata = metadata
         self._cursor = cursor
+        self._overlay = overlay
         self._scans = Scans()
         self._lock = threading.Lock()
 
-    @abstractmethod
     def get(self, key: bytes) -> bytes | None:
         """Returns the value of a key, or None.
 
         Raises:
             StoreClosedError: if the view or its store is closed.
         """
+        value = MISSING if self._overlay is None else self._overlay.get(key)
+        return self._cursor.get(key) if isinstance(value, Missing) else value
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Returns the value of each key, null for a missing key."""
         return pa.array([self.get(key) for key in keys.to_pylist()], pa.binary())
+
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
+        if low is not None and high is not None and low >= high:
+            return self._scans.track(iter(()))
+        pairs = self._cursor.scan(low, high, reverse=reverse)
+        if self._overlay is not None:
+            staged = self._overlay.scan(low, high, reverse=reverse)
+            pairs = merge(staged, pairs, self._overlay.ranges, reverse=reverse)
+        return self._scans.track(pairs)
 
     def _committed(self) -> StoreMetadata:
         return self._metadata
@@ -115,47 +131,10 @@ class StateView(Reads):
         self.close()
 
 
-class CommittedView(StateView):
-    """The data of one commit, unaffected by later writes of the owner."""
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._cursor.get(key)
-
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        if low is not None and high is not None and low >= high:
-            return self._scans.track(iter(()))
-        return self._scans.track(self._cursor.scan(low, high, reverse=reverse))
-
-
-class PromotedView(StateView):
-    """The data of one commit, overlaid by the changes of an attempt that the commit token names.
-
-    Only one thread may read it.
-
-    Args:
-        overlay: the changes.
-    """
-
-    def __init__(self, metadata: StoreMetadata, cursor: Cursor, overlay: Overlay) -> None:
-        super().__init__(metadata, cursor)
-        self._overlay = overlay
-
-    def get(self, key: bytes) -> bytes | None:
-        value = self._overlay.get(key)
-        return self._cursor.get(key) if isinstance(value, Missing) else value
-
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        if low is not None and high is not None and low >= high:
-            return self._scans.track(iter(()))
-        staged = self._overlay.scan(low, high, reverse=reverse)
-        base = self._cursor.scan(low, high, reverse=reverse)
-        return self._scans.track(merge(staged, base, self._overlay.ranges, reverse=reverse))
-
-
 # ---------------------------------------- reading a store that another process has open
 
 
-class CommittedReader(CommittedView):
+class CommittedReader(StateView):
     """Committed data of a store as of opening, or of the last `refresh`. It takes no lock.
 
     `TransactionalStateStore.open_read_only` creates it. Another process can read the owner's commits because
@@ -231,8 +210,8 @@ class CommittedReader(CommittedView):
             batch=record,
             offsets=MappingProxyType({**self._metadata.offsets, **changelog_offsets}),
         )
-        cursor = Cursor(self._database.cursor())
-        view = PromotedView(metadata, cursor, overlay)
+        cursor = self._database.cursor()
+        view = StateView(metadata, cursor, overlay)
         self._promoted.append(view)
         return view
 
@@ -259,7 +238,7 @@ class CommittedReader(CommittedView):
         try:
             metadata = durable.decode_metadata(self._database.scan(family="offsets"))
             self.identity = _checked_identity(self.path, metadata)
-            super().__init__(metadata, Cursor(self._database.cursor()))
+            super().__init__(metadata, self._database.cursor())
         except BaseException:
             self._database.close()
             raise
