@@ -17,7 +17,7 @@ from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
-from tests.state.model_state import ModelState
+from tests.state.store.model_state import ModelState
 
 
 def runner(

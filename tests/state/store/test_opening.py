@@ -29,8 +29,8 @@ from kafka_eos_source.state.store.opening import open_owned
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.crash_kit import copy_of_open_store
 from tests.state.state_kit import IDENTITY, TOPIC, TP, key, record
+from tests.state.store.crash_kit import copy_of_open_store
 
 A = b"\1a"
 

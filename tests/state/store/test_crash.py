@@ -22,16 +22,6 @@ from kafka_eos_source.errors import StateCorruptedError, StateLockedError
 from kafka_eos_source.state.store import database
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.crash_kit import (
-    OPEN_FOR_EACH_COMMIT,
-    OPEN_ONCE,
-    SEED,
-    copy_of_open_store,
-    crash_images,
-    log_sizes,
-    records_of,
-    until,
-)
 from tests.state.state_kit import (
     EFFORT,
     IDENTITY,
@@ -43,6 +33,16 @@ from tests.state.state_kit import (
     key,
     other_process,
     record,
+)
+from tests.state.store.crash_kit import (
+    OPEN_FOR_EACH_COMMIT,
+    OPEN_ONCE,
+    SEED,
+    copy_of_open_store,
+    crash_images,
+    log_sizes,
+    records_of,
+    until,
 )
 
 

@@ -455,7 +455,7 @@ def test_what_a_killed_upload_left_is_removed_unless_an_upload_runs(hosts: Calla
 # ---------------------------------------------------------------- crashes
 
 _DIES = """
-from tests.state.test_snapshots import *
+from tests.state.snapshots.test_snapshots import *
 host = Host(Path({root!r}), {location!r})
 host.work.done = {done}
 host.upload()
@@ -500,7 +500,7 @@ def test_a_download_that_is_killed_leaves_no_store_and_is_cleaned_up(hosts: Call
     old.advance(10)
     old.take()
     code = f"""
-from tests.state.test_snapshots import *
+from tests.state.snapshots.test_snapshots import *
 Host(Path({str(new.root)!r}), {new.location!r}).installed(10)
 """
     environment = {

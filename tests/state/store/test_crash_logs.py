@@ -24,7 +24,8 @@ from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.crash_kit import (
+from tests.state.state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
+from tests.state.store.crash_kit import (
     OPEN_FOR_EACH_COMMIT,
     OPEN_ONCE,
     SEED,
@@ -33,7 +34,6 @@ from tests.state.crash_kit import (
     log_sizes,
     records_of,
 )
-from tests.state.state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
 
 SCENARIOS = 60 * EFFORT
 ROUNDS = 4

@@ -1,4 +1,4 @@
-"""Tests of staged writes that go to disk: kills at every step, leftovers, limits, readers, a full disk."""
+"""Tests of staged writes: their size and limit, and on disk kills at every step, leftovers and damage."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import errno
 import json
 import os
 import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kafka_eos_source.errors import NotUpToBoundError, StateCorruptedError, StateError, StateLockedError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    NotUpToBoundError,
+    StateCorruptedError,
+    StateError,
+    StateLockedError,
+)
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.store import durable, transactional, uncommitted
 from kafka_eos_source.state.store.files import has_owner
+from kafka_eos_source.state.store.overlay import ENTRY_BYTES, Overlay, Ranges
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.crash_kit import copy_of_open_store
+from kafka_eos_source.state.store.uncommitted import SpilledRows
 from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
+from tests.state.store.crash_kit import copy_of_open_store
 
 #: What a batch of the tests does to a store with `OLD`. It spills several times.
 OLD: Model = {key(n): b"old" for n in range(400)}
@@ -406,3 +419,167 @@ def test_a_folder_for_spilled_rows_that_cannot_be_created_is_an_error_of_the_dis
                 store.put_all([(key(n), b"x" * 100) for n in range(1000)])
         store.rollback()
         assert store.get(key(1)) is None
+
+
+# ---------------------------------------- scans that meet a damaged table
+#
+# They fail, and do not end early, as if there were no more rows.
+
+
+ROWS = 60_000
+
+
+def key(number: int) -> bytes:
+    return b"\1%08d" % number
+
+
+def damage(folder: Path) -> None:
+    """Overwrites some bytes in the middle of the largest table."""
+    table = max(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(b"\xff" * 64)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """The folder of a store of which one block cannot be read."""
+    path = tmp_path / "s"
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        store.put_all([(key(number), b"%032d" % number) for number in range(ROWS)])
+        store.commit({TP: 1})
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        store.put(b"\2", b"")
+        store.commit({TP: 2})
+    damage(path / "db")
+    return path
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda store: sum(1 for _ in store.range()), id="forwards"),
+        pytest.param(lambda store: sum(1 for _ in store.range(reverse=True)), id="backwards"),
+        pytest.param(lambda store: list(map(store.get, map(key, range(ROWS)))), id="get"),
+        pytest.param(
+            lambda store: store.get_many(pa.array([key(n) for n in range(ROWS)], pa.binary())), id="get_many"
+        ),
+    ],
+)
+def test_a_read_of_a_damaged_block_is_an_error(
+    damaged: Path, read: Callable[[TransactionalStateStore], Any]
+) -> None:
+    with TransactionalStateStore.open(damaged, IDENTITY) as store, pytest.raises(StateCorruptedError):
+        read(store)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_of_damaged_rows_on_disk_is_an_error(tmp_path: Path, reverse: bool) -> None:
+    config = StoreConfig()
+    rows = SpilledRows.create(tmp_path, config)
+    rows.add({key(number): b"%032d" % number for number in range(ROWS)}, 1)
+    rows.seal()
+    damage(rows.path)
+    again = SpilledRows.open(tmp_path, rows.path.name, config)
+    with pytest.raises(StateCorruptedError):
+        sum(1 for _ in again.scan(None, None, reverse=reverse))
+    again.close()
+
+
+# ---------------------------------------- the limit of staged writes in memory, and the size of an entry
+
+
+LIMIT = 100_000
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[TransactionalStateStore]:
+    config = StoreConfig(uncommitted_max_bytes=LIMIT)
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, config) as opened:
+        yield opened
+
+
+def test_an_overwritten_key_counts_once(limited: TransactionalStateStore) -> None:
+    keys = pa.array([key(1)] * 50_000, pa.binary())
+    values = pa.array([b"x" * 50] * 50_000, pa.binary())
+    for _ in range(20):  # a million writes
+        limited.put_many(keys, values)
+    for _ in range(1000):
+        limited.put(key(1), b"x" * 50)
+    assert limited.approximate_num_uncommitted_bytes() == ENTRY_BYTES + 2 * (len(key(1)) + 50)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.binary(min_size=1, max_size=2), st.none() | st.binary(max_size=9)),
+            st.tuples(
+                st.just("many"),
+                st.lists(st.tuples(st.binary(min_size=1, max_size=2), st.none() | st.binary(max_size=9))),
+                st.none(),
+            ),
+            st.tuples(st.just("range"), st.binary(max_size=2), st.binary(max_size=2)),
+            st.tuples(st.just("drop"), st.binary(max_size=2), st.binary(max_size=2)),
+        )
+    )
+)
+def test_the_byte_count_equals_the_size_of_staged_entries(steps: list[tuple[str, object, object]]) -> None:
+    overlay = Overlay()
+    for kind, one, two in steps:
+        if kind == "put":
+            overlay.put(one, two)  # type: ignore[arg-type]
+        elif kind == "many":
+            overlay.put_many([k for k, _ in one], [v for _, v in one])  # type: ignore[attr-defined]
+        elif kind == "range":
+            overlay.delete_range(one, two)  # type: ignore[arg-type]
+        else:
+            overlay.drop(one, two)  # type: ignore[arg-type]
+        payload = sum(len(k) + len(v or b"") for k, v in overlay.rows.items())
+        assert overlay.bytes == ENTRY_BYTES * len(overlay.rows) + 2 * payload
+        assert [k for k, _ in overlay.scan(None, None, reverse=False)] == sorted(overlay.rows)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20) | st.none())), st.lists(st.integers(0, 22)))
+def test_merged_ranges_cover_exactly_what_any_of_them_covers(
+    spans: list[tuple[int, int | None]], probes: list[int]
+) -> None:
+    ranges = Ranges()
+    for low, high in spans:
+        if high is None or low < high:
+            ranges = ranges.plus(bytes([low]), None if high is None else bytes([high]))
+    for probe in probes:
+        expected = any(low <= probe and (high is None or probe < high) for low, high in spans)
+        assert ranges.covers(bytes([probe])) is expected
+    ends = [end for _, end in ranges.spans]
+    assert all(end is not None for end in ends[:-1])
+    assert all(end < low for end, (low, _) in zip(ends, ranges.spans[1:], strict=False))  # type: ignore[operator]
+
+
+def test_the_byte_count_approximates_the_memory_in_use() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        overlay = Overlay()
+        for n in range(20_000):
+            overlay.put(b"%16d" % n, b"%100d" % n)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.6 * overlay.bytes < taken < 1.2 * overlay.bytes  # the count includes the batch of the commit
+
+
+def test_writes_over_the_limit_leave_the_memory_and_commit(limited: TransactionalStateStore) -> None:
+    n = 0
+    while limited.staged_bytes()[0] <= 5 * LIMIT:
+        limited.put(key(n), b"x" * 100)
+        assert limited.approximate_num_uncommitted_bytes() <= LIMIT
+        n += 1
+    limited.commit({TP: 1})
+    assert limited.approximate_num_uncommitted_bytes() == 0
+    assert len(list(limited.all())) == n
+
+
+def test_invalid_limits_are_refused() -> None:
+    for limit in (0, -2):
+        with pytest.raises(InvalidOptionError, match=r"statestore\.uncommitted\.max\.bytes"):
+            StoreConfig(uncommitted_max_bytes=limit)

@@ -13,8 +13,8 @@ from kafka_eos_source.errors import StateCorruptedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.crash_kit import until
 from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, OtherProcess, binary, key, other_process
+from tests.state.store.crash_kit import until
 
 #: Rows of a table. Compacting eight such tables takes some tenths of a second, closing the store a few ms.
 ROWS = 40_000
@@ -189,7 +189,7 @@ def test_a_compaction_without_space_fails_no_batch(tmp_path: Path, other: OtherP
     path = with_tables(tmp_path / "s", DUE)
     other.run(f"""
 import resource
-from tests.state.test_compactions import use_briefly
+from tests.state.store.test_compactions import use_briefly
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, limits[1]))  # less than the table that is written
 use_briefly(Path({str(path)!r}), 3000)  # more than close would leave in the log
@@ -208,7 +208,7 @@ def test_a_process_that_is_killed_during_a_compaction_loses_nothing(
     with pytest.raises(AssertionError, match="the process ended with -9"):
         other.run(f"""
 os.environ[{failpoints.ENVIRONMENT_VARIABLE!r}] = "state.within_compaction=kill-worker"
-from tests.state.test_compactions import use_briefly
+from tests.state.store.test_compactions import use_briefly
 use_briefly(Path({str(path)!r}))
 """)
     assert tables_at_level_0(path) == DUE
