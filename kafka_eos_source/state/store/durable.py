@@ -620,11 +620,9 @@ class DurableState:
                 begun = self.metadata.batch if done else metadata.batch
                 restoring = replace(self.metadata, restoring=True, batch=begun)
                 self._write_with(self.database.new_batch(), restoring, sync=True)
-            ordered = in_key_order(keys, values)
-            slices_of_rows = (
-                slice(at, at + _INGEST_SLICE) for at in range(0, len(ordered[0]), _INGEST_SLICE)
-            )
-            parts = ((ordered[0][part].to_pylist(), ordered[1][part].to_pylist()) for part in slices_of_rows)
+            keys, values = in_key_order(keys, values)
+            cuts = (slice(at, at + _INGEST_SLICE) for at in range(0, len(keys), _INGEST_SLICE))
+            parts = ((keys[cut].to_pylist(), values[cut].to_pylist()) for cut in cuts)
             with self._failures_reported():
                 if not self._is_required:
                     self.database.require_writes()

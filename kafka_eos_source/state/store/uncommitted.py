@@ -71,7 +71,6 @@ class SpilledRows:
 
     Attributes:
         id: name of the folder.
-        runs: number of sorted files that this object added.
         size_bytes: memory that the writes took, as `overlay` counts it; an overwrite in a later run counts
             again.
     """
@@ -79,8 +78,6 @@ class SpilledRows:
     def __init__(self, path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None) -> None:
         self.path = path
         self.id = path.name
-        self.runs = 0
-        self.rows = 0
         self.size_bytes = 0
         self._config = config
         self._scans = Scans()
@@ -142,8 +139,6 @@ class SpilledRows:
         except KafkaEosError:
             file.unlink(missing_ok=True)
             raise
-        self.runs += 1
-        self.rows += len(keys)
         self.size_bytes += size_bytes
 
     def delete_range(self, low: bytes, high: bytes | None) -> None:
