@@ -36,7 +36,7 @@ from kafka_eos_source.state.changelog.recovery import (
     tag_restoring,
     untag_restoring,
 )
-from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.restore import RestoreTarget, restore
 from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.store import durable
 from kafka_eos_source.state.store.database import Database
@@ -155,17 +155,18 @@ class Log:
         return LogEnds(self.start_offset, self.stable, self.end)
 
 
+def outcome_of(
+    store: RestoreTarget, log: Log, end: int | None, seconds: float = 5.0, **more: Any
+) -> Restored | WipeNeeded:
+    more = {"clock_ms": lambda: NOW_MS, "owner": OWNER, **more}
+    return restore(store, TP, end, log, deadline=Deadline.after_seconds(seconds), **more)
+
+
 def run(store: Store, log: Log, end: int | None, seconds: float = 5.0, **more: Any) -> Restored:
-    more.setdefault("clock_ms", lambda: NOW_MS)
-    more.setdefault("owner", OWNER)
-    outcome = restore(store, TP, end, log, deadline=Deadline.after_seconds(seconds), **more)
+    outcome = outcome_of(store, log, end, seconds, **more)
     assert isinstance(outcome, Restored), outcome
     assert not log.assigned, "nothing is fetched any more"
     return outcome
-
-
-def records(*pairs: tuple[int, bytes, bytes | None]) -> list[Record]:
-    return list(pairs)
 
 
 @pytest.fixture
@@ -247,16 +248,8 @@ def test_a_store_written_under_a_clock_that_was_ahead_is_caught_up_only_while_it
         store.put(b"k", b"1")
         store.commit({TP: 4}, batch=ahead)
         for hours, wanted in [(13, WipeNeeded), (1, Restored)]:
-            outcome = restore(
-                store,
-                TP,
-                log.end,
-                log,
-                owner=OWNER,
-                deadline=Deadline.after_seconds(5),
-                clock_ms=lambda hours=hours: NOW_MS + hours * HOUR_MS,
-                delete_retention_ms=24 * HOUR_MS,
-            )
+            clock: Any = lambda hours=hours: NOW_MS + hours * HOUR_MS  # noqa: E731
+            outcome = outcome_of(store, log, log.end, clock_ms=clock, delete_retention_ms=24 * HOUR_MS)
             assert isinstance(outcome, wanted)
 
 
@@ -287,7 +280,7 @@ def test_a_batch_record_without_a_tag_is_not_an_unfinished_restore() -> None:
 
 def test_a_changelog_with_one_record_is_restored() -> None:
     store = Store()
-    found = run(store, Log(records((0, b"k", b"v")), 1), 1)
+    found = run(store, Log([(0, b"k", b"v")], 1), 1)
     assert (store.data, store.next, found.records) == ({b"k": b"v"}, 1, 1)
     assert found.reason is Reason.EMPTY
 
@@ -295,7 +288,7 @@ def test_a_changelog_with_one_record_is_restored() -> None:
 @pytest.mark.parametrize("end", [4, 9])
 def test_a_changelog_may_end_with_control_records_only(end: int) -> None:
     store = Store()
-    found = run(store, Log(records((0, b"k", b"v"), (2, b"l", b"w")), end), end)
+    found = run(store, Log([(0, b"k", b"v"), (2, b"l", b"w")], end), end)
     assert (store.next, found.records, found.skipped) == (end, 2, end - 2)
 
 
@@ -307,33 +300,10 @@ def test_an_empty_changelog_restores_an_empty_store(end: int) -> None:
     assert (store.data, store.next, store.batch, store.restoring) == ({}, end, None, False)
 
 
-def wiped(store: Store, log: Log) -> Restored | WipeNeeded:
-    """Restores a store that a snapshot may replace."""
-    return restore(
-        store,
-        TP,
-        log.end,
-        log,
-        owner=OWNER,
-        has_snapshots=True,
-        deadline=Deadline.after_seconds(1),
-        clock_ms=lambda: NOW_MS,
-    )
-
-
 def test_an_offset_out_of_range_is_returned_as_a_reason_to_wipe() -> None:
     store = Store({b"old": b"1"}, next=5, batch=BATCH)
     for log in (Log([], 9, start=6), Log([], 3)):
-        outcome = restore(
-            store,
-            TP,
-            log.end,
-            log,
-            owner=OWNER,
-            has_snapshots=True,
-            deadline=Deadline.after_seconds(1),
-            clock_ms=lambda: NOW_MS,
-        )
+        outcome = outcome_of(store, log, log.end, has_snapshots=True)
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.OUT_OF_RANGE
     assert store.data == {b"old": b"1"}, "nothing was done yet"
@@ -349,15 +319,7 @@ def test_an_outdated_leader_is_not_asked_all_the_time() -> None:
 
     log = Outdated([], 9)
     with pytest.raises(UnavailableError, match="at offset 2 of 9"):
-        restore(
-            Store(next=2, batch=BATCH),
-            TP,
-            9,
-            log,
-            owner=OWNER,
-            deadline=Deadline.after_seconds(0.5),
-            clock_ms=lambda: NOW_MS,
-        )
+        outcome_of(Store(next=2, batch=BATCH), log, 9, seconds=0.5)
     assert log.takes < 10
 
 
@@ -368,16 +330,7 @@ def test_a_log_that_loses_its_start_during_the_restore_is_a_reason_to_wipe() -> 
             return super().take(wait_seconds, end)
 
     store = Store(next=2, batch=BATCH)
-    outcome = restore(
-        store,
-        TP,
-        9,
-        Losing([], 9),
-        owner=OWNER,
-        has_snapshots=True,
-        deadline=Deadline.after_seconds(1),
-        clock_ms=lambda: NOW_MS,
-    )
+    outcome = outcome_of(store, Losing([], 9), 9, has_snapshots=True)
     assert isinstance(outcome, WipeNeeded)
     assert outcome.why == "it holds the changelog up to offset 2; the log now starts at 7"
 
@@ -398,20 +351,16 @@ def test_a_restore_that_was_suspended_until_compaction_removed_a_delete_begins_a
         [(0, b"k", b"1"), *((at, b"other", b"1") for at in range(1, 5)), (5, b"k", None), (6, b"z", b"1")], 7
     )
 
-    def restored(store: Store, **more: Any) -> Restored | WipeNeeded:
-        deadline = Deadline.after_seconds(1)
-        return restore(
-            store, TP, log.end, log, owner=OWNER, deadline=deadline, clock_ms=lambda: now_ms, **more
-        )
+    def restored(store: Store) -> Restored | WipeNeeded:
+        return outcome_of(store, log, log.end, clock_ms=lambda: now_ms, delete_retention_ms=24 * HOUR_MS)
 
-    store = Store()
-    outcome = restored(store, delete_retention_ms=24 * HOUR_MS)
+    outcome = restored(Store())
     assert isinstance(outcome, WipeNeeded)
     assert outcome.reason is Reason.TOO_OLD
     assert "25.0 h old before its restore ends; with delete.retention.ms=86400000" in outcome.why
     assert not log.assigned
     again = Store()
-    assert isinstance(restored(again, delete_retention_ms=24 * HOUR_MS), Restored)
+    assert isinstance(restored(again), Restored)
     assert again.data == {b"other": b"1", b"z": b"1"}
 
 
@@ -433,16 +382,7 @@ def test_the_age_of_a_restore_that_was_killed_in_its_first_chunk_counts_from_its
 
     def task() -> Restored | WipeNeeded:
         with TransactionalStateStore.open(tmp_path / "3", IDENTITY) as store:
-            return restore(
-                store,
-                TP,
-                log.end,
-                log,
-                owner=OWNER,
-                deadline=Deadline.after_seconds(1),
-                clock_ms=lambda: now_ms,
-                delete_retention_ms=24 * HOUR_MS,
-            )
+            return outcome_of(store, log, log.end, clock_ms=lambda: now_ms, delete_retention_ms=24 * HOUR_MS)
 
     with monkeypatch.context() as mutation:
         mutation.setattr(Database, "ingest", killed)
@@ -463,7 +403,7 @@ def test_the_age_of_a_restore_that_was_killed_in_its_first_chunk_counts_from_its
 
 def test_no_request_is_sent_for_a_store_at_the_committed_offset() -> None:
     store = Store({b"k": b"v"}, next=9, batch=BATCH)
-    log = Log(records((8, b"k", b"other")), 12)
+    log = Log([(8, b"k", b"other")], 12)
     found = run(store, log, 9)
     assert (found.records, found.skipped, found.reason) == (0, 0, Reason.NONE)
     assert not log.asked
@@ -473,7 +413,7 @@ def test_no_request_is_sent_for_a_store_at_the_committed_offset() -> None:
 def test_only_records_before_the_committed_offset_are_read() -> None:
     """Records after the committed offset belong to a batch whose transaction is not decided."""
     store = Store()
-    log = Log(records((0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")), 5)
+    log = Log([(0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")], 5)
     assert run(store, log, 2).records == 2
     assert (store.data, store.next) == ({b"k": b"2"}, 2)
 
@@ -481,13 +421,13 @@ def test_only_records_before_the_committed_offset_are_read() -> None:
 def test_the_last_value_of_a_key_wins_and_null_deletes_it() -> None:
     store = Store({b"gone": b"1", b"back": b"1"}, next=0, batch=BATCH)
     log = Log(
-        records(
+        [
             (0, b"gone", b"2"),
             (1, b"gone", None),
             (2, b"back", None),
             (3, b"back", b"2"),
             (4, b"never", None),
-        ),
+        ],
         5,
     )
     run(store, log, 5)
@@ -497,12 +437,12 @@ def test_the_last_value_of_a_key_wins_and_null_deletes_it() -> None:
 def test_the_batch_record_is_not_restored_as_data() -> None:
     store = Store()
     log = Log(
-        records(
+        [
             (0, OWNER.key, encode_batch(replace(BATCH, batch_id=6))),
             (1, b"k", b"v"),
             (2, OWNER.key, encode_batch(BATCH)),
             (3, b"l", b"w"),
-        ),
+        ],
         5,
     )
     run(store, log, 5)
@@ -511,13 +451,13 @@ def test_the_batch_record_is_not_restored_as_data() -> None:
 
 def test_without_a_batch_record_the_state_is_older_than_all_batches() -> None:
     store = Store()
-    run(store, Log(records((0, b"k", b"v")), 1), 1)
+    run(store, Log([(0, b"k", b"v")], 1), 1)
     assert store.batch == BatchRecord("", -1, "")
 
 
 def test_a_batch_record_of_a_newer_format_fails_the_restore() -> None:
     with pytest.raises(StateFormatError):
-        run(Store(), Log(records((0, OWNER.key, b'{"v":9}')), 1), 1)
+        run(Store(), Log([(0, OWNER.key, b'{"v":9}')], 1), 1)
 
 
 @pytest.mark.parametrize("key", [None, b""])
@@ -529,7 +469,7 @@ def test_a_record_of_another_program_fails_the_restore(key: bytes | None) -> Non
 
 
 def test_the_restore_waits_for_another_programs_transaction_and_then_names_it() -> None:
-    log = Log(records((0, b"k", b"v")), 5, stable=1)
+    log = Log([(0, b"k", b"v")], 5, stable=1)
     with pytest.raises(ChangelogError, match=r"open transaction.*at offset 1, .*continues to 5.*\.sh"):
         run(Store(), log, None, seconds=0.05)
 
@@ -542,12 +482,12 @@ def test_the_restore_continues_when_another_programs_transaction_ends() -> None:
             return found
 
     store = Store()
-    found = run(store, Ending(records((0, b"k", b"v"), (3, b"k", b"w")), 5, stable=1), None)
+    found = run(store, Ending([(0, b"k", b"v"), (3, b"k", b"w")], 5, stable=1), None)
     assert (found.records, store.data, store.next) == (2, {b"k": b"w"}, 5)
 
 
 def test_the_open_transaction_of_an_earlier_driver_is_ended_once() -> None:
-    log = Log(records((0, b"k", b"v")), 5, stable=1)
+    log = Log([(0, b"k", b"v")], 5, stable=1)
     ended: list[Deadline] = []
 
     def end_transaction(deadline: Deadline) -> None:
@@ -573,13 +513,13 @@ def test_the_changelogs_control_record_may_arrive_after_that_of_the_group() -> N
                 self.stable = self.end
 
     store = Store()
-    log = Late(records((0, b"k", b"1"), (2, b"k", b"2"), (3, b"l", b"3")), 5, stable=1)
+    log = Late([(0, b"k", b"1"), (2, b"k", b"2"), (3, b"l", b"3")], 5, stable=1)
     assert run(store, log, 4).records == 3
     assert (store.next, store.data) == (4, {b"k": b"2", b"l": b"3"})
 
 
 def test_a_control_record_that_never_arrives_is_an_error() -> None:
-    log = Log(records((0, b"k", b"1"), (2, b"k", b"2")), 5, stable=1)
+    log = Log([(0, b"k", b"1"), (2, b"k", b"2")], 5, stable=1)
     with pytest.raises(ChangelogError, match=r"at offset 1, below the committed offset 4"):
         run(Store(), log, 4, seconds=0.05)
 
@@ -587,7 +527,7 @@ def test_a_control_record_that_never_arrives_is_an_error() -> None:
 @pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_changelog_that_lost_its_end_is_an_error(position: int) -> None:
-    log = Log(records((0, b"k", b"1")), 2)
+    log = Log([(0, b"k", b"1")], 2)
     with pytest.raises(ChangelogError, match=r"committed up to offset 9 and ends at 2"):
         run(Store(next=position, batch=BATCH), log, 9)
 
@@ -660,7 +600,7 @@ def test_the_state_of_another_owner_is_not_restored(owner: Owner, error: type[Ex
         found = sorted(zip(at, (owner.key, OWNER.key), (encode_batch(BATCH),) * 2, strict=True))
         store = Store()
         with pytest.raises(error, match=f"holds the state of {owner}; expected the state of {OWNER}"):
-            run(store, Log(records(*found, (2, b"k", b"v")), 3), 3)
+            run(store, Log([*found, (2, b"k", b"v")], 3), 3)
         assert not store.data
 
 
@@ -672,7 +612,7 @@ def test_a_batch_record_names_its_owner() -> None:
 
 
 def test_an_empty_store_is_not_filled_from_a_log_that_lost_its_beginning() -> None:
-    log = Log(records((6, b"k", b"v")), 9, start=6)
+    log = Log([(6, b"k", b"v")], 9, start=6)
     for end in (9, None):
         with pytest.raises(StateLostError, match=r"begins at offset 6, and there is no local state"):
             run(Store(), log, end)
@@ -785,7 +725,7 @@ def test_progress_is_reported_and_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_the_reason_of_a_wipe_is_reported_with_the_restore() -> None:
     progress = RestoreProgress(TP, wiped=Reason.TOO_OLD)
     store = Store()
-    outcome = run(store, Log(records((0, b"k", b"v")), 1), 1, progress=progress)
+    outcome = run(store, Log([(0, b"k", b"v")], 1), 1, progress=progress)
     assert outcome.reason is Reason.TOO_OLD
     assert progress.metrics()["restore-reason"] == "too-old"
     assert progress.metrics()["restore-remaining-records"] == 0

@@ -96,10 +96,16 @@ class Host:
     def open(self) -> TransactionalStateStore:
         return TransactionalStateStore.open(self.path, IDENTITY, TINY)
 
-    def advance(self, commits: int) -> None:
+    def advance(self, commits: int) -> Host:
         with self.open() as store:
             for _ in range(commits):
                 self.work.step(store)
+        return self
+
+    def uploaded(self, commits: int) -> Host:
+        """Makes some commits and uploads the state after them."""
+        assert self.advance(commits).upload() is Uploaded.DONE
+        return self
 
     def take(self, interval_ms: int = 0) -> None:
         """Takes a snapshot as a task does, at the state that the token confirms."""
@@ -150,15 +156,18 @@ class Host:
         return offset
 
 
+Hosts = Callable[[str], Host]
+
+
 @pytest.fixture
-def hosts(tmp_path: Path) -> Callable[[str], Host]:
+def hosts(tmp_path: Path) -> Hosts:
     return lambda name: Host(tmp_path / name, str(tmp_path / "shared"))
 
 
 # ---------------------------------------------------------------- what is in a snapshot
 
 
-def test_another_host_continues_from_a_snapshot(hosts: Callable[[str], Host]) -> None:
+def test_another_host_continues_from_a_snapshot(hosts: Hosts) -> None:
     old, new = hosts("a"), hosts("b")
     old.advance(30)
     old.take()
@@ -170,10 +179,9 @@ def test_another_host_continues_from_a_snapshot(hosts: Callable[[str], Host]) ->
 
 
 def test_tables_that_the_storage_has_are_not_uploaded_again(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = hosts("a")
-    host.advance(40)
+    host = hosts("a").advance(40)
     host.take()
     (first,) = host.storage.manifests()
     sent: list[str] = []
@@ -193,10 +201,9 @@ def test_tables_that_the_storage_has_are_not_uploaded_again(
     assert not tables & set(sent)
 
 
-def test_what_the_owner_writes_after_the_copy_is_not_uploaded(hosts: Callable[[str], Host]) -> None:
+def test_what_the_owner_writes_after_the_copy_is_not_uploaded(hosts: Hosts) -> None:
     """The upload runs while the task of the next batch makes changes pending, and promotes others."""
-    host = hosts("a")
-    host.advance(20)
+    host = hosts("a").advance(20)
     with host.open() as store:
         copy = LocalCopy.freeze(store)
         assert copy is not None
@@ -213,10 +220,9 @@ def test_what_the_owner_writes_after_the_copy_is_not_uploaded(hosts: Callable[[s
 
 
 def test_tables_that_rocksdb_is_still_writing_are_not_uploaded(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = hosts("a")
-    host.advance(40)
+    host = hosts("a").advance(40)
     put = SnapshotStorage.put_file
     with host.open() as store:
         output = store.path / "db" / "987654.sst"
@@ -242,11 +248,8 @@ def test_tables_that_rocksdb_is_still_writing_are_not_uploaded(
     assert hosts("b").installed(40) == 40
 
 
-def test_a_copy_without_a_table_that_its_manifest_names_is_not_uploaded(
-    hosts: Callable[[str], Host],
-) -> None:
-    host = hosts("a")
-    host.advance(40)
+def test_a_copy_without_a_table_that_its_manifest_names_is_not_uploaded(hosts: Hosts) -> None:
+    host = hosts("a").advance(40)
     with host.open() as store:
         copy = LocalCopy.freeze(store)
     assert copy is not None
@@ -259,11 +262,8 @@ def test_a_copy_without_a_table_that_its_manifest_names_is_not_uploaded(
     assert not host.storage.files()
 
 
-def test_each_copy_of_a_store_that_flushes_and_compacts_can_be_uploaded(
-    hosts: Callable[[str], Host],
-) -> None:
-    host = hosts("a")
-    host.advance(1)
+def test_each_copy_of_a_store_that_flushes_and_compacts_can_be_uploaded(hosts: Hosts) -> None:
+    host = hosts("a").advance(1)
     with host.open() as store:
         for number in range(2, 22):
             store.put_all([(b"\1%d/%d" % (number, n % 7), os.urandom(500)) for n in range(200)])
@@ -298,10 +298,9 @@ def _restore_in_part(store: TransactionalStateStore) -> None:
 
 @pytest.mark.parametrize("change", [_stage, _pend, _restore_in_part])
 def test_state_that_no_token_confirmed_is_never_frozen(
-    hosts: Callable[[str], Host], change: Callable[[TransactionalStateStore], None]
+    hosts: Hosts, change: Callable[[TransactionalStateStore], None]
 ) -> None:
-    host = hosts("a")
-    host.advance(3)
+    host = hosts("a").advance(3)
     with host.open() as store:
         change(store)
         with pytest.raises(StateError, match=r"freeze\(\)"):
@@ -315,10 +314,9 @@ def test_state_that_no_token_confirmed_is_never_frozen(
     [(4, record(3)), (2, record(3)), (3, record(3, "another attempt")), (3, record(4))],
 )
 def test_state_that_is_not_the_tokens_is_not_uploaded(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, offset: int, batch: BatchRecord
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, offset: int, batch: BatchRecord
 ) -> None:
-    host = hosts("a")
-    host.advance(3)
+    host = hosts("a").advance(3)
     with host.open() as store:
         take_if_due(store, TP, offset, batch, SnapshotSettings(host.location, 0))
     wait_for_upload()
@@ -329,7 +327,7 @@ def test_state_that_is_not_the_tokens_is_not_uploaded(
 # ---------------------------------------------------------------- when a snapshot is made
 
 
-def test_a_snapshot_is_made_once_in_an_interval_by_all_hosts_together(hosts: Callable[[str], Host]) -> None:
+def test_a_snapshot_is_made_once_in_an_interval_by_all_hosts_together(hosts: Hosts) -> None:
     one, other = hosts("a"), hosts("b")
     one.advance(3)
     one.take(HOUR_MS)
@@ -343,11 +341,8 @@ def test_a_snapshot_is_made_once_in_an_interval_by_all_hosts_together(hosts: Cal
     assert list((other.path / "snapshot").glob("db-*")) == []
 
 
-def test_no_file_is_linked_until_a_snapshot_is_due(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = hosts("a")
-    host.advance(3)
+def test_no_file_is_linked_until_a_snapshot_is_due(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = hosts("a").advance(3)
     host.take(HOUR_MS)
     monkeypatch.setattr(LocalCopy, "freeze", lambda _store: pytest.fail("a snapshot is made too early"))
     with host.open() as store:
@@ -359,11 +354,10 @@ def test_no_file_is_linked_until_a_snapshot_is_due(
     ("written_by", "now_by"), [(1000 * HOUR_MS, 0), (0, 24 * HOUR_MS)], ids=["clock", "interval"]
 )
 def test_a_snapshot_is_due_after_the_clock_was_set_back_or_the_interval_was_made_shorter(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, written_by: int, now_by: int
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, written_by: int, now_by: int
 ) -> None:
     """First a clock that is ``written_by`` ahead, and an interval that is ``now_by`` longer than later."""
-    host = hosts("a")
-    host.advance(3)
+    host = hosts("a").advance(3)
     with monkeypatch.context() as mutation:
         ahead = time.time() + written_by / 1000
         mutation.setattr(time, "time", lambda: ahead)
@@ -378,19 +372,14 @@ def test_a_snapshot_is_due_after_the_clock_was_set_back_or_the_interval_was_made
     assert due_ms <= now_ms() + HOUR_MS // 1000, "the host looked for a newer one"
 
 
-def test_state_that_did_not_change_is_not_uploaded_again(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(3)
-    assert host.upload() is Uploaded.DONE
+def test_state_that_did_not_change_is_not_uploaded_again(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(3)
     assert host.upload() is Uploaded.SAME
     assert len(host.storage.manifests()) == 1
 
 
-def test_a_storage_that_fails_does_not_fail_the_task(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
-) -> None:
-    host = hosts("a")
-    host.advance(3)
+def test_a_storage_that_fails_does_not_fail_the_task(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    host = hosts("a").advance(3)
     Path(host.location).write_text("a file in the place of the folder")
     host.take()
     assert "could not be uploaded" in caplog.text
@@ -399,7 +388,7 @@ def test_a_storage_that_fails_does_not_fail_the_task(
 
 @pytest.mark.parametrize("fault", ["storage", "location", "disk"])
 def test_a_task_that_cannot_download_reads_the_changelog(
-    hosts: Callable[[str], Host],
+    hosts: Hosts,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: str,
@@ -420,9 +409,8 @@ def _disk_is_full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_one_upload_of_a_shard_runs_at_a_time(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(3)
+def test_one_upload_of_a_shard_runs_at_a_time(hosts: Hosts) -> None:
+    host = hosts("a").advance(3)
     with host.open() as store:
         first = LocalCopy.freeze(store)
         assert first is not None
@@ -433,9 +421,8 @@ def test_one_upload_of_a_shard_runs_at_a_time(hosts: Callable[[str], Host]) -> N
         second.remove()
 
 
-def test_what_a_killed_upload_left_is_removed_unless_an_upload_runs(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(3)
+def test_what_a_killed_upload_left_is_removed_unless_an_upload_runs(hosts: Hosts) -> None:
+    host = hosts("a").advance(3)
     remove_left_copies(host.path)
     assert not (host.path / "snapshot").exists()
     with host.open() as store:
@@ -475,12 +462,11 @@ host.upload()
     ],
 )
 def test_an_upload_that_is_killed_leaves_a_complete_snapshot_or_none(
-    hosts: Callable[[str], Host], step: str, is_there: bool
+    hosts: Hosts, step: str, is_there: bool
 ) -> None:
     host = hosts("a")
     for commits in (10, 10):  # two snapshots, so that the next one removes one
-        host.advance(commits)
-        assert host.upload() is Uploaded.DONE
+        host.uploaded(commits)
     host.advance(10)
     armed = step if "=" in step else f"{step}=kill-worker"
     code = _DIES.format(root=str(host.root), location=host.location, done=host.work.done)
@@ -488,14 +474,13 @@ def test_an_upload_that_is_killed_leaves_a_complete_snapshot_or_none(
     died = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert died.returncode == -9, died.stderr
     assert hosts("b").installed(30) == (30 if is_there else 20)
-    host.advance(1)
-    assert host.upload() is Uploaded.DONE
+    host.uploaded(1)
     assert hosts("c").installed(31) == 31
     assert len(host.storage.manifests()) == KEPT
     assert list((host.path / "snapshot").glob("db-*")) == []
 
 
-def test_a_download_that_is_killed_leaves_no_store_and_is_cleaned_up(hosts: Callable[[str], Host]) -> None:
+def test_a_download_that_is_killed_leaves_no_store_and_is_cleaned_up(hosts: Hosts) -> None:
     old, new = hosts("a"), hosts("b")
     old.advance(10)
     old.take()
@@ -531,14 +516,12 @@ def _flip(file: Path) -> None:
 @pytest.mark.parametrize("damage", [_cut, _flip, Path.unlink], ids=["cut off", "flipped bit", "missing"])
 @pytest.mark.parametrize("kind", [".sst", ".log", "MANIFEST", "json"])
 def test_a_damaged_snapshot_is_skipped_for_the_one_before(
-    hosts: Callable[[str], Host],
+    hosts: Hosts,
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path], None],
     kind: str,
 ) -> None:
-    host = hosts("a")
-    host.advance(20)
-    host.upload()
+    host = hosts("a").uploaded(20)
     for commits in (19, 1):  # after the last one, the log holds a commit
         host.advance(commits)
     host.upload()
@@ -557,10 +540,8 @@ def test_a_damaged_snapshot_is_skipped_for_the_one_before(
         assert "is not used" in caplog.text
 
 
-def test_without_any_sound_snapshot_the_whole_changelog_is_read(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(5)
-    host.upload()
+def test_without_any_sound_snapshot_the_whole_changelog_is_read(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(5)
     for each in (host.shared / "files").iterdir():
         _cut(each)
     assert hosts("b").installed(5) is None
@@ -580,7 +561,7 @@ def test_without_any_sound_snapshot_the_whole_changelog_is_read(hosts: Callable[
     ids=["ahead of the token", "before the log", "too old", "topic", "schema", "shards"],
 )
 def test_a_snapshot_that_does_not_fit_is_skipped(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, more: dict[str, Any], said: str
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, more: dict[str, Any], said: str
 ) -> None:
     host = hosts("a")
     with host.open() as store:  # 13 hours ago
@@ -592,10 +573,8 @@ def test_a_snapshot_that_does_not_fit_is_skipped(
     assert said in caplog.text
 
 
-def test_a_manifest_never_leads_out_of_the_folder(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+def test_a_manifest_never_leads_out_of_the_folder(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(2)
     (name,) = host.storage.manifests()
     manifest = host.storage.read(name)
     for bad in ("../x.sst", "/etc/passwd", "CURRENT/..", ""):
@@ -654,27 +633,22 @@ def test_a_manifest_of_foreign_bytes_is_damaged(content: bytes) -> None:
     "content", [b"[" * 200_000, b"[]", b"null", b'{"format": "x"}', b'{"format": 1e400, "files": 7}']
 )
 def test_damaged_manifests_beside_a_sound_one_do_not_stop_the_restore(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, content: bytes
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     """They are more, and newer, than the snapshots that are kept; the sound one is used all the same."""
-    host = hosts("a")
-    host.advance(5)
-    host.upload()
+    host = hosts("a").uploaded(5)
     (sound,) = host.storage.manifests()
     for number in range(5):
         name = f"{6 + number:020d}-{sound.topic}-{number:032x}.json"
         (host.shared / name).write_bytes(content)
     assert hosts("b").installed(20) == 5
     assert caplog.text.count("is not used: its manifest is damaged") == 5
-    host.advance(1)
-    assert host.upload() is Uploaded.DONE
+    host.uploaded(1)
     assert hosts("c").installed(20) == 6
 
 
-def test_a_download_ends_at_the_size_in_the_manifest(hosts: Callable[[str], Host], tmp_path: Path) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+def test_a_download_ends_at_the_size_in_the_manifest(hosts: Hosts, tmp_path: Path) -> None:
+    host = hosts("a").uploaded(2)
     (name,) = host.storage.manifests()
     file = max(host.storage.read(name).files, key=lambda each: each.size_bytes)
     os.truncate(host.shared / "files" / file.sha256, 1 << 40)  # without blocks: the disk could not hold it
@@ -685,11 +659,9 @@ def test_a_download_ends_at_the_size_in_the_manifest(hosts: Callable[[str], Host
 
 
 def test_a_snapshot_that_the_disk_cannot_hold_is_not_downloaded(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+    host = hosts("a").uploaded(2)
     (name,) = host.storage.manifests()
     manifest = host.storage.read(name)
     huge = replace(manifest, files=(replace(manifest.files[0], size_bytes=1 << 60), *manifest.files[1:]))
@@ -700,11 +672,9 @@ def test_a_snapshot_that_the_disk_cannot_hold_is_not_downloaded(
 
 @pytest.mark.parametrize("what", ["manifest", "file", "folder", "pipe"])
 def test_links_and_pipes_in_the_storage_are_refused(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, tmp_path: Path, what: str
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, tmp_path: Path, what: str
 ) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+    host = hosts("a").uploaded(2)
     (name,) = host.storage.manifests()
     file = f"files/{host.storage.read(name).files[0].sha256}"
     place = host.shared / {"manifest": name.text, "folder": "files"}.get(what, file)
@@ -719,11 +689,9 @@ def test_links_and_pipes_in_the_storage_are_refused(
 
 @pytest.mark.parametrize("which", ["", "app", "shard"])
 def test_folders_that_other_users_may_change_are_refused(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, which: str
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+    host = hosts("a").uploaded(2)
     folder = {"": Path(host.location), "app": Path(host.location, IDENTITY.application_id)}.get(
         which, host.shared
     )
@@ -739,27 +707,22 @@ def test_folders_that_other_users_may_change_are_refused(
     assert hosts("d").installed(2) == 2
 
 
-def test_own_snapshots_are_believed_whatever_the_umask(hosts: Callable[[str], Host]) -> None:
+def test_own_snapshots_are_believed_whatever_the_umask(hosts: Hosts) -> None:
     former = os.umask(0)
     try:
         host = hosts("a")
         host = replace(host, location=f"{host.location}/not there yet")
         for _ in range(2):
-            host.advance(2)
-            host.upload()
+            host.uploaded(2)
     finally:
         os.umask(former)
     assert replace(hosts("b"), location=host.location).installed(4) == 4
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only a folder of root counts as a volume that root mounted")
-def test_a_volume_that_root_mounted_may_be_open_to_all(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_that_root_mounted_may_be_open_to_all(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Provisioners of Kubernetes create volumes with mode 0777."""
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+    host = hosts("a").uploaded(2)
     Path(host.location).chmod(0o777)
     assert hosts("b").installed(2) is None
     monkeypatch.setattr(os.path, "ismount", lambda path: path == host.location)
@@ -779,11 +742,9 @@ def test_databricks_decides_who_may_write_to_its_mounts(
 
 
 def test_folders_of_another_user_are_refused(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = hosts("a")
-    host.advance(2)
-    host.upload()
+    host = hosts("a").uploaded(2)
     theirs, stat = str(host.shared), os.stat
 
     def forged(path: Any, **more: Any) -> Any:
@@ -796,10 +757,9 @@ def test_folders_of_another_user_are_refused(
 
 
 def test_files_of_another_state_than_the_manifest_says_are_not_used(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = hosts("a")
-    host.advance(5)
+    host = hosts("a").advance(5)
     host.upload(next_offset=7)
     assert hosts("b").installed(9) is None
     assert "its manifest says" in caplog.text
@@ -808,64 +768,53 @@ def test_files_of_another_state_than_the_manifest_says_are_not_used(
 # ---------------------------------------------------------------- old snapshots, and several owners
 
 
-def test_old_snapshots_and_their_files_are_removed(hosts: Callable[[str], Host]) -> None:
+def test_old_snapshots_and_their_files_are_removed(hosts: Hosts) -> None:
     host = hosts("a")
     for _ in range(5):
-        host.advance(15)
-        assert host.upload() is Uploaded.DONE
+        host.uploaded(15)
     names = host.storage.manifests()
     assert [name.next_offset for name in names] == [75, 60]
     needed = {file.sha256 for name in names for file in host.storage.read(name).files}
     assert set(host.storage.files()) == needed
 
 
-def test_snapshots_of_another_cluster_are_never_removed(hosts: Callable[[str], Host]) -> None:
+def test_snapshots_of_another_cluster_are_never_removed(hosts: Hosts) -> None:
     """Queries in two regions have the same names and the same location."""
-    host = hosts("a")
-    host.advance(3)
-    host.upload()
+    host = hosts("a").uploaded(3)
     (name,) = host.storage.manifests()
     theirs = host.storage.read(name)
     identity = replace(theirs.identity, topic_id="theirs", cluster_id="west")
     storage = SnapshotStorage(host.location, identity)
     storage.put_manifest(replace(theirs, identity=identity, created_ms=0))
     for _ in range(3):
-        host.advance(15)
-        host.upload()
+        host.uploaded(15)
     (kept,) = (each for each in host.storage.manifests() if host.storage.read(each).created_ms == 0)
     assert {file.sha256 for file in host.storage.read(kept).files} <= set(host.storage.files())
 
 
-def test_a_file_without_a_snapshot_is_removed_after_a_day(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(3)
-    host.upload()
+def test_a_file_without_a_snapshot_is_removed_after_a_day(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(3)
     files = host.shared / "files"
     for name in ("running.unfinished", "dead.unfinished"):
         (files / name).write_bytes(b"a part")
     two_days_ago = time.time() - 48 * 3600
     os.utime(files / "dead.unfinished", (two_days_ago, two_days_ago))
-    host.advance(3)
-    host.upload()
+    host.uploaded(3)
     assert (files / "running.unfinished").exists()
     assert not (files / "dead.unfinished").exists()
 
 
-def test_a_zombie_neither_replaces_nor_removes_the_snapshot_of_a_later_batch(
-    hosts: Callable[[str], Host],
-) -> None:
+def test_a_zombie_neither_replaces_nor_removes_the_snapshot_of_a_later_batch(hosts: Hosts) -> None:
     zombie, owner = hosts("zombie"), hosts("owner")
     zombie.advance(10)
-    owner.advance(20)
-    owner.upload()
-    owner.advance(5)
-    owner.upload()
+    owner.uploaded(20)
+    owner.uploaded(5)
     assert zombie.upload() is Uploaded.SAME
     assert hosts("b").installed(30) == 25
 
 
 def test_two_owners_that_upload_at_once_leave_sound_snapshots(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have looked for the newest snapshot before either wrote one."""
     zombie, owner = hosts("zombie"), hosts("owner")
@@ -894,10 +843,9 @@ def test_two_owners_that_upload_at_once_leave_sound_snapshots(
 
 
 def test_a_snapshot_whose_file_another_process_removed_is_withdrawn(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = hosts("a")
-    host.advance(5)
+    host = hosts("a").advance(5)
     put = SnapshotStorage.put_manifest
 
     def remove_one_first(self: SnapshotStorage, manifest: Manifest) -> Any:
@@ -909,20 +857,16 @@ def test_a_snapshot_whose_file_another_process_removed_is_withdrawn(
     assert host.storage.manifests() == []
 
 
-def test_snapshots_of_a_truncated_changelog_do_not_block_new_ones(hosts: Callable[[str], Host]) -> None:
+def test_snapshots_of_a_truncated_changelog_do_not_block_new_ones(hosts: Hosts) -> None:
     """A topic that was restored from a backup ends below the snapshots that were made before."""
-    host = hosts("a")
-    host.advance(20)
+    host = hosts("a").advance(20)
     host.upload(created_ms=now_ms() - 2 * HOUR_MS)
-    again = hosts("b")
-    again.advance(10)
-    assert again.upload() is Uploaded.DONE
+    again = hosts("b").uploaded(10)
     assert [name.next_offset for name in again.storage.manifests()] == [10]
 
 
-def test_a_file_that_changes_during_its_upload_is_refused(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(2)
+def test_a_file_that_changes_during_its_upload_is_refused(hosts: Hosts) -> None:
+    host = hosts("a").advance(2)
     source = host.root / "file"
     source.write_bytes(b"changed")
     with pytest.raises(UnusableSnapshotError, match="changed while"):
@@ -930,14 +874,10 @@ def test_a_file_that_changes_during_its_upload_is_refused(hosts: Callable[[str],
     assert host.storage.files() == {}
 
 
-def test_object_stores_get_no_temporary_names(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_stores_get_no_temporary_names(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, a file appears only when it is complete, and a rename would copy it."""
     monkeypatch.setattr(storage_module, "_APPEARS_WHOLE", ("local",))
-    host = hosts("a")
-    host.advance(40)
-    host.upload()
+    host = hosts("a").uploaded(40)
     assert hosts("b").installed(40) == 40
     assert not any(name.endswith(".unfinished") for name in host.storage.files())
     for file in (host.shared / "files").iterdir():
@@ -984,50 +924,41 @@ class Opening:
 TOO_OLD = WipeNeeded(Reason.TOO_OLD, "so says the test")
 
 
-def test_a_host_without_the_shard_begins_with_the_snapshot(hosts: Callable[[str], Host]) -> None:
-    old = hosts("a")
-    old.advance(20)
-    old.upload()
+def test_a_host_without_the_shard_begins_with_the_snapshot(hosts: Hosts) -> None:
+    hosts("a").uploaded(20)
     opening = Opening(hosts("b"))
     assert opening.run() == 20
     assert opening.seen == [20]
     assert opening.progress.wiped is None
 
 
-def test_a_store_that_is_too_old_is_replaced_by_the_snapshot(hosts: Callable[[str], Host]) -> None:
+def test_a_store_that_is_too_old_is_replaced_by_the_snapshot(hosts: Hosts) -> None:
     """A copy that was idle for twelve hours costs a download, and not the whole changelog."""
     busy, idle = hosts("a"), hosts("b")
     idle.advance(10)
-    busy.advance(20)
-    busy.upload()
+    busy.uploaded(20)
     opening = Opening(idle, answers=[TOO_OLD])
     assert opening.run() == 20
     assert opening.seen == [10, 20]
     assert opening.progress.wiped is Reason.TOO_OLD
 
 
-def test_a_damaged_store_is_replaced_by_the_snapshot(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(20)
-    host.upload()
+def test_a_damaged_store_is_replaced_by_the_snapshot(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(20)
     (host.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
     opening = Opening(host)
     assert opening.run() == 20
     assert opening.progress.wiped is Reason.CORRUPT
 
 
-def test_a_snapshot_that_cannot_be_caught_up_is_replaced_by_the_whole_changelog(
-    hosts: Callable[[str], Host],
-) -> None:
-    old = hosts("a")
-    old.advance(20)
-    old.upload()
+def test_a_snapshot_that_cannot_be_caught_up_is_replaced_by_the_whole_changelog(hosts: Hosts) -> None:
+    hosts("a").uploaded(20)
     opening = Opening(hosts("b"), answers=[TOO_OLD])
     assert opening.run() == 0
     assert opening.seen == [20, 0]
 
 
-def test_without_a_snapshot_an_empty_store_is_restored(hosts: Callable[[str], Host]) -> None:
+def test_without_a_snapshot_an_empty_store_is_restored(hosts: Hosts) -> None:
     opening = Opening(hosts("a"))
     assert opening.run() == 0
     assert opening.seen == [0]
@@ -1035,25 +966,23 @@ def test_without_a_snapshot_an_empty_store_is_restored(hosts: Callable[[str], Ho
 
 @pytest.mark.parametrize(("per_record", "expected"), [(10**6, 20), (0, 10)], ids=["worth it", "not worth it"])
 def test_a_store_that_is_far_behind_is_replaced_if_that_takes_less_time(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, per_record: int, expected: int
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, per_record: int, expected: int
 ) -> None:
     monkeypatch.setattr(shard_snapshots, "_FAR_BEHIND", 15)
     monkeypatch.setattr(shard_snapshots, "_BYTES_PER_RECORD", per_record)
     busy, behind = hosts("a"), hosts("b")
     behind.advance(10)
-    busy.advance(20)
-    busy.upload()
+    busy.uploaded(20)
     opening = Opening(behind)
     assert opening.run() == expected
     assert opening.progress.wiped is (Reason.SNAPSHOT if expected == 20 else None)
     assert not list(behind.path.parent.glob("*.download-*"))
 
 
-def test_a_store_that_appears_during_the_download_is_kept(hosts: Callable[[str], Host]) -> None:
+def test_a_store_that_appears_during_the_download_is_kept(hosts: Hosts) -> None:
     """Another attempt at the task restored the shard meanwhile."""
     old, new = hosts("a"), hosts("b")
-    old.advance(20)
-    old.upload()
+    old.uploaded(20)
     snapshots = new.snapshots(30)
     snapshots._log_start = lambda: (new.advance(25), 0)[1]
     assert not snapshots.install()
@@ -1096,14 +1025,11 @@ def test_options_of_snapshots_are_checked_on_the_driver(options: dict[str, str],
 
 @pytest.mark.parametrize("first", ["install", "replaces"])
 def test_a_download_that_fails_is_not_tried_again_by_the_same_task(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, first: str
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """A second one would take the time in which the task can read the changelog."""
-    host = hosts("a")
-    host.advance(3)
-    assert host.upload() is Uploaded.DONE
-    other = hosts("b")
-    other.advance(1)
+    hosts("a").uploaded(3)
+    other = hosts("b").advance(1)
     monkeypatch.setattr(shard_snapshots, "_FAR_BEHIND", 1)
     monkeypatch.setattr(shard_snapshots, "_BYTES_PER_RECORD", 1 << 40)
     fetched: list[str] = []
@@ -1121,27 +1047,22 @@ def test_a_download_that_fails_is_not_tried_again_by_the_same_task(
     assert not snapshots.install()
 
 
-def test_a_download_ends_at_its_deadline(
-    hosts: Callable[[str], Host], caplog: pytest.LogCaptureFixture
-) -> None:
-    host = hosts("a")
-    host.advance(3)
-    assert host.upload() is Uploaded.DONE
+def test_a_download_ends_at_its_deadline(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    hosts("a").uploaded(3)
     assert not hosts("b").snapshots(3, timeout_ms=0).install()
     assert "over 0 s (in tasks: state.timeout.ms)" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["manifests", "read", "fetch"])
 def test_a_storage_that_hangs_does_not_keep_the_task(
-    hosts: Callable[[str], Host],
+    hosts: Hosts,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     method: str,
 ) -> None:
     """As a network file system does whose server is gone."""
     host, answers = hosts("a"), threading.Event()
-    host.advance(3)
-    assert host.upload() is Uploaded.DONE
+    host.uploaded(3)
     monkeypatch.setattr(SnapshotStorage, method, lambda *_: answers.wait(60))
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
     assert not hosts("b").snapshots(3, timeout_ms=300).install()
@@ -1151,10 +1072,8 @@ def test_a_storage_that_hangs_does_not_keep_the_task(
     answers.set()
 
 
-def test_a_damaged_file_is_sent_again(hosts: Callable[[str], Host]) -> None:
-    host = hosts("a")
-    host.advance(3)
-    assert host.upload() is Uploaded.DONE
+def test_a_damaged_file_is_sent_again(hosts: Hosts) -> None:
+    host = hosts("a").uploaded(3)
     for file in (host.shared / "files").iterdir():
         content = bytearray(file.read_bytes())
         if content:
@@ -1171,10 +1090,9 @@ def test_a_damaged_file_is_sent_again(hosts: Callable[[str], Host]) -> None:
 
 
 def test_a_thread_that_cannot_start_leaves_nothing(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = hosts("a")
-    host.advance(3)
+    host = hosts("a").advance(3)
 
     def cannot(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -1186,7 +1104,7 @@ def test_a_thread_that_cannot_start_leaves_nothing(
 
 
 def test_an_upload_that_does_not_end_is_logged_once(
-    hosts: Callable[[str], Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody else says that a location hangs: each later task finds that an upload runs, and makes none."""
     host, answers = hosts("a"), threading.Event()
