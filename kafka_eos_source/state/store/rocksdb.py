@@ -420,9 +420,9 @@ class Cursor:
     Each scan takes some rows at a time, and first moves the iterator to where it needs it.
 
     Args:
-        cursor: the iterator of rocksdict. options: those that the iterator was created with. rocksdict does
-        not keep them alive, although RocksDB
-            reads the upper bound in them.
+        cursor: the iterator of rocksdict.
+        options: those that the iterator was created with. rocksdict does not keep them alive, although
+            RocksDB reads the upper bound in them.
     """
 
     def __init__(self, cursor: Any, options: Any = None) -> None:
@@ -473,9 +473,10 @@ class Cursor:
         """Returns up to ``rows`` pairs, and whether there are no more.
 
         Args:
-            start: the first key; None = the first one of all. For a reverse scan, the keys are smaller than
-            this. stop: the end of the scan: excluded, but included for a reverse scan. rows: largest number
-            of pairs. There are fewer of them if their values are large. reverse: direction of the scan.
+            start: the first key; None = the first one of all. A reverse scan shows only smaller keys.
+            stop: the end of the scan (excluded). The last key of a reverse scan (included).
+            rows: largest number of pairs. There are fewer of them if their values are large.
+            reverse: direction of the scan.
         """
         pairs: list[Pair] = []
         size = 0

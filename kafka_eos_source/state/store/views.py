@@ -79,8 +79,9 @@ class StateView(Reads):
     While a view is open, RocksDB cannot free the disk space of what it shows.
 
     Args:
-        metadata: of the commit that the view shows. cursor: the data of that commit. overlay: changes on top
-        of it: those of an attempt that the commit token names. Only one thread may then
+        metadata: of the commit that the view shows.
+        cursor: the data of that commit.
+        overlay: changes on top of it: those of an attempt that the commit token names. Only one thread may then
             read the view. None = only the committed data.
     """
 
