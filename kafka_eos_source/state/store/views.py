@@ -81,8 +81,8 @@ class StateView(Reads):
     Args:
         metadata: of the commit that the view shows.
         cursor: the data of that commit.
-        overlay: changes on top of it: those of an attempt that the commit token names. Only one thread may then
-            read the view. None = only the committed data.
+        overlay: changes on top of it: those of an attempt that the commit token names. Only one thread may
+            then read the view. None = only the committed data.
     """
 
     def __init__(self, metadata: StoreMetadata, cursor: Cursor, overlay: Overlay | None = None) -> None:
