@@ -352,9 +352,7 @@ def translate(error: Exception, path: Path) -> KafkaEosError:
 # ---------------------------------------- iterators, which must be closed before RocksDB can close
 
 #: Rows that a scan takes from a cursor at a time: at first, and at most.
-FIRST_ROWS, _MOST_ROWS = 32, 2048
-#: It takes fewer rows if their values have more bytes than this.
-_MOST_BYTES = 1 << 20
+FIRST_ROWS, _MOST_ROWS = 32, 256
 
 
 class Scan(Iterator[Pair]):
@@ -475,11 +473,10 @@ class Cursor:
         Args:
             start: the first key; None = the first one of all. A reverse scan shows only smaller keys.
             stop: the end of the scan (excluded). The last key of a reverse scan (included).
-            rows: largest number of pairs. There are fewer of them if their values are large.
+            rows: largest number of pairs.
             reverse: direction of the scan.
         """
         pairs: list[Pair] = []
-        size = 0
         with self._lock:
             cursor = self._require_open()
             if reverse:
@@ -489,15 +486,14 @@ class Cursor:
             else:
                 cursor.seek_to_first() if start is None else cursor.seek(start)
             step = cursor.prev if reverse else cursor.next
-            while cursor.valid():
-                key = cursor.key()
+            is_valid, key_of, value_of = cursor.valid, cursor.key, cursor.value
+            while is_valid():
+                key = key_of()
                 if stop is not None and (key < stop if reverse else key >= stop):
                     return pairs, True
-                if len(pairs) == rows or size > _MOST_BYTES:
+                if len(pairs) == rows:
                     return pairs, False
-                value = cursor.value()
-                pairs.append((key, value))
-                size += len(value)
+                pairs.append((key, value_of()))
                 step()
             # An iterator also becomes invalid if a file cannot be read.
             cursor.status()
