@@ -310,8 +310,6 @@ class RestoreProgress:
 
 # ---------------------------------------- opening a store and restoring it
 
-_log = logging.getLogger(__name__)
-
 
 def open_restored(
     path: str | os.PathLike[str],

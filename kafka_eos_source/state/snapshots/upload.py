@@ -249,7 +249,6 @@ def _sha256(path: Path) -> str:
 
 # ---------------------------------------- the upload
 
-_log = logging.getLogger(__name__)
 
 #: Number of snapshots that are kept. Somebody may be downloading the newest one while the next one appears.
 KEPT = 2

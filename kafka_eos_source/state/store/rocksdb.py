@@ -70,7 +70,6 @@ def _at_least(name: str, value: int, least: int, *, or_unlimited: bool = False) 
         raise InvalidOptionError(f"{name} is {value}; expected {expected}.")
 
 
-_MIB = 1 << 20
 #: Memtable of a column family that holds a few records, which are overwritten again and again.
 _SMALL_BUFFER_BYTES = 1 * _MIB
 

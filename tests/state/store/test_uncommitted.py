@@ -429,7 +429,7 @@ def test_a_folder_for_spilled_rows_that_cannot_be_created_is_an_error_of_the_dis
 ROWS = 60_000
 
 
-def key(number: int) -> bytes:
+def long_key(number: int) -> bytes:
     return b"\1%08d" % number
 
 
@@ -446,7 +446,7 @@ def damaged(tmp_path: Path) -> Path:
     """The folder of a store of which one block cannot be read."""
     path = tmp_path / "s"
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        store.put_all([(key(number), b"%032d" % number) for number in range(ROWS)])
+        store.put_all([(long_key(number), b"%032d" % number) for number in range(ROWS)])
         store.commit({TP: 1})
     with TransactionalStateStore.open(path, IDENTITY) as store:
         store.put(b"\2", b"")
@@ -460,9 +460,10 @@ def damaged(tmp_path: Path) -> Path:
     [
         pytest.param(lambda store: sum(1 for _ in store.range()), id="forwards"),
         pytest.param(lambda store: sum(1 for _ in store.range(reverse=True)), id="backwards"),
-        pytest.param(lambda store: list(map(store.get, map(key, range(ROWS)))), id="get"),
+        pytest.param(lambda store: list(map(store.get, map(long_key, range(ROWS)))), id="get"),
         pytest.param(
-            lambda store: store.get_many(pa.array([key(n) for n in range(ROWS)], pa.binary())), id="get_many"
+            lambda store: store.get_many(pa.array([long_key(n) for n in range(ROWS)], pa.binary())),
+            id="get_many",
         ),
     ],
 )
@@ -477,7 +478,7 @@ def test_a_read_of_a_damaged_block_is_an_error(
 def test_a_scan_of_damaged_rows_on_disk_is_an_error(tmp_path: Path, reverse: bool) -> None:
     config = StoreConfig()
     rows = SpilledRows.create(tmp_path, config)
-    rows.add({key(number): b"%032d" % number for number in range(ROWS)}, 1)
+    rows.add({long_key(number): b"%032d" % number for number in range(ROWS)}, 1)
     rows.seal()
     damage(rows.path)
     again = SpilledRows.open(tmp_path, rows.path.name, config)
