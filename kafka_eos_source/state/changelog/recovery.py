@@ -50,6 +50,8 @@ from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
+_log = logging.getLogger(__name__)
+
 #: Part of ``delete.retention.ms`` that a store may be old. Half of it, because clocks differ and the restore
 #: itself takes time.
 MAX_AGE = 0.5
@@ -219,8 +221,6 @@ def plan_restore(
         )
     return ReadRange(next_offset, end, reason, since_ms)
 
-
-_log = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 10.0
 

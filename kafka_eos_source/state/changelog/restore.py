@@ -49,6 +49,28 @@ from kafka_eos_source.state.changelog.recovery import (
 )
 from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, Owner, decode_batch, foreign_state
 
+_log = logging.getLogger(__name__)
+
+_NONE = pa.array([], pa.binary())
+
+#: A chunk is written once it has this many records, or this many bytes of keys and values. The store writes a
+#: large chunk as a sorted file, which costs 0.8 µs a record instead of 3.3 µs in small batches. Larger files
+#: also mean less merging by RocksDB. A kill loses at most one chunk. In memory a chunk takes four times its
+#: bytes, and what arrives at once may exceed both limits.
+CHUNK_RECORDS = 500_000
+CHUNK_BYTES = 32 << 20
+
+#: Longest single wait for records, after which deadlines are checked.
+_WAIT_SECONDS = 0.2
+#: How long a log must appear shorter than the committed offset before this is an error: after a change of
+#: leader a broker may report an older high watermark (KIP-207).
+_SHORT_LOG_GRACE_SECONDS = 3.0
+
+_FIND_PRODUCER = (
+    "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
+    "its changelog."
+)
+
 
 class RestoreTarget(Protocol):
     """The part of `TransactionalStateStore` that `restore.restore` uses."""
@@ -109,24 +131,6 @@ class ForwardingTarget:
         self.restoring = done is False
 
 
-_log = logging.getLogger(__name__)
-
-_NONE = pa.array([], pa.binary())
-
-#: A chunk is written once it has this many records, or this many bytes of keys and values. The store writes a
-#: large chunk as a sorted file, which costs 0.8 µs a record instead of 3.3 µs in small batches. Larger files
-#: also mean less merging by RocksDB. A kill loses at most one chunk. In memory a chunk takes four times its
-#: bytes, and what arrives at once may exceed both limits.
-CHUNK_RECORDS = 500_000
-CHUNK_BYTES = 32 << 20
-
-#: Longest single wait for records, after which deadlines are checked.
-_WAIT_SECONDS = 0.2
-#: How long a log must appear shorter than the committed offset before this is an error: after a change of
-#: leader a broker may report an older high watermark (KIP-207).
-_SHORT_LOG_GRACE_SECONDS = 3.0
-
-
 class ChangelogSource(Protocol):
     """The part of `kafka.changelog_reader.ChangelogReader` that `restore` uses."""
 
@@ -137,12 +141,6 @@ class ChangelogSource(Protocol):
     def take(self, wait_seconds: float, end: int) -> Pulled: ...
     def readable(self, deadline: Deadline) -> tuple[int, int]: ...
     def ends(self) -> LogEnds: ...
-
-
-_FIND_PRODUCER = (
-    "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
-    "its changelog."
-)
 
 
 def _clock_ms() -> int:
