@@ -125,8 +125,7 @@ def routes(shards: int) -> tuple[int, ...]:
     return tuple(smallest[shard] for shard in range(shards))
 
 
-# ---------------------------------------- event times: which advance the watermark, and up to when windows
-# are closed
+# ---------------------------------------- event times
 
 
 def record_event_times(
