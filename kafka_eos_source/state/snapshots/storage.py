@@ -193,19 +193,6 @@ _UNFINISHED = ".unfinished"
 StorageError = (OSError, pa.ArrowException)
 
 
-@dataclass(frozen=True)
-class StoredFile:
-    """A file in the folder ``files``.
-
-    Attributes:
-        size_bytes: its size.
-        changed_ms: when it was written, ms since the epoch; 0 if the file system does not know.
-    """
-
-    size_bytes: int
-    changed_ms: int
-
-
 class SnapshotStorage:
     """The snapshots of one shard. Errors of the file system are `StorageError`.
 
@@ -255,12 +242,9 @@ class SnapshotStorage:
             )
         return manifest
 
-    def files(self) -> dict[str, StoredFile]:
+    def files(self) -> dict[str, pafs.FileInfo]:
         """Returns the files of all snapshots, and what dead uploads left, by name."""
-        return {
-            each.base_name: StoredFile(each.size, (each.mtime_ns or 0) // 1_000_000)
-            for each in self._list("files")
-        }
+        return {each.base_name: each for each in self._list("files")}
 
     def put_file(self, source: Path, file: SnapshotFile) -> None:
         """Uploads a file of a database. Several processes may upload the same one.

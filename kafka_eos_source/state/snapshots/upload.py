@@ -48,6 +48,8 @@ from contextlib import closing
 from enum import Enum
 from pathlib import Path
 
+from pyarrow.fs import FileInfo
+
 from kafka_eos_source.errors import KafkaEosError, StateLockedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
@@ -63,7 +65,6 @@ from kafka_eos_source.state.snapshots.storage import (
     SnapshotFile,
     SnapshotStorage,
     StorageError,
-    StoredFile,
     UnusableSnapshotError,
     topic_hash,
 )
@@ -407,7 +408,7 @@ def upload(
     files = copy.files()
     for file in files:
         known = stored.get(file.sha256)
-        if known is None or known.size_bytes != file.size_bytes:
+        if known is None or known.size != file.size_bytes:
             storage.put_file(copy.path / file.name, file)
             sent_bytes += file.size_bytes
             failpoints.reach("snapshot.after_file")
@@ -424,7 +425,7 @@ def upload(
 
 
 def _newest(
-    storage: SnapshotStorage, own: list[ManifestName], state: Manifest, stored: Mapping[str, StoredFile]
+    storage: SnapshotStorage, own: list[ManifestName], state: Manifest, stored: Mapping[str, FileInfo]
 ) -> Manifest | None:
     """Returns the newest complete snapshot; removes those that the committed offset refutes."""
     for name in own:
@@ -451,7 +452,7 @@ def _newest(
     return None
 
 
-def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, StoredFile]) -> None:
+def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, FileInfo]) -> None:
     """Removes all but the newest snapshots, and what dead uploads left.
 
     The files of an old snapshot are removed before its manifest, so that a crash leaves a manifest, from
@@ -493,7 +494,8 @@ def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, Stor
         failpoints.reach("snapshot.before_removal")
         storage.remove(name.text)
     for file_name, each in stored.items() if all_known else ():
-        is_abandoned = not _is_recent(each.changed_ms, state.created_ms)
+        changed_ms = (each.mtime_ns or 0) // 1_000_000  # not every file system knows it
+        is_abandoned = not _is_recent(changed_ms, state.created_ms)
         if is_abandoned and file_name not in needed and file_name not in removed:
             storage.remove(f"files/{file_name}")
 
