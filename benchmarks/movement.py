@@ -23,22 +23,17 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog import topic as changelog
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.changelog.recovery import Restored, RestoreProgress, WipeNeeded, open_restored
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.topic import changelog_client
+from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity
 from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
-from kafka_eos_source.state.snapshots.upload import upload
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
+from kafka_eos_source.state.snapshots.upload import LocalCopy, is_due, upload
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _MINUTES = 900.0

@@ -18,11 +18,11 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog import topic as changelog
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.changelog.recovery import Restored
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.topic import changelog_client
+from kafka_eos_source.state.model import Owner, StoreIdentity
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _MINUTES = 600.0

@@ -134,9 +134,8 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -
 
     from kafka_eos_source.model import TopicPartition
     from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
-    from kafka_eos_source.state.store.config import StoreConfig
-    from kafka_eos_source.state.store.handle import StateHandle
-    from kafka_eos_source.state.store.transactional import TransactionalStateStore
+    from kafka_eos_source.state.store.rocksdb import StoreConfig
+    from kafka_eos_source.state.store.transactional import StateHandle, TransactionalStateStore
 
     tp = TopicPartition("bench-changelog", 0)
     schema = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("time", pa.int64())])

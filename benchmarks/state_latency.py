@@ -51,7 +51,7 @@ _STORE = "kafka_eos_source.state.store"
 _STATE_CALLS: Mapping[str, Sequence[str]] = {
     f"{_OPERATOR}.task": ("Operator._shard_task",),
     f"{_OPERATOR}.shard": ("_open_at_token", "bring_to_batch", "OpenShard.persist_pending"),
-    "kafka_eos_source.state.changelog.committed": ("CommittedShard.offsets",),
+    "kafka_eos_source.state.changelog.topic": ("CommittedShard.offsets",),
     f"{_STORE}.folder": ("open_store", "mark_closed"),
     f"{_STORE}.opening": ("open_owned",),
     f"{_STORE}.database": ("Database.close", "Database.write"),

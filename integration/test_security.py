@@ -60,7 +60,7 @@ from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
+from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client, end_open_transaction
 
 #: The user of each part of a query.
 USERS = {"source": "reader", "sink": "writer", "operator": "operator", BATCH: "writer"}

@@ -29,7 +29,7 @@ from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
+from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import watch_state

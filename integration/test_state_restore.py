@@ -42,21 +42,24 @@ from kafka_eos_source.operate.state_restore import restore_shards
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.changelog import restore as restoring
 from kafka_eos_source.state.changelog import topic as changelog
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 from kafka_eos_source.state.changelog.move import Placement
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.recovery import (
+    Reason,
+    Restored,
+    RestoreProgress,
+    WipeNeeded,
+    open_restored,
+)
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client, end_open_transaction
 from kafka_eos_source.state.encoding.describe import Description
-from kafka_eos_source.state.layout import keyed
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.encoding.layout import keyed
+from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 SECONDS = 60.0
@@ -398,7 +401,7 @@ RESTORE_AND_DIE = """
     from integration.test_state_restore import Shard
     from kafka_eos_source.state.changelog import restore
     from kafka_eos_source.state.changelog.topic import ChangelogTopic
-    from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+    from kafka_eos_source.state.changelog.recovery import RestoreProgress
 
     bootstrap, folder, application_id, topic_id, end, die_at = sys.argv[1:]
     restore.CHUNK_RECORDS = 1000

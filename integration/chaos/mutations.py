@@ -39,8 +39,7 @@ from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.operator import shard, shard_store
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.records import Applying
+from kafka_eos_source.state.store.durable import Applying, DurableState
 from kafka_eos_source.state.vector import processor
 
 

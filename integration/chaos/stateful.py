@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from integration.chaos.loop import Run
 from integration.support.alarm import Alarm
 from integration.support.stateful import ChangingAggregates, ClosedWindows, RunningCounts
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state

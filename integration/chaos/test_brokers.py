@@ -20,7 +20,7 @@ from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
+from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client
 
 _SECONDS = 120.0
 

@@ -19,7 +19,8 @@ from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state import layout, rows_by_key, transform_with_changelog_state
+from kafka_eos_source.state import shard_rows, transform_with_changelog_state
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
 from kafka_eos_source.state.vector import (
@@ -112,7 +113,7 @@ class ClosedWindows:
     schema = ""
 
     def __init__(self) -> None:
-        rows_by_key.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10
+        shard_rows.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10
         self._inner = AggregateProcessor(
             pa.schema([("key", pa.string()), ("time", pa.int64())]),
             ["key"],

@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
 
 
 class Producer(Protocol):
@@ -76,7 +76,7 @@ class Clients(Protocol):
         """
 
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
+        """Returns what a changelog partition holds from an offset on (`state.changelog.topic`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
         """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""

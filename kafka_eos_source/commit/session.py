@@ -43,7 +43,7 @@ from kafka_eos_source.sinks.specs import targets
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, reports
-from kafka_eos_source.state.changelog.committed import Tail, read_tail
+from kafka_eos_source.state.changelog.topic import Tail, read_tail
 
 _log = logging.getLogger(__name__)
 

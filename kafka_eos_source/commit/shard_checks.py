@@ -20,8 +20,8 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.identity import Identity, derived_application_id
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.state.batch_record import Owner, foreign_state
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
+from kafka_eos_source.state.model import Owner, foreign_state
 
 _RESTART = (
     "restart the query; if the error comes back, give the operator and the sink the same brokers "
@@ -386,7 +386,7 @@ def check_tail(shard: ShardReport, end: int, tail: Tail) -> None:
 
     Raises:
         AbortableError: if another transaction is open.
-        KafkaEosError: if another owner has committed records (`batch_record.foreign_state`).
+        KafkaEosError: if another owner has committed records (`state.model.foreign_state`).
         StateLostError: if they are this query's own records.
         ChangelogError: if another program has written records.
     """

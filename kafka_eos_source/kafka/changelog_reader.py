@@ -85,7 +85,7 @@ class ChangelogReader:
     """Reads one partition through a consumer that is already open. Not thread-safe.
 
     Args:
-        consumer: a ``read_committed`` consumer, from `state.changelog.committed.changelog_client`.
+        consumer: a ``read_committed`` consumer, from `state.changelog.topic.changelog_client`.
         tp: the partition.
     """
 

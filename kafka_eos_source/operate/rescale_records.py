@@ -26,14 +26,12 @@ from kafka_eos_source.operate.rescale_journal import (
     encode_notes,
 )
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner, encode_batch, record_of
-from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, merge_keyless_entries
-from kafka_eos_source.state.changelog.restore import restore
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
+from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore import ForwardingTarget, restore
+from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BatchRecord, Owner, encode_batch, record_of
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
 

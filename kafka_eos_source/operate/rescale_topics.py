@@ -13,10 +13,9 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
-from kafka_eos_source.state.batch_record import Owner, foreign_state, record_of
-from kafka_eos_source.state.changelog.committed import read_tail
 from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, cannot_move, next_stage
-from kafka_eos_source.state.changelog.topic import changelog_name
+from kafka_eos_source.state.changelog.topic import changelog_name, read_tail
+from kafka_eos_source.state.model import Owner, foreign_state, record_of
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 
 _log = logging.getLogger(__name__)

@@ -13,15 +13,13 @@ from pathlib import Path
 
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.recovery import Restored, RestoreProgress, WipeNeeded
+from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.operator.shard_action import Action
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: How long to wait for the lock of a database. A running query holds it for the duration of a batch.

@@ -13,8 +13,7 @@ from kafka_eos_source.protocol.packet import CHANGELOG, packets
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
 from kafka_eos_source.stage.files import RESTART, LocalCopies, StagingFolder
 from kafka_eos_source.stage.staging import is_sealed, records_in
-from kafka_eos_source.state.batch_record import Owner, encode_batch
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BatchRecord, Owner, encode_batch
 
 
 class StagedRows:

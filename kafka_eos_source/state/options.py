@@ -12,10 +12,22 @@ from kafka_eos_source.options.option import OPERATOR
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
-from kafka_eos_source.state.snapshots.settings import SnapshotSettings
 
 #: Default of ``state.snapshot.interval.ms``.
 SNAPSHOT_INTERVAL_MS = 600_000
+
+
+@dataclass(frozen=True)
+class SnapshotSettings:
+    """Where snapshots are and how often they are made.
+
+    Attributes:
+        location: option ``state.snapshot.location``.
+        interval_ms: option ``state.snapshot.interval.ms``.
+    """
+
+    location: str = field(repr=False)  # may have a password
+    interval_ms: int
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError, UnavailableError
 from kafka_eos_source.model import Epochs, LogEnd
-from kafka_eos_source.state.batch_record import Owner
-from kafka_eos_source.state.changelog.committed import Tail
-from kafka_eos_source.state.layout import BATCH_PREFIX
+from kafka_eos_source.state.changelog.topic import Tail
+from kafka_eos_source.state.model import BATCH_PREFIX, Owner
 from tests.chain.product import Deadline, GroupOffset, TopicPartition, is_ours
 
 #: The cluster of all queries that do not run in another region.

@@ -19,11 +19,10 @@ from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.protocol.packet import pack
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
+from kafka_eos_source.state.changelog.recovery import Restored, WipeNeeded
+from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
-from kafka_eos_source.state.layout import BATCH_PREFIX
-from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
+from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, PendingBatch, StoreIdentity
 from tests.chain.cluster import Cluster, Process
 from tests.chain.product import Deadline, GroupOffset, TopicPartition, shard_module
 

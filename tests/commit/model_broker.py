@@ -14,8 +14,8 @@ from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownEr
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
+from kafka_eos_source.state.model import Owner
 
 CLUSTER_ID = "model-cluster"
 TOKENS = "tokens"

@@ -40,8 +40,8 @@ from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.identity import of_stream
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
-from kafka_eos_source.state.changelog.committed import Tail
+from kafka_eos_source.state.changelog.topic import Tail
+from kafka_eos_source.state.model import Owner
 from tests.commit.model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from tests.commit.test_transaction import IN, OUT, broker_with_genesis, request, rows
 

@@ -50,7 +50,7 @@ from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.http_client import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
-from kafka_eos_source.state.snapshots.manifest import Manifest, ManifestName, UnusableSnapshotError
+from kafka_eos_source.state.snapshots.storage import Manifest, ManifestName, UnusableSnapshotError
 
 TP = TopicPartition("t", 0)
 #: What a connection takes for a damaged answer (`Connection._answered`).

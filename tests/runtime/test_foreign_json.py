@@ -38,11 +38,10 @@ from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.registry.avro import arrow_type
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.sinks.http_client import Answer, pending_ids, retry_after_seconds, state_of
-from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
-from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.store.pending import decode_header
+from kafka_eos_source.state.model import BatchRecord, decode_batch, encode_batch
+from kafka_eos_source.state.store.durable import decode_header
 from tests.commit.test_shards import report
 from tests.observe.figures_kit import BATCH, SOURCE, WAITING
 from tests.protocol.test_token_record import RECORD

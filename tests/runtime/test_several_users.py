@@ -33,10 +33,8 @@ from kafka_eos_source.spark import class_archive
 from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_batch_writes
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
-from kafka_eos_source.state.snapshots.upload import upload
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
+from kafka_eos_source.state.snapshots.upload import LocalCopy, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests import ROOT
 from tests.state.state_kit import IDENTITY as NO_TOPIC_ID

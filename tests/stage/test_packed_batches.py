@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError, Sta
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol import packed_batches, packet
 from kafka_eos_source.protocol.packed_batches import column, pack, pack_stream, slices, unpack, unpack_stream
-from kafka_eos_source.state.store.pending import decode_rows
+from kafka_eos_source.state.store.durable import decode_rows
 from kafka_eos_source.state.store.uncommitted import CHANGES
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])

@@ -15,8 +15,7 @@ from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, batch_of, reports
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.staging import stage
-from kafka_eos_source.state.batch_record import Owner, decode_batch
-from kafka_eos_source.state.model import BatchContext
+from kafka_eos_source.state.model import BatchContext, Owner, decode_batch
 from kafka_eos_source.state.store.uncommitted import CHANGES
 
 COLUMNS = SinkColumns(

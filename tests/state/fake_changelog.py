@@ -19,15 +19,12 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner, encode_batch
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.reading import cut as cuts
 from kafka_eos_source.state.reading import frames, restored, source
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
-from kafka_eos_source.state.snapshots.upload import upload
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
+from kafka_eos_source.state.snapshots.upload import LocalCopy, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.state_kit import TINY, binary
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests import ROOT
 

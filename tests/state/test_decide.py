@@ -8,8 +8,7 @@ import pytest
 
 from kafka_eos_source.errors import ForeignQueryError
 from kafka_eos_source.protocol.token import ShardProgress, Token
-from kafka_eos_source.state.batch_record import record_of
-from kafka_eos_source.state.model import BatchRecord, PendingBatch
+from kafka_eos_source.state.model import BatchRecord, PendingBatch, record_of
 from kafka_eos_source.state.operator.shard_action import (
     Action,
     LocalState,

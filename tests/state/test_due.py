@@ -13,7 +13,7 @@ from kafka_eos_source.commit.request import earliest_due
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.packet import pack, unpack
 from kafka_eos_source.protocol.token import Due
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
 from kafka_eos_source.state.processor import ttl
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

@@ -25,8 +25,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason
+from kafka_eos_source.state.changelog.recovery import Reason, Restored
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.reading import restored
@@ -37,9 +36,9 @@ from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
-from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.reader import CommittedReader
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.store.views import CommittedReader
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 from tests.state.processor.processor_shard import runner

@@ -18,7 +18,7 @@ from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, Stat
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import restore as restore_module
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded
 from kafka_eos_source.state.encoding.describe import META_KEY
 from kafka_eos_source.state.reading import frames
 from kafka_eos_source.state.reading.cut import Cut
@@ -26,10 +26,8 @@ from kafka_eos_source.state.reading.frames import RAW
 from kafka_eos_source.state.reading.options import parse_state_read
 from kafka_eos_source.state.reading.query import StateQuery, with_partition_id
 from kafka_eos_source.state.reading.restored import of_changelog
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
-from kafka_eos_source.state.snapshots.upload import Uploaded, upload
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
+from kafka_eos_source.state.snapshots.upload import LocalCopy, Uploaded, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.fake_changelog import APP, HOUR_MS, KAFKA, STORE, FakeQuery, now_ms
 from tests.state.state_kit import EFFORT

@@ -25,7 +25,7 @@ from kafka_eos_source.state.operator.running_operators import record_operator, r
 from kafka_eos_source.state.operator.shard import ShardTask
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.shard_batches import BATCH_TIME, SHARD
+from kafka_eos_source.state.shard_rows import BATCH_TIME, SHARD
 
 
 class EmptyProcessor:

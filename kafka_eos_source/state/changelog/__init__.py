@@ -1,5 +1,5 @@
-"""The changelog topic of a store: its checks, its committed offset, and restores.
+"""The changelog topic of a store: its checks and its committed offset (`topic`), and restores.
 
-`recovery` opens a store and restores it with `restore`, after `restore_plan` decided what to read. `move`
-moves state to another number of shards.
+`recovery` decides what becomes of local state and opens a store, which `restore` restores. `move` moves state
+to another number of shards.
 """

@@ -41,8 +41,7 @@ from kafka_eos_source.protocol.token import MOVING, ShardProgress, Token
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, JsonError, parse_json
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
-from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
-from kafka_eos_source.state.encoding.spark_hash import hash_columns
+from kafka_eos_source.state.encoding.layout import KeyCodec, hash_columns, split_keys
 from kafka_eos_source.state.model import ShardsBy
 
 _VERSION = 1

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -35,20 +35,18 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused
-from kafka_eos_source.state.batch_record import Owner, decode_batch, foreign_state
-from kafka_eos_source.state.changelog.restore_plan import (
+from kafka_eos_source.state.changelog.recovery import (
     ReadRange,
     Reason,
+    Restored,
+    RestoreProgress,
     WipeNeeded,
     deletes_may_be_gone,
     plan_restore,
     tag_restoring,
     untag_restoring,
 )
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.changelog.restore_target import RestoreTarget
-from kafka_eos_source.state.layout import BATCH_PREFIX
-from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.model import BATCH_PREFIX, BatchRecord, Owner, decode_batch, foreign_state
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +65,70 @@ _WAIT_SECONDS = 0.2
 #: leader a broker may report an older high watermark (KIP-207).
 _SHORT_LOG_GRACE_SECONDS = 3.0
 
+_FIND_PRODUCER = (
+    "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
+    "its changelog."
+)
+
+
+class RestoreTarget(Protocol):
+    """The part of `TransactionalStateStore` that `restore.restore` uses."""
+
+    @property
+    def restoring(self) -> bool: ...
+    @property
+    def last_commit_ms(self) -> int:
+        """Time of the last write to the data, ms since the epoch; 0 = not known."""
+
+    def next_offset(self, tp: TopicPartition) -> int | None: ...
+    def last_batch(self) -> BatchRecord | None: ...
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        """Writes a chunk or nothing. The last value of a repeated key counts; null deletes the key."""
+
+
+@dataclass
+class ForwardingTarget:
+    """A `RestoreTarget` that passes each chunk on and stores nothing.
+
+    Attributes:
+        forward: called with the keys and values (null = deleted) of each chunk, in the order of the log.
+    """
+
+    forward: Callable[[pa.BinaryArray, pa.BinaryArray], None]
+    restoring: bool = False
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    batch: BatchRecord | None = None
+    last_commit_ms: int = 0
+
+    def next_offset(self, tp: TopicPartition) -> int | None:
+        return self.offsets.get(tp)
+
+    def last_batch(self) -> BatchRecord | None:
+        return self.batch
+
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        if len(keys):
+            self.forward(keys, values)
+        self.offsets.update(changelog_offsets)
+        self.batch = batch or self.batch
+        self.restoring = done is False
+
 
 class ChangelogSource(Protocol):
     """The part of `kafka.changelog_reader.ChangelogReader` that `restore` uses."""
@@ -78,29 +140,6 @@ class ChangelogSource(Protocol):
     def take(self, wait_seconds: float, end: int) -> Pulled: ...
     def readable(self, deadline: Deadline) -> tuple[int, int]: ...
     def ends(self) -> LogEnds: ...
-
-
-_FIND_PRODUCER = (
-    "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
-    "its changelog."
-)
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The result of a restore: the store holds the changelog up to its committed offset.
-
-    Attributes:
-        records: number of changelog records that were read.
-        skipped: number of offsets without a record: control records, aborted or compacted records.
-        reason: why the changelog was read.
-        ms: how long it took.
-    """
-
-    records: int
-    skipped: int
-    reason: Reason
-    ms: float
 
 
 def _clock_ms() -> int:
@@ -136,7 +175,7 @@ def restore(
         deadline: its budget limits each wait; it starts again whenever something arrives.
         progress: updated during the restore; None = a new one.
         end_transaction: ends a transaction that an earlier driver left open, as
-            `committed.end_open_transaction` does. It is called at most once, if the group has no offset and
+            `topic.end_open_transaction` does. It is called at most once, if the group has no offset and
             the log has an open transaction, which may be that of the first batch.
         delete_retention_ms: ``delete.retention.ms`` of the changelog topic, which limits the age of a store
             that can be caught up; None = any age.

@@ -1,17 +1,42 @@
-"""Operations on Arrow binary arrays with numpy, which join and cut the bytes of many rows without a loop.
+"""Encodes Arrow columns and rows as bytes with numpy, for many rows at once and without a loop.
 
-The arrays are `pa.BinaryArray`, whose offsets have 32 bits; so one array holds at most 2 GiB of values.
+The arrays of bytes are `pa.BinaryArray`, whose offsets have 32 bits; so one array holds at most 2 GiB of
+values.
+
+A value of a fixed-width column is a *cell*, whose bytes sort like the values:
+
+========================  =====  ===========================================================================
+type                      bytes  encoding
+========================  =====  ===========================================================================
+bool                      1      0 or 1
+int8 to int64             1-8    big endian, sign bit flipped
+date32, timestamp, time   4, 8   like the integer that Arrow stores
+float, double             4, 8   big endian; all bits flipped if negative, otherwise the sign bit
+decimal128                16     big endian, sign bit flipped
+========================  =====  ===========================================================================
+
+A row is first a cell for each column, then the bodies of variable length::
+
+    cell 1 │ cell 2 │ … │ body 1 │ body 2 │ …
+
+    fixed-width column       cell: [0 for null, 1 otherwise (1 byte)] │ value as above, zeros for null
+    variable-length column   cell: length of the body (4, big endian), 0xffffffff for null · body: the bytes
+
+The cells of a column are at the same position in all rows, so a column is a slice of the matrix of cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from kafka_eos_source.errors import InvalidSchemaError
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -130,3 +155,300 @@ def concat(arrays: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
     if len(arrays) == 1:
         return arrays[0]
     return pa.concat_arrays(arrays) if arrays else pa.array([], type_)
+
+
+# ---------------------------------------- cells
+
+_VARIABLE = (
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_large_string,
+    pa.types.is_large_binary,
+)
+_FLOATS = (pa.types.is_float32, pa.types.is_float64)
+_INTEGERS = (
+    pa.types.is_signed_integer,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+
+
+def is_variable(type_: pa.DataType) -> bool:
+    """Whether values of the type vary in length: strings and binary."""
+    return any(is_type(type_) for is_type in _VARIABLE)
+
+
+def is_float(type_: pa.DataType) -> bool:
+    """Whether the type is float or double."""
+    return any(is_type(type_) for is_type in _FLOATS)
+
+
+def width(type_: pa.DataType) -> int | None:
+    """Returns the bytes per value of this type; None if the width varies or the type is not supported."""
+    if pa.types.is_boolean(type_):
+        return 1
+    if pa.types.is_decimal128(type_):
+        return 16
+    if is_float(type_) or any(is_type(type_) for is_type in _INTEGERS):
+        return int(type_.bit_width) // 8
+    return None
+
+
+def raw(array: pa.Array, dtype: Any) -> NDArray[Any]:
+    """Returns the values of a fixed-width column as a numpy array, with zeros for nulls."""
+    if len(array) == 0:
+        return np.zeros(0, dtype)
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+    return np.where(valid(array), values, values.dtype.type(0)) if array.null_count else values
+
+
+def pack(array: pa.Array, *, normalize: bool = False) -> Bytes:
+    """Returns the column as bytes, with one row per value and zeros for nulls.
+
+    Args:
+        array: column of a type that has a `width`.
+        normalize: whether to encode -0.0 as 0.0 and every NaN as the same value, as Spark does for grouping.
+    """
+    type_, count = array.type, len(array)
+    size = width(type_)
+    assert size is not None, type_
+    if count == 0:
+        return np.zeros((0, size), np.uint8)
+    if pa.types.is_boolean(type_):
+        return raw(array.cast(pa.uint8()), np.uint8).reshape(count, 1)
+    if pa.types.is_decimal128(type_):
+        words = np.frombuffer(array.buffers()[1], "<u8", 2 * count, array.offset * 16).reshape(count, 2)[
+            :, ::-1
+        ]
+        big = words.astype(">u8")
+        big[:, 0] ^= np.uint64(1 << 63)
+    elif is_float(type_):
+        big = to_order(raw(array, f"<f{size}"), normalize=normalize).astype(f">u{size}")
+    else:
+        sign = np.dtype(f"u{size}").type(1 << (8 * size - 1))
+        big = (raw(array, f"<u{size}") ^ sign).astype(f">u{size}")
+    packed = big.view(np.uint8).reshape(count, size)
+    if array.null_count:
+        packed[~valid(array)] = 0
+    return packed
+
+
+def unpack(packed: Bytes, type_: pa.DataType, is_valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Returns the column that `pack` encoded. Rows that are not valid become null."""
+    count, size = packed.shape
+    nulls = None if is_valid is None else bitmap(is_valid)
+    if pa.types.is_boolean(type_):
+        bits = pa.py_buffer(np.packbits(packed[:, 0] != 0, bitorder="little"))
+        return pa.Array.from_buffers(type_, count, [nulls, bits])
+    packed = np.ascontiguousarray(packed)
+    values: NDArray[Any]
+    if pa.types.is_decimal128(type_):
+        values = packed.reshape(-1).view(">u8").reshape(count, 2)[:, ::-1].astype("<u8")
+        values[:, 1] ^= np.uint64(1 << 63)
+    else:
+        big = packed.reshape(-1).view(f">u{size}").astype(f"<u{size}")
+        sign = big.dtype.type(1 << (8 * size - 1))
+        values = from_order(big) if is_float(type_) else big ^ sign
+    return pa.Array.from_buffers(type_, count, [nulls, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def to_order(values: NDArray[Any], *, normalize: bool = False) -> NDArray[Any]:
+    """Returns floats as unsigned integers in the same order. All NaN are equal and largest, as in Spark."""
+    size = values.dtype.itemsize
+    nan = np.isnan(values)
+    values = values + values.dtype.type(0) if normalize else values  # -0.0 + 0.0 = 0.0
+    if bool(nan.any()):
+        values = np.where(nan, values.dtype.type("nan"), values)
+    bits = values.view(f"<u{size}")
+    sign = bits.dtype.type(1 << (8 * size - 1))
+    return np.where(bits & sign, ~bits, bits | sign)
+
+
+def from_order(bits: NDArray[Any]) -> NDArray[Any]:
+    """Returns the floats that `to_order` encoded."""
+    size = bits.dtype.itemsize
+    sign = bits.dtype.type(1 << (8 * size - 1))
+    return np.where(bits & sign, bits ^ sign, ~bits).view(f"<f{size}")
+
+
+def zero(type_: pa.DataType) -> pa.Array:
+    """Returns an array with one zero of a fixed-width type, such as false or the epoch."""
+    return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(bytes(16))])
+
+
+# ---------------------------------------- rows
+
+_NULL = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The cell of a column: its position in the row, and its format.
+
+    Attributes:
+        type: type of the column.
+        start: first byte of the cell.
+        end: end of the cell (exclusive).
+        variable: whether the column has variable length.
+        nullable: whether a fixed-width cell begins with a null byte.
+    """
+
+    type: pa.DataType
+    start: int
+    end: int
+    variable: bool
+    nullable: bool
+
+
+class RowCodec:
+    """Encodes rows of a schema as bytes, and decodes them. Decoding requires only the schema.
+
+    Args:
+        schema: columns of type bool, int8 to int64, float, double, decimal, string, binary, date, time or
+            timestamp. Columns that are not nullable have no null byte.
+        normalize: whether to encode -0.0 as 0.0 and every NaN as the same value, as Spark does for grouping.
+        lead: bytes with which every row begins, usually a version.
+
+    Raises:
+        InvalidSchemaError: if a column has another type.
+    """
+
+    def __init__(self, schema: pa.Schema, *, normalize: bool = False, lead: bytes = b"") -> None:
+        self.schema = schema
+        self._normalize = normalize
+        self._lead = lead
+        self._cells: list[_Cell] = []
+        at = len(lead)
+        for field in schema:
+            variable = is_variable(field.type)
+            size = 4 if variable else width(field.type)
+            if size is None:
+                raise InvalidSchemaError(
+                    f"column {field.name!r} is {field.type}, which state cannot hold.",
+                    fix="use bool, int8 to int64, float, double, decimal (38 digits), string, binary, date "
+                    "or timestamp; replace a struct by its fields.",
+                )
+            end = at + size + (field.nullable and not variable)
+            self._cells.append(_Cell(field.type, at, end, variable, field.nullable))
+            at = end
+        #: Total width of the cells of a row, in bytes.
+        self.width = at
+        self.variable = any(cell.variable for cell in self._cells)
+        #: The cells of a row that is null in every column (zero in a column that is not nullable).
+        self.null_row = lead + b"".join(map(_null_cell, self._cells))
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
+        """Returns one value for each row.
+
+        Raises:
+            InvalidSchemaError: if a column that is declared not nullable contains a null.
+        """
+        head, bodies = self.split(columns)
+        packed = from_matrix(head)
+        return join(packed, *bodies) if bodies else packed
+
+    def split(self, columns: Sequence[pa.Array]) -> tuple[Bytes, list[pa.BinaryArray]]:
+        """Returns the cells of all rows, and the bodies of each variable-length column.
+
+        Raises:
+            InvalidSchemaError: if a column that is declared not nullable contains a null.
+        """
+        head = np.empty((len(columns[0]), self.width), np.uint8)
+        head[:, : len(self._lead)] = np.frombuffer(self._lead, np.uint8)
+        bodies: list[pa.BinaryArray] = []
+        for cell, field, column in zip(self._cells, self.schema, columns, strict=True):
+            if column.null_count and not cell.nullable:
+                raise InvalidSchemaError(
+                    f"there is a null in column {field.name!r}, which is declared not nullable."
+                )
+            if cell.variable:
+                body = to_binary(column)
+                bodies.append(body)
+                lengths = np.diff(offsets(body)).astype(np.int64)
+                if column.null_count:
+                    lengths[~valid(column)] = _NULL
+                head[:, cell.start : cell.end] = lengths.astype(">u4").view(np.uint8).reshape(-1, 4)
+            else:
+                if cell.nullable:
+                    head[:, cell.start] = valid(column)
+                head[:, cell.start + cell.nullable : cell.end] = pack(column, normalize=self._normalize)
+        return head, bodies
+
+    def decode(self, rows: pa.BinaryArray) -> list[pa.Array]:
+        """Returns the columns that `encode` encoded. A null value yields `null_row`.
+
+        Raises:
+            ValueError: if this codec did not encode a value.
+        """
+        if rows.null_count:
+            rows = rows.fill_null(pa.scalar(self.null_row, pa.binary()))
+        begins = offsets(rows).astype(np.int64)
+        columns, ends = self.cut(head(rows, self.width), rows, begins[:-1] + self.width)
+        if not bool((ends == begins[1:]).all()):
+            raise ValueError(f"a value is longer or shorter than its columns {self.schema.names}")
+        return columns
+
+    def cut(self, head: Bytes, bodies: pa.BinaryArray, starts: Ints) -> tuple[list[pa.Array], Ints]:
+        """Decodes the columns from the cells and bodies of all rows.
+
+        Args:
+            head: cells of all rows.
+            bodies: array whose data contains the bodies.
+            starts: where the bodies of each row begin in that data.
+
+        Returns:
+            The columns, and where the bodies of each row end.
+
+        Raises:
+            ValueError: if this codec did not encode a value.
+        """
+        if not bool((head[:, : len(self._lead)] == np.frombuffer(self._lead, np.uint8)).all()):
+            raise ValueError(f"a value does not begin with {self._lead!r}")
+        columns = []
+        for cell in self._cells:
+            if not cell.variable:
+                is_valid = head[:, cell.start] != 0 if cell.nullable else None
+                columns.append(unpack(head[:, cell.start + cell.nullable : cell.end], cell.type, is_valid))
+                continue
+            is_valid, lengths = _lengths(head, cell)
+            columns.append(_variable(bodies, starts, starts + lengths, is_valid, cell.type))
+            starts = starts + lengths
+        return columns, starts
+
+    def body_lengths(self, head: Bytes) -> Ints:
+        """Returns the total length of the bodies of each row, given the cells of all rows."""
+        total = np.zeros(len(head), np.int64)
+        for cell in self._cells:
+            if cell.variable:
+                total += _lengths(head, cell)[1]
+        return total
+
+
+def _null_cell(cell: _Cell) -> bytes:
+    """Returns the cell of a null, or of zero if the column is not nullable."""
+    if cell.variable:
+        return b"\xff" * 4
+    if cell.nullable:
+        return bytes(cell.end - cell.start)
+    return pack(zero(cell.type)).tobytes()
+
+
+def _lengths(head: Bytes, cell: _Cell) -> tuple[NDArray[np.bool_], Ints]:
+    packed = np.ascontiguousarray(head[:, cell.start : cell.end])
+    lengths = packed.reshape(-1).view(">u4").astype(np.int64)
+    is_valid = lengths != _NULL
+    return is_valid, np.where(is_valid, lengths, 0)
+
+
+def _variable(
+    rows: pa.BinaryArray, starts: Ints, ends: Ints, is_valid: NDArray[np.bool_], type_: pa.DataType
+) -> pa.Array:
+    if len(ends) and int(ends.max()) > data(rows).size:
+        raise ValueError("a value is shorter than its columns")
+    column = substrings(starts, ends, data(rows))
+    if not bool(is_valid.all()):
+        parts = [bitmap(is_valid), *column.buffers()[1:]]
+        column = pa.Array.from_buffers(pa.binary(), len(column), parts)
+    return of_type(column, type_)

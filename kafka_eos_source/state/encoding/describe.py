@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import ShardsBy
 
 #: The table that holds only the description. Processors use the tables 2 to 127 and 129 to 255.
@@ -58,7 +58,7 @@ class TableDescription:
         name: name of the variable or the aggregates in the table.
         value: columns of a value; no columns if values are empty.
         rest: columns that follow the group key in the key, if any.
-        encoding: how values are encoded: ``"rows"`` (see `rows`), or a name that the processor defines.
+        encoding: how values are encoded: ``"rows"`` (see `binary`), or a name that the processor defines.
         details: properties that the processor defines: kind of variable, time to live, windows.
     """
 
@@ -76,7 +76,7 @@ class Description:
     Attributes:
         kind: kind of the processor: ``"aggregate"``, ``"deduplicate"``, ``"function"`` or
             ``"stateful-processor"``.
-        key: the grouping columns, which `keys.KeyCodec` encodes.
+        key: the grouping columns, which `layout.KeyCodec` encodes.
         tables: tables by their byte.
         details: properties that the processor defines.
         shards_by: what decides the shard of a key.

@@ -19,7 +19,7 @@ from kafka_eos_source.state.operator.frame_in_read import with_operator_in_read
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_SCHEMA, pack, routed
+from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_SCHEMA, pack, routed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData

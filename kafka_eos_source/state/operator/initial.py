@@ -25,12 +25,11 @@ from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.topic import changelog_name
+from kafka_eos_source.state.changelog.topic import changelog_client, changelog_name
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.shard_batches import SHARD
+from kafka_eos_source.state.shard_rows import SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -31,20 +31,20 @@ from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicP
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import record_of
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
-from kafka_eos_source.state.changelog.restore import Restored
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.changelog.topic import ChangelogTopic
-from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardsBy, StoreIdentity
+from kafka_eos_source.state.changelog.recovery import Reason, Restored, RestoreProgress, WipeNeeded
+from kafka_eos_source.state.changelog.topic import (
+    ChangelogTopic,
+    CommittedShard,
+    changelog_client,
+    end_open_transaction,
+)
+from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardsBy, StoreIdentity, record_of
 from kafka_eos_source.state.operator.shard_action import RequestedBatch, check_owner
 from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.snapshots.local_copy import remove_left_copies
-from kafka_eos_source.state.snapshots.upload import take_if_due
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.snapshots.upload import remove_left_copies, take_if_due
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)

@@ -13,11 +13,10 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import without_secrets
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded, plan_restore
+from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded, plan_restore
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.snapshots.download import downloaded, install
-from kafka_eos_source.state.snapshots.manifest import Manifest
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class ShardSnapshots:
     """The snapshots from which a shard's store may begin; for one call of `shard_store.open_shard_store`.
 
     A snapshot fits if reading the rest of the changelog makes it the committed state, by the same rules as a
-    local store (`restore_plan`): its offset lies between the start of the log and the committed offset, and
+    local store (`recovery`): its offset lies between the start of the log and the committed offset, and
     it is young enough to have missed no delete.
 
     Args:

@@ -18,15 +18,18 @@ from pathlib import Path
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
-from kafka_eos_source.state.changelog.recovery import open_restored
-from kafka_eos_source.state.changelog.restore import ChangelogSource, Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.changelog.recovery import (
+    Reason,
+    Restored,
+    RestoreProgress,
+    WipeNeeded,
+    open_restored,
+)
+from kafka_eos_source.state.changelog.restore import ChangelogSource, restore
+from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity
 from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
 from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse, snapshots_of
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: Reads the changelog into the store, up to an offset; None = to its end.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from kafka_eos_source.state.shard_batches import PACKED_BATCH, ROUTE, SHARD
+from kafka_eos_source.state.shard_rows import PACKED_BATCH, ROUTE, SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +20,7 @@ def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
     of the partition is the number of the shard.
 
     Args:
-        rows: rows, or packed batches (`state.shard_batches`), which already contain their shard.
+        rows: rows, or packed batches (`state.shard_rows`), which already contain their shard.
         keys: the key columns, in grouping order.
         shards: number of shards.
     """

@@ -27,8 +27,8 @@ from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.shard_batches import BATCH_TIME, PACKED_BATCH, SHARD, unpack
-from kafka_eos_source.state.store.handle import StateHandle
+from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
+from kafka_eos_source.state.store.transactional import StateHandle
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Operator:
         store: name of the store within the query.
         shards: number of shards.
         options: the checked options.
-        packed_schema: schema of the rows in packed batches (`state.shard_batches`); None if the input
+        packed_schema: schema of the rows in packed batches (`state.shard_rows`); None if the input
             consists of ordinary rows.
         shards_by: what decides the shard of a key.
     """

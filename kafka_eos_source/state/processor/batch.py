@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
 
 from kafka_eos_source.state.encoding.describe import META_KEY
-from kafka_eos_source.state.layout import TIMED, Entry
+from kafka_eos_source.state.encoding.layout import TIMED, Entry
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.clock import Clock

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_TABLE
 from kafka_eos_source.state.model import BatchContext, StateAccess

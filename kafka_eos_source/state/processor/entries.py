@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.codec import StructCodec, Value
 from kafka_eos_source.state.processor.evolution import VersionedCodec

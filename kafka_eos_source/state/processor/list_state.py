@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pyspark.sql.streaming import stateful_processor as spark
 
 from kafka_eos_source.errors import StatefulProcessorError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.processor.codec import Value
 from kafka_eos_source.state.processor.registry import VariableInfo
 from kafka_eos_source.state.processor.variable import Variable, illegal_value

@@ -30,7 +30,7 @@ from kafka_eos_source.state.encoding.describe import (
     TableDescription,
     check_shards_by,
 )
-from kafka_eos_source.state.layout import TIMED
+from kafka_eos_source.state.encoding.layout import TIMED
 from kafka_eos_source.state.model import ShardsBy, StateAccess
 from kafka_eos_source.state.processor import evolution
 from kafka_eos_source.state.processor.arrow import arrow_schema

@@ -1,6 +1,6 @@
 """Groups the rows of a shard by key, and converts them to what a processor takes: rows or pandas frames.
 
-Grouping holds the rows in memory twice: in order of arrival and in order of their keys. `rows_by_key` divides
+Grouping holds the rows in memory twice: in order of arrival and in order of their keys. `shard_rows` divides
 those of a large micro-batch first.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.state.encoding.keys import KeyCodec
+from kafka_eos_source.state.encoding.layout import KeyCodec
 from kafka_eos_source.state.processor.codec import make_row
 from kafka_eos_source.state.processor.window import WINDOW_KEYS
 

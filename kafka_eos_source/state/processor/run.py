@@ -22,7 +22,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -33,7 +32,7 @@ from kafka_eos_source.state.processor.output import Output
 from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.processor.rows import KeyColumns, RowStyle
 from kafka_eos_source.state.processor.window import KeyWindow
-from kafka_eos_source.state.rows_by_key import RowsByKey
+from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
 
 #: Yields the rows of the initial state that belong to this shard, with the grouping columns by name.
 InitialState = Callable[[BatchContext], Iterator[pa.RecordBatch]]

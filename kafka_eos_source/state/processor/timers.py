@@ -15,7 +15,7 @@ import operator
 from collections.abc import Iterator
 
 from kafka_eos_source.errors import StatefulProcessorError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.processor.registry import TIMERS
 from kafka_eos_source.state.processor.window import KeyWindow
 

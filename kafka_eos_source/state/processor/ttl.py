@@ -13,7 +13,7 @@ from itertools import islice
 
 import pyarrow as pa
 
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import StateAccess
 
 #: Most values that one sweep removes, because the removals of a batch are kept in memory. The other expired

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kafka_eos_source.errors import StatefulProcessorError
-from kafka_eos_source.state.encoding.keys import keyed_keys
+from kafka_eos_source.state.encoding.layout import keyed_keys
 from kafka_eos_source.state.model import StateAccess
 
 #: Number of keys in a window: large enough to share the cost of a call, small enough to fit into memory.

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state import layout
-from kafka_eos_source.state.encoding import cells
+from kafka_eos_source.state.encoding import binary, layout
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
+from kafka_eos_source.state.encoding.layout import KeyCodec, split_keys
 from kafka_eos_source.state.store.overlay import Pair
 
 #: Number of entries that are decoded to one Arrow batch.
@@ -75,7 +74,7 @@ class Decoder(ABC):
     def in_order(self) -> bool:
         """Whether the table is ordered by the values of its key, which must be one column of fixed width."""
         (first, *others) = self._keys.schema
-        return not (self.by_time or others or cells.is_variable(first.type))
+        return not (self.by_time or others or binary.is_variable(first.type))
 
     def key_columns(self, key: Any) -> list[pa.Array]:
         """Converts one key to columns with one row.

@@ -17,10 +17,9 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state import layout
-from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding import binary, layout
 from kafka_eos_source.state.encoding.describe import Description
-from kafka_eos_source.state.encoding.keys import split_keys
+from kafka_eos_source.state.encoding.layout import split_keys
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo

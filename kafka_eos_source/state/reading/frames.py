@@ -13,9 +13,8 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Stat
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.restore import restore
-from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
+from kafka_eos_source.state.changelog.restore import ForwardingTarget, restore
+from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.decode import BATCH_ROWS

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import BatchRecord, ShardsBy
 from kafka_eos_source.state.reading.cut import Bound
 from kafka_eos_source.state.reading.decode import Choice, Decoder

@@ -40,15 +40,20 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import Owner
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
-from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import MAX_AGE, MAX_AGE_AT_END, WipeNeeded
-from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.recovery import (
+    MAX_AGE,
+    MAX_AGE_AT_END,
+    Restored,
+    RestoreProgress,
+    WipeNeeded,
+)
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client
+from kafka_eos_source.state.model import Owner
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.snapshot import ShardState, Snapshot
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)

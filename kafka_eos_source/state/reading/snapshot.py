@@ -37,9 +37,8 @@ from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
 from kafka_eos_source.state.reading.cut import Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
-from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from kafka_eos_source.state.store.views import StateView
+from kafka_eos_source.state.store.views import CommittedReader, StateView
 
 #: How long to wait for a database that seems incomplete, because a task may be creating it.
 _CREATION_SECONDS = 3.0

@@ -25,17 +25,18 @@ from kafka_eos_source.runtime.file_systems import fsync
 from kafka_eos_source.runtime.folders import OWNERS_FOLDER, make_missing
 from kafka_eos_source.runtime.watchdog import GRACE_SECONDS, Watchdog
 from kafka_eos_source.state.model import StoreIdentity
-from kafka_eos_source.state.snapshots.manifest import (
+from kafka_eos_source.state.snapshots.storage import (
     Manifest,
     ManifestName,
     SnapshotFile,
+    SnapshotStorage,
+    StorageError,
     UnusableSnapshotError,
     topic_hash,
 )
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.durable import FORMAT
 from kafka_eos_source.state.store.files import replace_text
-from kafka_eos_source.state.store.records import FORMAT
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@
 
 What each crash leaves:
 
+- the frozen copy on the local disk. The next task of the shard on this host removes it.
 - before the manifest: files without a manifest. The next upload finds and uses them by their checksums; what
   no snapshot uses for a day is removed.
 - after the manifest: a complete snapshot. The next upload removes the old ones.
@@ -19,36 +20,236 @@ that Spark has given up. Neither can damage the other's snapshot: files are name
 manifest has a name of its own. Both states were committed when they were frozen, so both snapshots are
 correct; the older one is removed first. If one of them removes a file that the other is about to use, the
 other finds that out after its manifest, and withdraws the manifest; a reader checks every file anyway.
+
+The frozen copy::
+
+    <state.dir>/…/<shard>/snapshot/
+      lock           locked by the process that uploads; a process that dies releases it
+      next           time of the next upload, ms since the epoch
+      checksums      JSON: checksums of tables, so that none is read twice
+      db-<random>/   the frozen copy: links to tables, and copies of small files
+      open-<random>/ RocksDB's own log while it reads which tables the copy has
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import logging
 import os
+import shutil
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from enum import Enum
+from pathlib import Path
 
-from kafka_eos_source.errors import KafkaEosError
+from pyarrow.fs import FileInfo
+
+from kafka_eos_source.errors import KafkaEosError, StateLockedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Pauses, retry
 from kafka_eos_source.runtime.file_systems import without_secrets
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.runtime.logs import warn_once
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
-from kafka_eos_source.state.snapshots.manifest import (
+from kafka_eos_source.state.options import SnapshotSettings
+from kafka_eos_source.state.snapshots.storage import (
     Manifest,
     ManifestName,
+    SnapshotFile,
+    SnapshotStorage,
+    StorageError,
     UnusableSnapshotError,
     topic_hash,
 )
-from kafka_eos_source.state.snapshots.settings import SnapshotSettings
-from kafka_eos_source.state.snapshots.storage import SnapshotStorage, StorageError, StoredFile
-from kafka_eos_source.state.store.commit_rules import same_batch
+from kafka_eos_source.state.store.durable import same_batch
+from kafka_eos_source.state.store.files import replace_text
+from kafka_eos_source.state.store.opening import open_copy
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
+_FOLDER = "snapshot"
+#: How often freezing is tried while RocksDB writes tables in the background.
+_TRIES = 5
+#: What a process that is killed leaves in the folder.
+_LEFT = ("db-*", "open-*")
+
 _log = logging.getLogger(__name__)
+
+
+def is_due(store: Path, now_ms: int, interval_ms: int) -> bool:
+    """Returns whether this host should look for a newer snapshot of the shard; costs one small read.
+
+    A time that is more than two intervals away was written before the clock was set back, or before somebody
+    made the interval shorter.
+    """
+    try:
+        next_ms = int((store / _FOLDER / "next").read_text())
+    except (OSError, ValueError):
+        return True
+    return not now_ms < next_ms <= now_ms + 2 * interval_ms
+
+
+def remove_left_copies(store: Path) -> None:
+    """Removes the frozen copies of uploads that were killed, unless an upload of the shard runs.
+
+    Their links would keep the disk space of tables that RocksDB has deleted.
+
+    Args:
+        store: folder of the shard's store.
+    """
+    folder = store / _FOLDER
+    try:
+        if not _left(folder):
+            return
+        lock = _locked(folder)
+    except OSError as error:
+        _log.warning("the copies that a killed upload left in %s cannot be removed: %s", folder, error)
+        return
+    if lock is None:
+        return
+    try:
+        _remove_left(folder)
+    finally:
+        _unlock(lock)
+
+
+def _left(folder: Path) -> list[Path]:
+    return [path for pattern in _LEFT for path in folder.glob(pattern)]
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes all copies; the caller holds the lock, so no upload uses any of them."""
+    for left in _left(folder):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int | None:
+    """Returns the lock of a shard's copies, which the caller closes; None if an upload holds it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _unlock(lock: int) -> None:
+    """Releases a lock of `_locked`, also if a process that was forked meanwhile inherited its descriptor."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+class LocalCopy:
+    """A frozen copy of a shard's committed state. Its owner holds the shard's lock until `remove`.
+
+    Attributes:
+        path: folder of the copy.
+    """
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self._folder = folder
+        self._lock = lock
+        self.path = folder / f"db-{uuid.uuid4().hex}"
+
+    @classmethod
+    def freeze(cls, store: TransactionalStateStore) -> LocalCopy | None:
+        """Returns a frozen copy of the store; None if an upload of this shard runs on this host.
+
+        Raises:
+            StateError, StateLockedError, OSError: as `TransactionalStateStore.freeze`.
+        """
+        folder = store.path / _FOLDER
+        folder.mkdir(exist_ok=True)
+        lock = _locked(folder)
+        if lock is None:
+            return None
+        copy = cls(folder, lock)
+        try:
+            _remove_left(folder)
+            retry(lambda: copy._freeze(store), StateLockedError, Pauses(None, 0.0, most=_TRIES))
+        except BaseException:
+            copy.remove()
+            raise
+        return copy
+
+    def _freeze(self, store: TransactionalStateStore) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        store.freeze(self.path)
+
+    def files(self) -> list[SnapshotFile]:
+        """Returns the files of the copy with their checksums. Tables never change, so each is read once.
+
+        Raises:
+            StateCorruptedError, StateError: if the copy cannot be opened, so nobody could use it.
+        """
+        self._remove_unnamed_tables()
+        known = self._known()
+        current: dict[str, str] = {}
+        found = []
+        for path in sorted(self.path.iterdir()):
+            status = path.stat()
+            key = f"{path.name}/{status.st_ino}/{status.st_size}/{status.st_mtime_ns}"
+            checksum = known.get(key)
+            if checksum is None:
+                checksum = _sha256(path)
+            if path.suffix == ".sst":
+                current[key] = checksum
+            found.append(SnapshotFile(path.name, status.st_size, checksum))
+        replace_text(self._folder / "checksums", json.dumps(current))
+        return found
+
+    def _remove_unnamed_tables(self) -> None:
+        """Removes the tables that the manifest of the copy does not name.
+
+        The owner may have been writing them when the copy was made, or it was about to delete them.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="open-", dir=self._folder))
+        try:
+            with closing(open_copy(self.path, scratch)) as database:
+                named = database.tables()
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        for table in self.path.glob("*.sst"):
+            if table.name not in named:
+                table.unlink()
+
+    def look_again_at(self, next_ms: int) -> None:
+        """Records when the next upload is due."""
+        replace_text(self._folder / "next", str(next_ms))
+
+    def remove(self) -> None:
+        """Removes the copy and releases the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _unlock(self._lock)
+
+    def _known(self) -> dict[str, str]:
+        try:
+            return dict(parse_json((self._folder / "checksums").read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as opened:
+        while chunk := opened.read(4 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ---------------------------------------- the upload
+
 
 #: Number of snapshots that are kept. Somebody may be downloading the newest one while the next one appears.
 KEPT = 2
@@ -207,7 +408,7 @@ def upload(
     files = copy.files()
     for file in files:
         known = stored.get(file.sha256)
-        if known is None or known.size_bytes != file.size_bytes:
+        if known is None or known.size != file.size_bytes:
             storage.put_file(copy.path / file.name, file)
             sent_bytes += file.size_bytes
             failpoints.reach("snapshot.after_file")
@@ -224,7 +425,7 @@ def upload(
 
 
 def _newest(
-    storage: SnapshotStorage, own: list[ManifestName], state: Manifest, stored: Mapping[str, StoredFile]
+    storage: SnapshotStorage, own: list[ManifestName], state: Manifest, stored: Mapping[str, FileInfo]
 ) -> Manifest | None:
     """Returns the newest complete snapshot; removes those that the committed offset refutes."""
     for name in own:
@@ -251,7 +452,7 @@ def _newest(
     return None
 
 
-def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, StoredFile]) -> None:
+def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, FileInfo]) -> None:
     """Removes all but the newest snapshots, and what dead uploads left.
 
     The files of an old snapshot are removed before its manifest, so that a crash leaves a manifest, from
@@ -293,7 +494,8 @@ def remove_old(storage: SnapshotStorage, state: Manifest, stored: dict[str, Stor
         failpoints.reach("snapshot.before_removal")
         storage.remove(name.text)
     for file_name, each in stored.items() if all_known else ():
-        is_abandoned = not _is_recent(each.changed_ms, state.created_ms)
+        changed_ms = (each.mtime_ns or 0) // 1_000_000  # not every file system knows it
+        is_abandoned = not _is_recent(changed_ms, state.created_ms)
         if is_abandoned and file_name not in needed and file_name not in removed:
             storage.remove(f"files/{file_name}")
 

@@ -1,6 +1,6 @@
 """The transactional store of KIP-892 on RocksDB. It uses neither Spark nor a Kafka client.
 
-Start with `transactional`, the public class. `staged_map` and `uncommitted` are its half in memory;
-`durable`, `records`, `pending` and `commit_rules` its half on disk. `database`, `rocksdb` and `scans` wrap
-rocksdict, `folder` and `files` the store's folder. `views`, `reader` and `frozen` are for reading by others.
+Start with `transactional`, the public class. `uncommitted` is its half in memory, with `overlay`; `durable`
+its half on disk. `opening` opens its folder, `database`, `rocksdb` and `files` wrap rocksdict and RocksDB's
+files. `views` is for reading by others.
 """

@@ -22,15 +22,17 @@ Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests
 - The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
   too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
   the whole database unreadable.
-- RocksDB hangs at a log with a certain bit changed; see `log_headers`.
-- RocksDB does not notice that a log ends too early if it ends between two records; see `write_chain`.
+- RocksDB hangs at a log with a certain bit changed; see `files.check_logs`.
+- RocksDB does not notice that a log ends too early if it ends between two records; see `WriteChain`.
+- With RocksDB's own rules, nearly every task would compact in vain; see `_await_compaction`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import struct
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
@@ -38,26 +40,155 @@ from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-import pyarrow as pa
 import rocksdict
 
-from kafka_eos_source.errors import StateCorruptedError, StateError, StoreClosedError
+from kafka_eos_source.errors import KafkaEosError, StateCorruptedError, StateError, StoreClosedError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.file_systems import fsync
-from kafka_eos_source.state.store import compactions, ownership
-from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.overlay import Pair, StagedPair
+from kafka_eos_source.state.store import files
+from kafka_eos_source.state.store.files import RESTORE_FIX, replace_text
+from kafka_eos_source.state.store.overlay import Pair
 from kafka_eos_source.state.store.rocksdb import (
+    MANY_KEYS,
+    PAIRS_PER_LOOKUP,
+    Cursor,
     Get,
+    RowLists,
+    StoreConfig,
     WriteBatch,
     call,
-    family_options,
+    ingest,
     look_up,
     property_of,
+    remove_options_files,
     translate,
 )
-from kafka_eos_source.state.store.scans import check_end
-from kafka_eos_source.state.store.write_chain import FAMILY, HIGH, LOW, WriteChain, least_write
+
+#: Column family and range of the keys.
+FAMILY, LOW, HIGH = "offsets", b"write/", b"write0"
+
+_FIRST = LOW + b"first"
+_NUMBER = struct.Struct(">Q8s")
+_VALUE = b"\x01"
+_LEAST = "least-write"
+
+
+class WriteChain:
+    """Numbers the writes of one open database, to show after a crash whether the log lost one in between.
+
+    A log that ends exactly where a record ends looks complete. RocksDB then continues with the next log, as
+    if the lost writes had never been made: after a power failure, or on a bad disk, a database could miss one
+    commit and hold the next. So each write adds a key with its own number, and deletes the key of the write
+    before::
+
+        write/<number><session>    number in 8 bytes, big endian, and 8 random bytes of the open database
+        write/first                written with the first number, and never deleted
+
+    Without a loss there is exactly one number. If writes are lost, nobody deletes the key of the last write
+    before them; if the first log is lost as a whole, ``write/first`` is missing. The random bytes tell
+    numbers apart that were given again after the end of a log was lost. The keys are in the column family
+    ``offsets``.
+
+    Some tables hold data before the metadata that belongs to it is in a table too: sorted files of a large
+    batch, and those that `Database.close` writes for one family after the other. If the log lost that
+    metadata, the data would be ahead of it. So before such a table is written, the owner syncs the log, and
+    the file ``least-write`` in the database's folder gets the number of the last write. A database that holds
+    only earlier writes is damaged.
+
+    Args:
+        path: folder of the database.
+        keys: keys of the database from `LOW` to `HIGH`.
+        least: what `least_write` returned, for a reader before it read the keys.
+
+    Raises:
+        StateCorruptedError: if writes were lost.
+    """
+
+    def __init__(self, path: Path, keys: Iterable[bytes], least: int) -> None:
+        found = set(keys)
+        has_first = _FIRST in found
+        found.discard(_FIRST)
+        numbers = sorted(_number(path, key) for key in found)
+        if len(numbers) > 1:
+            raise _lost(path, f"writes after number {numbers[0]}, although it holds number {numbers[-1]}")
+        if len(numbers) != has_first:
+            raise _lost(path, "its first writes" if numbers else "all numbers of its writes")
+        self._last = numbers[0] if numbers else 0
+        self._last_key = found.pop() if found else b""
+        if self._last < least:
+            raise _lost(
+                path, f"writes after number {self._last}, although tables hold data of number {least}"
+            )
+        self._path = path
+        self._least = least
+        self._session = os.urandom(8)
+
+    def add_to(self, batch: WriteBatch) -> None:
+        """Numbers a batch. Call `written` once it is written."""
+        batch.put(FAMILY, self._next_key(), _VALUE)
+        batch.delete(FAMILY, self._last_key) if self._last else batch.put(FAMILY, _FIRST, _VALUE)
+
+    def written(self) -> None:
+        """Counts the batch that `add_to` numbered last."""
+        self._last_key = self._next_key()
+        self._last += 1
+
+    @property
+    def has_unrequired_writes(self) -> bool:
+        """Whether there were writes since `require` was called last."""
+        return self._least < self._last
+
+    def require(self) -> None:
+        """Makes the loss of any write so far damage from now on. The requirement survives a power failure.
+
+        All writes must be on disk already. Otherwise a power failure that cuts some of them off would look
+        like damage, although no table depends on them yet.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        replace_text(self._path / _LEAST, f"{self._last}\n", durable=True)
+        self._least = self._last
+
+    def _next_key(self) -> bytes:
+        return LOW + _NUMBER.pack(self._last + 1, self._session)
+
+
+def least_write(path: Path) -> int:
+    """Returns the number of a write that the database in a folder must hold; 0 = none.
+
+    A reader calls this before it reads the database's files, because the owner may require more meanwhile.
+
+    Raises:
+        StateCorruptedError: if the file has no number.
+    """
+    try:
+        text = (path / _LEAST).read_bytes()
+    except FileNotFoundError:
+        return 0
+    if not text.strip().isdigit():
+        raise StateCorruptedError(
+            f"the file {path / _LEAST} contains {text[:40]!r}; expected a number.", fix=RESTORE_FIX
+        )
+    return int(text)
+
+
+def _lost(path: Path, what: str) -> StateCorruptedError:
+    return StateCorruptedError(
+        f"the database {path} lost {what}: a log is missing or ends too early.", fix=RESTORE_FIX
+    )
+
+
+def _number(path: Path, key: bytes) -> int:
+    try:
+        number, _session = _NUMBER.unpack(key.removeprefix(LOW))
+    except struct.error as error:
+        raise StateCorruptedError(
+            f"the database {path} has a damaged number of a write: {key!r}.", fix=RESTORE_FIX
+        ) from error
+    return int(number)
+
 
 #: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
@@ -68,14 +199,18 @@ _KEPT_LOG_BYTES, _KEPT_LOGS = 256 << 10, 16
 #: What RocksDB answers to a flush after `cancel_all_background`.
 _SHUTTING_DOWN = "Shutdown in progress"
 
-#: From this number of keys on, `get_many` chooses between lookups and a scan.
-_MANY_KEYS = 256
-#: Number of pairs that a scan reads in the time of one lookup.
-_PAIRS_PER_LOOKUP = 4
-#: A scan of at most this many pairs is read at once and leaves no iterator open.
-_SHORT_SCAN = 32
-#: Rows that exist as Python objects at the same time while a sorted file is written.
-_ROWS_PER_SLICE = 10_000
+
+#: Number of tables at level 0 from which on the data family is compacted. A lookup checks the Bloom filter of
+#: each of them, which takes 0.2 µs.
+DUE_TABLES = 8
+#: How long `Database.close` waits for a due compaction to begin. RocksDB begins none after a failed write.
+_BEGIN_SECONDS = 1.0
+#: How often it looks whether a compaction has ended: first, and later on. RocksDB does not tell it.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.001, 0.02
+#: File of a database in which a compaction found damage; it has the text of the error.
+_DAMAGE = "damage"
+
+_log = logging.getLogger(__name__)
 
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
@@ -89,7 +224,7 @@ class Database:
         path: folder of the database.
         db: the open database of rocksdict.
         read_only: whether nothing may be written.
-        least: the number of the write that the database must hold (`write_chain`); None = as its folder says.
+        least: the number of the write that the database must hold (`WriteChain`); None = as its folder says.
         owner: name under which `ownership` counts the database as open; "" if this process does not own it.
 
     Attributes:
@@ -107,7 +242,6 @@ class Database:
     ) -> None:
         self.path = path
         self._db: Any = db
-        self._writes = 0
         self._read_only = read_only
         self._compacts = False
         self._owner = ""
@@ -137,10 +271,9 @@ class Database:
             StateError, StateCorruptedError: if the disk is full or fails. Close the database then; only
                 opening it again shows what was written.
         """
-        ownership.check_not_forked()
+        files.check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
-        self._writes += 1
         assert self._chain is not None
         self._chain.add_to(batch)
         self._call(self._db.write, batch.raw, options)
@@ -150,13 +283,13 @@ class Database:
     def require_writes(self) -> None:
         """Makes the loss of any write so far damage from now on.
 
-        Call this before tables are written that hold data ahead of its metadata; see `write_chain`. The
+        Call this before tables are written that hold data ahead of its metadata; see `WriteChain`. The
         write-ahead log is synced first: a power failure must not cut off a write that is required already.
 
         Raises:
             StateError: if the disk is full or fails.
         """
-        ownership.check_not_forked()
+        files.check_not_forked()
         assert self._chain is not None
         if self._chain.has_unrequired_writes:
             self._call(self._db.flush_wal, True)
@@ -189,11 +322,11 @@ class Database:
         Many keys are looked up in order. If they are a large part of the data, everything between the first
         and the last is scanned instead, which takes 0.6 µs a pair.
         """
-        if len(keys) < _MANY_KEYS:
+        if len(keys) < MANY_KEYS:
             return look_up(self.path, self.get, keys)
         wanted = sorted(set(keys))
         found: dict[bytes, bytes | None] = {}
-        most = _PAIRS_PER_LOOKUP * len(wanted)
+        most = PAIRS_PER_LOOKUP * len(wanted)
         if self.property("estimate-num-keys") <= most:
             found.update(islice(self.scan(wanted[0], wanted[-1] + b"\0"), most))
             if len(found) == most:  # the estimate was too low: look up the rest
@@ -243,31 +376,46 @@ class Database:
         if high is not None:
             options.set_iterate_upper_bound(high)
         try:
-            cursor = self._families[family].iter(options)
-            if not reverse:
-                cursor.seek_to_first() if low is None else cursor.seek(low)
-            else:
-                cursor.seek_to_last()
-            step = cursor.prev if reverse else cursor.next
-            first: list[Pair] = []
-            while cursor.valid():
-                key = cursor.key()
-                if reverse and low is not None and key < low:
-                    break
-                if len(first) == _SHORT_SCAN:
-                    items = self._families[family].items(backwards=reverse, from_key=key, read_opt=options)
-                    last = low if reverse else None
-                    return first, self._pairs(items, key, last, options, family, reverse, self._writes)
-                first.append((key, cursor.value()))
-                step()
-            cursor.status()
+            cursor = Cursor(self._families[family].iter(options), options)
+            first, is_end = cursor.first_rows(low, high, reverse=reverse)
         except Exception as error:
             raise translate(error, self.path) from error
-        return first, None
+        if is_end:
+            return first, None
+        at = first[-1][0]
+        items = self._call(
+            self._families[family].items,
+            backwards=reverse,
+            from_key=at if reverse else at + b"\0",
+            read_opt=options,
+        )
+        return first, self._rest(items, cursor, at, low, high, reverse)
 
-    def cursor(self) -> Any:
-        """Returns a RocksDB iterator over the data of this moment. Later writes do not show."""
-        return self._call(self._families["data"].iter)
+    def _rest(
+        self, items: Any, cursor: Cursor, at: bytes, low: bytes | None, high: bytes | None, reverse: bool
+    ) -> Generator[Pair, None, None]:
+        """Yields the pairs of a scan that follow the key ``at``.
+
+        ``items`` is faster than the cursor. But it also ends if a file cannot be read. So the cursor, which
+        raises an error then, has the last word.
+        """
+        try:
+            for pair in items:
+                if pair[0] == at:  # with which a reverse iteration begins
+                    continue
+                if reverse and low is not None and pair[0] < low:
+                    return
+                at = pair[0]
+                yield pair
+            yield from cursor.rows_after(at, low, high, reverse=reverse)
+        except Exception as error:
+            raise translate(error, self.path) from error
+        finally:
+            cursor.close()
+
+    def cursor(self) -> Cursor:
+        """Returns an iterator over the data of this moment. Later writes do not show."""
+        return Cursor(self._call(self._families["data"].iter))
 
     def has_data(self) -> bool:
         """Returns whether the data family holds any pair."""
@@ -286,65 +434,95 @@ class Database:
         """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
         return property_of(self._families[family], self.path, name)
 
-    def ingest(
-        self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
-    ) -> None:
+    def ingest(self, parts: Iterable[RowLists], scratch: Path, config: StoreConfig) -> None:
         """Adds rows to the data family as a sorted file.
 
         For many rows this is faster than a batch. The rows are on disk when the call returns.
 
         Args:
-            keys: in order, without repetition.
-            values: null deletes the key.
+            parts: keys and values, in the order of the keys, without repetition.
             scratch: path of the file; one that a dead process left is replaced.
             config: of the store.
         """
-        slices = range(0, len(keys), _ROWS_PER_SLICE)
-        parts = (slice(first, first + _ROWS_PER_SLICE) for first in slices)
-        self._ingest(((keys[part].to_pylist(), values[part].to_pylist()) for part in parts), scratch, config)
-
-    def ingest_rows(self, rows: list[StagedPair], scratch: Path, config: StoreConfig) -> None:
-        """Adds rows like `ingest`.
-
-        Args:
-            rows: in key order, without repetition; a value of None deletes the key.
-            scratch: path of the file; one that a dead process left is replaced.
-            config: of the store.
-        """
-        self._ingest([([key for key, _ in rows], [value for _, value in rows])], scratch, config)
-
-    def _ingest(
-        self,
-        parts: Iterable[tuple[list[bytes], list[bytes | None]]],
-        scratch: Path,
-        config: StoreConfig,
-    ) -> None:
-        """Writes keys and values to a sorted file, and moves the file into the data family."""
-        ownership.check_not_forked()
-        # it may be another name of a table of the database, whose contents must not change
-        scratch.unlink(missing_ok=True)
-        self._writes += 1
-        writer = rocksdict.SstFileWriter(family_options(config))
-        self._call(writer.open, str(scratch))
-        for keys, values in parts:
-            if None not in values:
-                self._call(_write_all, writer, keys, values)
-                continue
-            for key, value in zip(keys, values, strict=True):
-                if value is None:
-                    self._call(writer.__delitem__, key)
-                else:
-                    self._call(writer.__setitem__, key, value)
-        self._call(writer.finish)
-        options = rocksdict.IngestExternalFileOptions()
-        options.set_move_files(True)
-        self._call(self._families["data"].ingest_external_file, [str(scratch)], options)
+        files.check_not_forked()
+        ingest(self._families["data"], self.path, scratch, parts, config)
         self._compact_if_due()
 
+    # ------------------------------------------------------------------ compactions
+
+    # A task has its store open for a moment only. With RocksDB's own rules, nearly every task began a
+    # compaction of many tables, closing the store aborted it, and the next task began it again;
+    # ``docs/state-store.md`` has measurements. Therefore compactions are off when a database is opened. A
+    # write switches them on if level 0 has many tables, and closing the database waits for the one that runs.
+    # `rocksdb.data_options` keeps them short.
+    #
+    #   off ──a write finds many tables at level 0──▶ on ──close──▶ off ──the running one ends──▶ closed
+    #
+    # If a compaction fails, its task succeeds all the same; see `_report_failed_compaction`.
+
     def _compact_if_due(self) -> None:
-        if not self._compacts and compactions.are_due(self._families["data"], self.path):
+        if not self._compacts and self.property("num-files-at-level0") >= DUE_TABLES:
             self._compacts = True
-            compactions.switch(self._families["data"], self.path, on=True)
+            self._switch_compactions(on=True)
+
+    def _switch_compactions(self, *, on: bool) -> None:
+        """Says whether RocksDB may begin compactions of the data family. A failure is logged."""
+        value = "false" if on else "true"
+        try:
+            self._call(self._families["data"].set_options, {"disable_auto_compactions": value})
+        except KafkaEosError as error:
+            # Whoever writes next gets an error, too, if the disk is full or has failed. The log must not keep
+            # the error itself, because its traceback would keep the database open.
+            text = str(error)
+            _log.warning("the compactions of %s could not be switched on or off: %s", self.path, text)
+        remove_options_files(self.path)
+
+    def _await_compaction(self) -> None:
+        """Waits until the running compaction has ended, and lets no other one begin.
+
+        So a task waits for one compaction at most, and none is done in vain. There is no time limit: a
+        compaction that is aborted whenever the disk is slow would never end.
+        """
+        pauses = Pauses(Deadline.after_seconds(_BEGIN_SECONDS), _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while self.property("compaction-pending") and not self._is_compacting():
+            if self._has_background_errors() or pauses.expired:
+                break
+            pauses.wait()
+        self._switch_compactions(on=False)
+        failpoints.reach("state.within_compaction")
+        pauses = Pauses(None, _FIRST_LOOK_SECONDS, _LOOK_SECONDS)
+        while self._is_compacting():
+            pauses.wait()
+        if self._has_background_errors():
+            self._report_failed_compaction()
+
+    def _is_compacting(self) -> bool:
+        """Returns whether a compaction of any column family runs."""
+        return self.property("num-running-compactions") > 0
+
+    def _has_background_errors(self) -> bool:
+        """Returns whether a compaction or a flush of any column family has failed since this open."""
+        # RocksDB counts them in the family "default"
+        return property_of(self._db, self.path, "background-errors") > 0
+
+    def _report_failed_compaction(self) -> None:
+        """Logs why a compaction failed. If a table is damaged, the next open raises an error.
+
+        The batch is in the log, so its task succeeds. But no later task could compact a damaged table either.
+        """
+        text = "the disk may be full; RocksDB's file LOG has the reason"
+        try:
+            # After some errors RocksDB accepts no write. A failure that may pass, such as a full disk, need
+            # not be one of them.
+            self._call(self._db.write, rocksdict.WriteBatch(raw_mode=True), rocksdict.WriteOptions())
+        except KafkaEosError as error:
+            text = error.message
+            if isinstance(error, StateCorruptedError):
+                with suppress(OSError):  # the disk is full; a later task finds the damage again
+                    replace_text(self.path / _DAMAGE, text)
+        _log.warning("a compaction of %s failed, and a later task repeats it: %s", self.path, text)
+
+    # ------------------------------------------------------------------ closing
 
     def close(self) -> None:
         """Closes the database; everything that was written is on disk, at least in the write-ahead log.
@@ -357,7 +535,7 @@ class Database:
         self._handles.clear()
         try:
             if self._compacts:
-                compactions.await_end(self._db, self._families["data"], self.path)
+                self._await_compaction()
         finally:  # somebody may interrupt the wait
             self._release()
 
@@ -382,13 +560,13 @@ class Database:
         finally:
             self._db = None
             if self._owner:
-                ownership.closed(self._owner)
+                files.closed(self._owner)
 
     def _may_flush(self) -> bool:
         """Returns whether `close` should write tables, and may: what is written is required from then on."""
         if self._chain is None or self.has_unsynced_logs or self._log_is_short():
             return False
-        if compactions.have_failed(self._db, self.path):
+        if self._has_background_errors():
             return False  # a flush would fail, too
         try:
             self.require_writes()
@@ -404,36 +582,6 @@ class Database:
                 sizes.append(log.stat().st_size)
         return len(sizes) <= _KEPT_LOGS and sum(sizes) <= _KEPT_LOG_BYTES
 
-    def _pairs(
-        self,
-        items: Any,
-        first: bytes,
-        low: bytes | None,
-        options: Any,
-        family: str,
-        reverse: bool,
-        writes: int,
-    ) -> Generator[Pair, None, None]:
-        """Yields ``items`` from the key ``first`` on, down to ``low``. ``options`` hold the upper bound.
-
-        Args:
-            writes: number of writes when the scan began.
-
-        Raises:
-            StateCorruptedError, StateError: if ``items`` ended because a file could not be read.
-        """
-        last = first
-        try:
-            for pair in items:
-                if low is not None and pair[0] < low:
-                    return
-                last = pair[0]
-                yield pair
-            cursor = self._families[family].iter(options)
-            check_end(cursor, last, reverse=reverse, is_quiet=self._writes == writes)
-        except Exception as error:
-            raise translate(error, self.path) from error
-
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(self.path, function, *args, **kwargs)
 
@@ -441,8 +589,17 @@ class Database:
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 
-def _write_all(writer: Any, keys: list[bytes], values: list[bytes | None]) -> None:
-    deque(map(writer.__setitem__, keys, values), 0)
+def check_undamaged(path: Path) -> None:
+    """Checks that no compaction has found damage in the database of this folder.
+
+    Raises:
+        StateCorruptedError: if one has.
+    """
+    file = path / _DAMAGE
+    if file.exists():
+        raise StateCorruptedError(
+            f"a compaction found damage: {file.read_text(errors='replace')}", fix=RESTORE_FIX
+        )
 
 
 def _closed(_key: object) -> NoReturn:

@@ -10,18 +10,81 @@ its payload, and an overwrite counts what it adds.
 *Ranges*: deleting a range drops the keys that were staged in it and hides the keys of the database. Keys that
 are staged afterwards are visible again.
 
-*Spills*: writes that no longer fit into memory are on disk (`spill`), between the dict and the ranges. A read
-asks the dict, the spilled rows, the ranges and the database, in this order.
+*Spills*: writes that no longer fit into memory are on disk (`uncommitted.SpilledRows`), between the dict and
+the ranges. A read asks the dict, the spilled rows, the ranges and the database, in this order.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, repeat
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
-from kafka_eos_source.state.store.sorted_keys import SortedKeys
+if TYPE_CHECKING:
+    from kafka_eos_source.state.store.uncommitted import SpilledRows
+
+#: Number of keys in a block: few enough for a cheap insert, many enough to keep the number of blocks small.
+_BLOCK = 512
+
+
+class SortedKeys:
+    """An ordered set of keys; keys are only added."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[bytes]] = []
+        self._firsts: list[bytes] = []
+        self._count = 0
+        self._new: list[bytes] = []
+        #: Adds one key.
+        self.add = self._new.append
+
+    def add_many(self, keys: Iterable[bytes]) -> None:
+        """Adds keys."""
+        self._new.extend(keys)
+
+    def between(self, low: bytes | None, high: bytes | None) -> list[bytes]:
+        """Returns the keys from ``low`` (included) to ``high`` (excluded), in order."""
+        self._insert_new()
+        found: list[bytes] = []
+        at = 0 if low is None else max(0, bisect_left(self._firsts, low) - 1)
+        for block in self._blocks[at:]:
+            if high is not None and block[0] >= high:
+                break
+            start = 0 if low is None else bisect_left(block, low)
+            end = len(block) if high is None else bisect_left(block, high)
+            found += block[start:end]
+        return found
+
+    def _insert_new(self) -> None:
+        new = self._new
+        if not new:
+            return
+        if len(new) * 8 > self._count:
+            merged = sorted(set(new).union(*self._blocks))
+            self._blocks = [merged[i : i + _BLOCK] for i in range(0, len(merged), _BLOCK)]
+            self._firsts = [block[0] for block in self._blocks]
+            self._count = len(merged)
+        else:
+            for key in new:
+                self._insert(key)
+        new.clear()
+
+    def _insert(self, key: bytes) -> None:
+        at = max(0, bisect_left(self._firsts, key) - 1)
+        if at + 1 < len(self._firsts) and self._firsts[at + 1] == key:
+            return
+        block = self._blocks[at]
+        place = bisect_left(block, key)
+        if place < len(block) and block[place] == key:
+            return
+        insort(block, key, place)
+        self._firsts[at] = block[0]
+        self._count += 1
+        if len(block) > 2 * _BLOCK:
+            self._blocks[at : at + 1] = [block[:_BLOCK], block[_BLOCK:]]
+            self._firsts[at : at + 1] = [block[0], block[_BLOCK]]
+
 
 #: Memory of a staged entry besides its payload: the headers of two objects and a slot of a dict.
 ENTRY_BYTES = 120
@@ -39,23 +102,6 @@ class Missing:
 
 
 MISSING = Missing()
-
-
-class Spilled(Protocol):
-    """Staged writes that are on disk; `spill.SpilledRows` implements it."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that were written; a key may have several."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that the rows took, as this module counts it."""
-
-    def get(self, key: bytes) -> bytes | Missing | None: ...
-    def get_many(self, keys: list[bytes]) -> list[bytes | Missing | None]: ...
-    def scan(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Iterator[StagedPair]: ...
-    def delete_range(self, low: bytes, high: bytes | None) -> None: ...
 
 
 class Ranges:
@@ -109,7 +155,7 @@ class Overlay:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes | None] = {}
-        self.spilled: Spilled | None = None
+        self.spilled: SpilledRows | None = None
         self.ranges = Ranges()
         self.bytes = 0
         self._sorted = SortedKeys()
@@ -195,12 +241,7 @@ class Overlay:
         if reverse:
             keys.reverse()
         rows = self.rows
-        return self._over_spilled([(key, rows[key]) for key in keys if key in rows], low, high, reverse)
-
-    def _over_spilled(
-        self, staged: list[StagedPair], low: bytes | None, high: bytes | None, reverse: bool
-    ) -> Iterable[StagedPair]:
-        """Returns writes in memory, merged with those on disk."""
+        staged = [(key, rows[key]) for key in keys if key in rows]
         if self.spilled is None:
             return staged
         return overlaid(staged, self.spilled.scan(low, high, reverse=reverse), reverse=reverse)
@@ -225,7 +266,7 @@ class Overlay:
         return [rows.get(key, None if covers(key) else recent.get(key, MISSING)) for key in keys]
 
     def _get_many_with(
-        self, spilled: Spilled, keys: list[bytes], recent: Mapping[bytes, bytes | None]
+        self, spilled: SpilledRows, keys: list[bytes], recent: Mapping[bytes, bytes | None]
     ) -> list[bytes | Missing | None]:
         values: list[bytes | Missing | None] = list(map(self.rows.get, keys, repeat(MISSING)))
         unstaged = [at for at, value in enumerate(values) if value is MISSING]
@@ -239,7 +280,7 @@ class Overlay:
 
 
 def overlaid(
-    upper: Iterable[StagedPair], lower: Iterator[StagedPair], *, reverse: bool = False
+    upper: Iterable[StagedPair], lower: Iterator[StagedPair] | Iterator[Pair], *, reverse: bool = False
 ) -> Iterator[StagedPair]:
     """Yields the writes of two layers in the order of the scan; of equal keys, that of ``upper``."""
     rows = iter(upper)
@@ -303,25 +344,6 @@ def merge(
     if ranges:
         covers = ranges.covers
         base = (pair for pair in base if not covers(pair[0]))
-    rows = iter(staged)
-    top = next(rows, None)
-    for pair in base:
-        key = pair[0]
-        while top is not None and (top[0] > key if reverse else top[0] < key):
-            if top[1] is not None:
-                yield top[0], top[1]
-            top = next(rows, None)
-        if top is None:
-            yield pair
-            break
-        if top[0] != key:
-            yield pair
-            continue
-        if top[1] is not None:
-            yield key, top[1]
-        top = next(rows, None)
-    yield from base
-    while top is not None:
-        if top[1] is not None:
-            yield top[0], top[1]
-        top = next(rows, None)
+    for pair in overlaid(staged, base, reverse=reverse):
+        if pair[1] is not None:
+            yield cast("Pair", pair)

@@ -10,59 +10,72 @@
 
 One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
 Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
-special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
-of the owner, `viewed_map` gives views to other threads, `uncommitted` is the staged half, `durable` the
-committed half.
+special case, because the store records which batch its data belongs to.
 
-Writes beyond the limit are on disk (`spill`). They are too many for one WriteBatch, so `applying` writes them
-to the data in steps that end after a crash before anybody reads.
-
-The store's folder has ``db/`` (RocksDB), ``VERSION`` and ``owner-…``; see `folder`.
+`uncommitted` is the staged half of a store, and `durable` the committed half. Writes that exceed the memory
+are on disk. They are too many for one WriteBatch, so *applying* writes them to the data in steps that end
+after a crash before anybody reads.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
+from weakref import WeakSet
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kafka_eos_source.errors import StateError
+from kafka_eos_source.errors import NotUpToBoundError, StateError, StoreClosedError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder
-from kafka_eos_source.state.store.commit_rules import find_promotable, next_metadata
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store import opening
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.durable import DurableState
-from kafka_eos_source.state.store.frozen import freeze
-from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.pending import (
+from kafka_eos_source.state.store.durable import (
+    Applying,
+    DurableState,
     PendingHeader,
+    StoreMetadata,
     add_attempt,
+    find_promotable,
+    next_metadata,
     read_headers,
     read_overlay,
     read_rows,
     remove_attempt,
 )
-from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import Applying, StoreMetadata
-from kafka_eos_source.state.store.spill import SpilledRows, remove_spills
-from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
-from kafka_eos_source.state.store.viewed_map import ViewedMap
+from kafka_eos_source.state.store.files import freeze
+from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge, unstaged_keys
+from kafka_eos_source.state.store.rocksdb import Scan, Scans, StoreConfig, translate
+from kafka_eos_source.state.store.uncommitted import (
+    SpilledRows,
+    UncommittedWrites,
+    change_batches,
+    changes_of_pairs,
+    remove_spills,
+)
+from kafka_eos_source.state.store.views import CommittedReader, Reads, StateView
+
+#: Keys that `get_many` and `put_many` turn into Python objects at a time.
+_KEYS_PER_SLICE = 1 << 16
+#: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
+#: ranges, and a processor that clears the list of each group would leave one range per group.
+_SMALL_RANGE = 128
 
 
-class TransactionalStateStore(ViewedMap):
+class TransactionalStateStore(Reads):
     """State of one shard: an ordered map of bytes to bytes with atomic commits.
 
     `open` creates the object, which is a context manager. Every method raises `StoreClosedError` once the
-    store is closed, by `close` or by a failed write. The class satisfies `model.StateAccess`; reads and
-    staged writes are in `StagedMap`, and views in `ViewedMap`.
+    store is closed, by `close` or by a failed write. The class satisfies `model.StateAccess`.
 
     Attributes:
         path: the store's folder.
@@ -71,15 +84,16 @@ class TransactionalStateStore(ViewedMap):
     """
 
     def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
-        identity = metadata.identity
-        assert identity is not None
-        super().__init__(
-            path,
-            identity,
-            config,
-            UncommittedWrites(identity.store, path, config),
-            DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
-        )
+        assert metadata.identity is not None
+        self.path = path
+        self.identity = metadata.identity
+        self.config = config
+        self._uncommitted = UncommittedWrites(self.name, path, config)
+        self._durable = DurableState(path, database, metadata, config, on_failed_write=self._shut_down)
+        self._lock = threading.RLock()
+        self._open = True
+        self._scans = Scans()
+        self._views: WeakSet[StateView] = WeakSet()
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -104,7 +118,7 @@ class TransactionalStateStore(ViewedMap):
         """
         config = config or StoreConfig()
         where = Path(path)
-        database, metadata = folder.open_store(where, identity, config)
+        database, metadata = opening.open_store(where, identity, config)
         store = cls(where, database, metadata, config)
         if metadata.applying is not None:
             try:
@@ -141,7 +155,7 @@ class TransactionalStateStore(ViewedMap):
             StateError: if a store of this path was set aside within the last ten minutes; nothing was
                 renamed.
         """
-        return folder.set_aside(Path(path))
+        return opening.set_aside(Path(path))
 
     @staticmethod
     def destroy(path: str | os.PathLike[str]) -> None:
@@ -152,12 +166,7 @@ class TransactionalStateStore(ViewedMap):
         Raises:
             StateLockedError: if any process has the store open.
         """
-        folder.destroy(Path(path))
-
-    @property
-    def partition(self) -> int:
-        """Number of the shard, and of its changelog partition."""
-        return self.identity.shard
+        opening.destroy(Path(path))
 
     def close(self) -> None:
         """Discards staged writes and closes the store, its views and scans. Never commits."""
@@ -165,7 +174,7 @@ class TransactionalStateStore(ViewedMap):
             if not self._open:
                 return
             self._shut_down()
-            folder.mark_closed(self._durable.database)
+            opening.mark_closed(self._durable.database)
 
     def __enter__(self) -> TransactionalStateStore:
         return self
@@ -177,12 +186,229 @@ class TransactionalStateStore(ViewedMap):
 
     def _shut_down(self) -> None:
         self._open = False
-        self._close_views()
+        for view in list(self._views):
+            view.close()
         self._scans.close()
         self._uncommitted.clear()
         self._durable.close()
 
-    # ------------------------------------------------------------------ commit
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
+
+    @property
+    def name(self) -> str:
+        """Name of the store within its query."""
+        return self.identity.store
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def partition(self) -> int:
+        """Number of the shard, and of its changelog partition."""
+        return self.identity.shard
+
+    # ------------------------------------------------------------------ reads
+
+    def get(self, key: bytes) -> bytes | None:
+        """Returns the value of a key, or None."""
+        overlay = self._uncommitted.overlay
+        value = overlay.rows.get(key, MISSING)  # as `overlay.get`, without a call for the most frequent case
+        if not isinstance(value, Missing):
+            return value
+        if (overlay.spilled or overlay.ranges) and not isinstance(value := overlay.get(key), Missing):
+            return value
+        value = self._durable.recent.get(key, MISSING)
+        if not isinstance(value, Missing):
+            return value
+        try:
+            return self._durable.database.get(key)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Returns the value of each key, null for a missing key. Keys may repeat."""
+        self._check_open()
+        if len(keys) > _KEYS_PER_SLICE:
+            parts = range(0, len(keys), _KEYS_PER_SLICE)
+            return pa.concat_arrays([self.get_many(keys.slice(at, _KEYS_PER_SLICE)) for at in parts])
+        wanted: list[bytes] = keys.to_pylist()
+        values = self._uncommitted.overlay.get_many(wanted, self._durable.recent)
+        if MISSING in values:
+            missing = [key for key, value in zip(wanted, values, strict=True) if value is MISSING]
+            base = iter(self._durable.database.get_many(missing))
+            values = [next(base) if value is MISSING else value for value in values]
+        return pa.array(values, pa.binary())
+
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
+        self._check_open()
+        if low is not None and high is not None and low >= high:
+            return self._scans.track(iter(()))
+        with self._lock:
+            staged = self._uncommitted.overlay.scan(low, high, reverse=reverse)
+            first, rest = self._durable.database.begin_scan(low, high, reverse=reverse)
+            ranges = self._uncommitted.overlay.ranges
+        base = chain(first, rest) if rest else iter(first)
+        if staged or ranges:
+            base = merge(staged, base, ranges, reverse=reverse)
+        return self._scans.track(base, rest)
+
+    def approximate_committed_size(self) -> tuple[int, int]:
+        """Returns RocksDB's estimates of the number of keys, and of the bytes in files and memory."""
+        self._check_open()
+        size = self._durable.database.property
+        return size("estimate-num-keys"), size("total-sst-files-size") + size("cur-size-all-mem-tables")
+
+    def _committed(self) -> StoreMetadata:
+        self._check_open()
+        return self._durable.metadata
+
+    @property
+    def last_commit_ms(self) -> int:
+        """Time of the last write to the data, ms since the epoch; 0 = never."""
+        return self._durable.metadata.saved_ms
+
+    @property
+    def restoring(self) -> bool:
+        """Whether a restore began and did not finish, so that the data is between two batches."""
+        return self._durable.metadata.restoring
+
+    @contextmanager
+    def view(self) -> Iterator[StateView]:
+        """Gives a view of the committed data as of one moment, which any thread may read.
+
+        Raises:
+            NotUpToBoundError: if the store is being restored.
+        """
+        with self._lock:
+            self._check_open()
+            metadata = self._durable.metadata
+            if metadata.restoring:
+                raise NotUpToBoundError(
+                    f"store {self.name} is being restored.", fix="ask again when the restore is finished."
+                )
+            view = StateView(metadata, self._durable.database.cursor())
+            self._views.add(view)
+        try:
+            yield view
+        finally:
+            view.close()
+
+    # ------------------------------------------------------------------ staged writes
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Stages a write; a value of None deletes.
+
+        Beyond ``statestore.uncommitted.max.bytes``, the staged writes go to disk.
+
+        Raises:
+            StateError: if they have to go to disk, and it is full or fails.
+        """
+        if key is None:
+            raise ValueError("the key is None.")
+        self._claim()
+        self._uncommitted.overlay.put(key, value)
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Stages all pairs, or none if a key is None."""
+        if any(key is None for key, _ in pairs):
+            raise ValueError("a key is None; nothing was staged.")
+        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
+
+    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        """Stages many writes; a null value deletes. The last value of a repeated key counts."""
+        if keys.null_count:
+            raise ValueError(f"{keys.null_count} keys are null; nothing was staged.")
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values; nothing was staged.")
+        self._claim()
+        for at in range(0, len(keys), _KEYS_PER_SLICE):
+            part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
+            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), _payload_bytes(*part))
+
+    def delete(self, key: bytes) -> None:
+        """Stages the delete of a key."""
+        self.put(key, None)
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        """Stages the delete of all keys from ``low`` to ``high`` (excluded; None = the end)."""
+        self._claim()
+        if low is None:
+            raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
+        if high is not None and low >= high:
+            return
+        overlay = self._uncommitted.overlay
+        known = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
+        if overlay.spilled is not None:
+            on_disk = overlay.spilled.scan(low, high, reverse=False)
+            known += [key for key, _ in islice(on_disk, _SMALL_RANGE + 1)]
+        with self._lock:
+            if len(known) > _SMALL_RANGE:
+                overlay.delete_range(low, high)
+            else:
+                overlay.drop(low, high)
+                overlay.put_many(known, [None] * len(known))
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def _put_lists(
+        self, keys: list[bytes], values: list[bytes | None], payload_bytes: int | None = None
+    ) -> None:
+        self._claim()
+        self._uncommitted.overlay.put_many(keys, values, payload_bytes)
+        if self._uncommitted.exceeds_share():
+            self._spill()
+
+    def _claim(self) -> None:
+        """Makes the thread of the first staged write the only writer until commit or rollback."""
+        if not self._uncommitted.owned_by_this_thread():
+            self._check_open()
+            self._uncommitted.claim()
+
+    def _spill(self) -> None:
+        """Moves the staged writes to disk; readers of other threads see them there."""
+        with self._lock:
+            self._uncommitted.spill()
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Returns the memory of staged writes, in bytes as `overlay` counts them, without those on disk."""
+        self._check_open()
+        return self._uncommitted.overlay.bytes
+
+    def staged_bytes(self) -> tuple[int, int]:
+        """Returns the size of all staged writes, and of those on disk, in bytes as `overlay` counts them."""
+        self._check_open()
+        overlay = self._uncommitted.overlay
+        return overlay.size_bytes, overlay.size_bytes - overlay.bytes
+
+    def staged_changes(self) -> Iterator[pa.RecordBatch]:
+        """Yields the staged writes as changelog records.
+
+        The columns are ``key`` and ``value`` (null = deleted). Each key occurs once; a deleted range becomes
+        a delete of each key in it. A batch has a few MB.
+        """
+        self._check_open()
+        return self._changes(self._uncommitted.overlay)
+
+    def _changes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields staged or pending writes as `staged_changes` does."""
+        yield from self._range_deletes(overlay)
+        if overlay.spilled is None:
+            yield from change_batches(overlay.rows)
+        else:
+            yield from changes_of_pairs(overlay.scan(None, None, reverse=False))
+
+    def _range_deletes(self, overlay: Overlay) -> Iterator[pa.RecordBatch]:
+        """Yields a delete of each key of the database in the deleted ranges for which nothing is staged."""
+        for low, high in overlay.ranges.spans:
+            first, rest = self._durable.database.begin_scan(low, high)
+            base = self._scans.track(chain(first, rest or ()), rest)
+            gone = unstaged_keys(base, overlay.scan(low, high, reverse=False))
+            yield from changes_of_pairs((key, None) for key in gone)
 
     def rollback(self) -> None:
         """Discards the staged writes."""
@@ -197,6 +423,8 @@ class TransactionalStateStore(ViewedMap):
                 f"{method}() of store {self.name} was called while writes are staged.",
                 fix=f"commit or roll back first; call {method}() before the writes of a batch.",
             )
+
+    # ------------------------------------------------------------------ commit
 
     def commit(
         self,
@@ -239,15 +467,59 @@ class TransactionalStateStore(ViewedMap):
                 self._uncommitted.hand_over()
                 self._apply_spilled(spill_id, metadata, ())
 
-    @property
-    def last_commit_ms(self) -> int:
-        """Time of the last write to the data, ms since the epoch; 0 = never."""
-        return self._durable.metadata.saved_ms
+    def restore_chunk(
+        self,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        """Writes records of the changelog to the data, with the offset to continue from.
 
-    @property
-    def restoring(self) -> bool:
-        """Whether a restore began and did not finish, so that the data is between two batches."""
-        return self._durable.metadata.restoring
+        A big chunk is written as a file of sorted rows, which is on disk before the offset. If the process is
+        killed in between, data is ahead of its offset, and reading the same records again changes nothing.
+
+        Args:
+            keys: keys of the records. The last value of a repeated key counts.
+            values: their values; null deletes the key.
+            changelog_offsets: as in `commit`; may repeat the stored ones.
+            batch: the micro-batch whose state the data is after this chunk.
+            done: whether the data is the state of a batch after this chunk, or between two batches. None =
+                it is if ``batch`` is given; a chunk without rows leaves it as it is.
+
+        Raises:
+            ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
+        """
+        self._check_nothing_staged("restore_chunk")
+        with self._lock:
+            self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
+
+    def freeze(self, target: Path) -> None:
+        """Links the database into ``target``, with the committed data of this moment and nothing else.
+
+        The owner may continue at once: what it writes later does not reach ``target``. Tables that RocksDB is
+        still writing are linked, too, but the manifest in ``target`` does not name them; see `files.freeze`.
+
+        Args:
+            target: an existing, empty folder on the same file system.
+
+        Raises:
+            StateError: if writes are staged or pending, or the data is between two batches. A copy must
+                never hold changes that no token has confirmed.
+            StateLockedError: if a flush or a compaction changed the files meanwhile. Call again, with
+                another empty folder.
+            OSError: if the files cannot be linked.
+        """
+        self._check_nothing_staged("freeze")
+        metadata = self._durable.metadata
+        if metadata.restoring or metadata.applying is not None or self._headers():
+            raise StateError(
+                f"freeze() of store {self.name} was called while changes are pending or being restored.",
+                fix="promote or drop the pending changes first.",
+            )
+        freeze(self.path / "db", target, copy_logs=True)
 
     # ------------------------------------------------------------------ pending batches
 
@@ -354,31 +626,6 @@ class TransactionalStateStore(ViewedMap):
                 self._durable.write(writes)
             self._remove_spills(kept)
 
-    def freeze(self, target: Path) -> None:
-        """Links the database into ``target``, with the committed data of this moment and nothing else.
-
-        The owner may continue at once: what it writes later does not reach ``target``. Tables that RocksDB is
-        still writing are linked, too, but the manifest in ``target`` does not name them; see `frozen.freeze`.
-
-        Args:
-            target: an existing, empty folder on the same file system.
-
-        Raises:
-            StateError: if writes are staged or pending, or the data is between two batches. A copy must
-                never hold changes that no token has confirmed.
-            StateLockedError: if a flush or a compaction changed the files meanwhile. Call again, with
-                another empty folder.
-            OSError: if the files cannot be linked.
-        """
-        self._check_nothing_staged("freeze")
-        metadata = self._durable.metadata
-        if metadata.restoring or metadata.applying is not None or self._headers():
-            raise StateError(
-                f"freeze() of store {self.name} was called while changes are pending or being restored.",
-                fix="promote or drop the pending changes first.",
-            )
-        freeze(self.path / "db", target, copy_logs=True)
-
     def _headers(self) -> list[PendingHeader]:
         self._check_open()
         return read_headers(self._durable.database)
@@ -428,33 +675,40 @@ class TransactionalStateStore(ViewedMap):
         failpoints.reach("state.apply_ended")
         self._remove_spills(self._headers())
 
-    # ------------------------------------------------------------------ restore
 
-    def restore_chunk(
-        self,
-        keys: pa.BinaryArray,
-        values: pa.BinaryArray,
-        changelog_offsets: Mapping[TopicPartition, int],
-        *,
-        batch: BatchRecord | None = None,
-        done: bool | None = None,
-    ) -> None:
-        """Writes records of the changelog to the data, with the offset to continue from.
+class StateHandle:
+    """The part of a store that a processor may use. Committing is refused, as in Kafka Streams (KIP-1035)."""
 
-        A big chunk is written as a file of sorted rows, which is on disk before the offset. If the process is
-        killed in between, data is ahead of its offset, and reading the same records again changes nothing.
+    def __init__(self, store: TransactionalStateStore) -> None:
+        # The store's own methods, because a second call for each key would be slow.
+        self.get = store.get
+        self.put = store.put
+        self.delete = store.delete
+        self.delete_range = store.delete_range
+        self.range = store.range
+        self.prefix_scan = store.prefix_scan
+        self.get_many = store.get_many
+        self.put_many = store.put_many
 
-        Args:
-            keys: keys of the records. The last value of a repeated key counts.
-            values: their values; null deletes the key.
-            changelog_offsets: as in `commit`; may repeat the stored ones.
-            batch: the micro-batch whose state the data is after this chunk.
-            done: whether the data is the state of a batch after this chunk, or between two batches. None =
-                it is if ``batch`` is given; a chunk without rows leaves it as it is.
+    def commit(self, *_args: object, **_named: object) -> NoReturn:
+        raise _refused("commit")
 
-        Raises:
-            ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
-        """
-        self._check_nothing_staged("restore_chunk")
-        with self._lock:
-            self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
+    def rollback(self) -> NoReturn:
+        raise _refused("rollback")
+
+    def close(self) -> NoReturn:
+        raise _refused("close")
+
+
+def _refused(method: str) -> StateError:
+    return StateError(
+        f"{method}() of a state store was called by a processor.",
+        fix="remove the call: the operator commits the state in the transaction of the micro-batch.",
+    )
+
+
+def _payload_bytes(*columns: pa.Array) -> int | None:
+    """Returns the number of bytes of all keys and values; None if Arrow cannot tell for one of the types."""
+    if not all(pa.types.is_binary(column.type) for column in columns):
+        return None
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.encoding import cells
+from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.vector import exact, order
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Plan
@@ -243,7 +243,7 @@ def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataTyp
 
 
 def _supported_type(name: str, aggregate: Aggregate, column: str, type_: pa.DataType) -> pa.DataType:
-    if (cells.width(type_) is None and not cells.is_variable(type_)) or pa.types.is_duration(type_):
+    if (binary.width(type_) is None and not binary.is_variable(type_)) or pa.types.is_duration(type_):
         raise _unsupported_type(
             name,
             aggregate,

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.state.encoding.describe import META_TABLE, Description
-from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
+from kafka_eos_source.state.encoding.layout import KeyCodec, split_keys
 from kafka_eos_source.state.vector.evolution import versions_of
 from kafka_eos_source.state.vector.grouping import TIMES
 from kafka_eos_source.state.vector.processor import grouping_of_description

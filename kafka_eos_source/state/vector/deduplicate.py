@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state.encoding import binary, cells
-from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding.binary import Ints, RowCodec
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
-from kafka_eos_source.state.encoding.rows import RowCodec
-from kafka_eos_source.state.event_times import record_event_times
+from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows_by_key import RowsByKey
+from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.evolution import agree
 from kafka_eos_source.state.vector.grouping import (
@@ -217,12 +215,12 @@ class DeduplicateProcessor:
         """
         within_ms = self._within_ms or 0
         group_keys, *columns = timed.columns
-        times, positions = (cells.raw(column, np.int64) for column in columns)
+        times, positions = (binary.raw(column, np.int64) for column in columns)
         number, group_keys = numbered_in_order(group_keys)
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
         known = binary.valid(stored)
-        before, entry = (cells.raw(column, np.int64) for column in self._values.decode(stored))
+        before, entry = (binary.raw(column, np.int64) for column in self._values.decode(stored))
         # For each key, the earliest event time at which a row passes.
         floor = np.where(known, before + within_ms, np.iinfo(np.int64).min)
         passed, floor = _passing(number, times, floor, within_ms)
@@ -244,7 +242,7 @@ class DeduplicateProcessor:
         for group_keys in due.DueEntries(state, TIMES, until_ms, divided=False).group_keys():
             places = keyed_keys(VALUES, group_keys)
             last, entry = self._values.decode(state.get_many(places))
-            ends = cells.raw(last, np.int64) + (self._within_ms or 0)
+            ends = binary.raw(last, np.int64) + (self._within_ms or 0)
             kept = ends > until_ms
             values = self._values.encode([last, pa.array(ends)])
             state.put_many(places, pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())))

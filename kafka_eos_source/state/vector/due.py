@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kafka_eos_source.state import layout
-from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding import binary, layout
 from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
+from kafka_eos_source.state.encoding.layout import split_keys, timed_keys
 from kafka_eos_source.state.model import StateAccess
 
 #: Entries, and bytes of their values, that are converted to arrays at a time.

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
+from kafka_eos_source.state.encoding.layout import KeyCodec, split_keys
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import StateError
-from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, Plan
 
 _HALF = np.int64(32)
@@ -25,7 +25,7 @@ def sum_type(type_: pa.DataType) -> pa.DataType | None:
     """Returns Spark's type for the sum of a column of this type; None = the type cannot be summed."""
     if pa.types.is_signed_integer(type_):
         return pa.int64()
-    if cells.is_float(type_):
+    if binary.is_float(type_):
         return pa.float64()
     if pa.types.is_decimal128(type_):
         return pa.decimal128(min(38, type_.precision + 10), type_.scale)
@@ -74,11 +74,11 @@ def plan_sum(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
     if _cannot_overflow(column):
         return Plan([(column, "sum", NO_NULLS_ONLY)], lambda sums: [sums[0].cast(type_)])
     # Sum the upper and lower 32 bits separately: neither sum can overflow with fewer than 2^31 rows.
-    high = pa.array(cells.raw(column, np.int64) >> _HALF, mask=~binary.valid(column))
-    low = pa.array(cells.raw(column, np.int64) & _LOW, mask=~binary.valid(column))
+    high = pa.array(binary.raw(column, np.int64) >> _HALF, mask=~binary.valid(column))
+    low = pa.array(binary.raw(column, np.int64) & _LOW, mask=~binary.valid(column))
 
     def join_halves(sums: list[pa.Array]) -> list[pa.Array]:
-        highs, lows = (cells.raw(half, np.int64) for half in sums)
+        highs, lows = (binary.raw(half, np.int64) for half in sums)
         highs = highs + (lows >> _HALF)
         if bool((highs != highs.astype(np.int32)).any()):
             raise _too_large(name, type_)
@@ -105,8 +105,8 @@ def add(left: pa.Array, right: pa.Array, name: str) -> pa.Array:
         return pc.if_else(pc.and_(left.is_null(), right.is_null()), pa.scalar(None, type_), total)
     is_valid = binary.valid(left) | binary.valid(right)
     if pa.types.is_floating(type_):
-        return _with_nulls(cells.raw(left, np.float64) + cells.raw(right, np.float64), is_valid, type_)
-    first, second = cells.raw(left, np.int64), cells.raw(right, np.int64)
+        return _with_nulls(binary.raw(left, np.float64) + binary.raw(right, np.float64), is_valid, type_)
+    first, second = binary.raw(left, np.int64), binary.raw(right, np.int64)
     total = first + second
     if bool((((first ^ total) & (second ^ total)) < 0).any()):
         raise _too_large(name, type_)

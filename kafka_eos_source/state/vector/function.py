@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered_in_order
-from kafka_eos_source.state.event_times import record_event_times
+from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.shard_rows import record_event_times
 from kafka_eos_source.state.vector.evolution import agree, versions_of
 from kafka_eos_source.state.vector.grouping import (
     VALUES,
@@ -81,7 +81,7 @@ class FunctionProcessor:
 
     Layout of the store::
 
-        keyed 0x02 │ group key    →    version │ state columns (`encoding.rows`)
+        keyed 0x02 │ group key    →    version │ state columns (`encoding.binary`)
 
     Args:
         schema: columns of the input rows.

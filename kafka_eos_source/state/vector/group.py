@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding import binary
 
 #: Option of an Arrow aggregation whose result is null for a group that contains only nulls.
 NO_NULLS_ONLY = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
@@ -77,8 +77,8 @@ def _distinct(requests: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]
 
 def _normalized(key: pa.Array) -> pa.Array:
     return (
-        cells.unpack(cells.pack(key, normalize=True), key.type, binary.valid(key))
-        if cells.is_float(key.type)
+        binary.unpack(binary.pack(key, normalize=True), key.type, binary.valid(key))
+        if binary.is_float(key.type)
         else key
     )
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.keys import KeyCodec
+from kafka_eos_source.state.encoding.layout import KeyCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.versions import VersionedRows

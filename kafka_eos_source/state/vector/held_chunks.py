@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.rows_by_key import RowsFile, temporary_files
+from kafka_eos_source.state.shard_rows import RowsFile, temporary_files
 
 
 class HeldChunks:

@@ -4,7 +4,7 @@ Layout of a value, with sizes in bytes::
 
     lead │ due (8, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
 
-*lead* names the version of the rows (`versions`). `encoding.rows` defines the cells and bodies; here the
+*lead* names the version of the rows (`versions`). `encoding.binary` defines the cells and bodies; here the
 cells of all rows precede the bodies of all rows. *due* is the time of the key's due entry (see `due`).
 """
 
@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.state.encoding import binary, cells
-from kafka_eos_source.state.encoding.binary import Ints
-from kafka_eos_source.state.encoding.rows import RowCodec
+from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding.binary import Ints, RowCodec
 
 #: Bytes between the lead and the cells.
 _COUNTED = 12
@@ -63,7 +62,7 @@ class ListCodec:
         firsts = np.concatenate([[0], np.cumsum(counts)])
         lead = np.empty((len(counts), self._head), np.uint8)
         lead[:, :-_COUNTED] = self._lead
-        lead[:, -_COUNTED:-4] = cells.pack(pa.array(due_ms))
+        lead[:, -_COUNTED:-4] = binary.pack(pa.array(due_ms))
         lead[:, -4:] = counts.astype(">u4").view(np.uint8).reshape(-1, 4)
         parts = [binary.from_matrix(lead), binary.from_parts(firsts * self.rows.width, head.reshape(-1))]
         if bodies:
@@ -91,7 +90,7 @@ class ListCodec:
         counts = np.zeros(len(present), np.int64)
         counts[present] = own
         due = np.zeros(len(present), np.int64)
-        due[present] = cells.raw(cells.unpack(head[:, -_COUNTED:-4], pa.int64()), np.int64)
+        due[present] = binary.raw(binary.unpack(head[:, -_COUNTED:-4], pa.int64()), np.int64)
         begins = binary.offsets(values).astype(np.int64)
         columns = self._columns(values, begins, own)
         return Lists(pa.array(due, mask=~present), counts, columns)

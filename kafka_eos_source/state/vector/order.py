@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding import binary
 
 
 def comparable(column: pa.Array) -> pa.Array:
@@ -19,18 +19,18 @@ def comparable(column: pa.Array) -> pa.Array:
     NaN becomes the largest value. -0.0 becomes less than 0.0, so that the minimum and maximum do not depend
     on the order of rows. `from_comparable` is the inverse.
     """
-    if not cells.is_float(column.type):
+    if not binary.is_float(column.type):
         return column
-    bits = cells.to_order(cells.raw(column, f"<f{column.type.bit_width // 8}"))
+    bits = binary.to_order(binary.raw(column, f"<f{column.type.bit_width // 8}"))
     nulls = binary.bitmap(binary.valid(column))
     return pa.Array.from_buffers(pa.from_numpy_dtype(bits.dtype), len(bits), [nulls, pa.py_buffer(bits)])
 
 
 def from_comparable(column: pa.Array, type_: pa.DataType) -> pa.Array:
     """Converts the result of `comparable` back to a column of its original type."""
-    if not cells.is_float(type_):
+    if not binary.is_float(type_):
         return column
-    floats = cells.from_order(cells.raw(column, f"<u{type_.bit_width // 8}"))
+    floats = binary.from_order(binary.raw(column, f"<u{type_.bit_width // 8}"))
     nulls = binary.bitmap(binary.valid(column))
     return pa.Array.from_buffers(type_, len(floats), [nulls, pa.py_buffer(floats)])
 
@@ -88,9 +88,9 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     """Returns integers with the same order as the values; any integer for null."""
     if len(column) == 0:
         return np.zeros(0, np.int64)
-    if cells.is_float(column.type):
-        return cells.to_order(cells.raw(column, f"<f{column.type.bit_width // 8}"))
-    size = cells.width(column.type)
+    if binary.is_float(column.type):
+        return binary.to_order(binary.raw(column, f"<f{column.type.bit_width // 8}"))
+    size = binary.width(column.type)
     if size is None or pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type):
         return np.asarray(pc.rank(column, tiebreaker="dense"))
-    return cells.raw(column, f"<i{size}")
+    return binary.raw(column, f"<i{size}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.state.encoding.describe import Description, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows_by_key import RowsByKey
+from kafka_eos_source.state.shard_rows import RowsByKey
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.emission import EMIT, Emission

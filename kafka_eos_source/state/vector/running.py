@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.keys import keyed_keys, split_keys
+from kafka_eos_source.state.encoding.layout import keyed_keys, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation

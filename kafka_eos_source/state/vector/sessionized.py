@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.keys import keyed_keys, numbered, numbered_in_order, split_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
+from kafka_eos_source.state.encoding.layout import keyed_keys, numbered, numbered_in_order, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.shard_rows import closed_until, record_event_times
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.emission import details_of
@@ -141,7 +141,7 @@ class Sessionized(Grouping):
     def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered(self.codec.encode(keys))
-        begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
+        begins, ends = binary.raw(first, np.int64), binary.raw(last, np.int64)
         session = self._join_parts(number, begins, ends, binary.valid(first))
         extra = [
             (pa.array(number), "min", NO_NULLS_ONLY),
@@ -165,7 +165,7 @@ class Sessionized(Grouping):
     def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         partial = self._drop_rows_without_time(partial, context)
         names = ("__first_ms", "__last_ms", "__rows")
-        record_event_times(context, *(cells.raw(partial.column(name), np.int64) for name in names))
+        record_event_times(context, *(binary.raw(partial.column(name), np.int64) for name in names))
         return partial
 
     def update(
@@ -192,13 +192,15 @@ class Sessionized(Grouping):
         """
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered_in_order(self.codec.encode(keys))
-        new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
+        new = _Sessions(number, binary.raw(first, np.int64), binary.raw(last, np.int64), states)
         old, due_ms = self._load(group_keys, state)
         watermark = context.watermark_ms(self._window.grace_ms)
         # A session that is closed by the watermark accepts no rows, even if it is still in the state.
         was_closed = self._is_closed(old, watermark)
         open_before = old.where(~was_closed)
-        joined, has_new, replaced, late = self._join(open_before, new, cells.raw(counts, np.int64), watermark)
+        joined, has_new, replaced, late = self._join(
+            open_before, new, binary.raw(counts, np.int64), watermark
+        )
         if late:
             context.count("late_rows", late)
         closes = self._is_closed(joined, until_ms)
@@ -238,8 +240,8 @@ class Sessionized(Grouping):
             (pa.array(rows), "sum", NO_NULLS_ONLY),
         ]
         (number,), more, states = self.aggregation.merge_states([pa.array(session)], both.states, extra)
-        order = np.argsort(cells.raw(number, np.int64))
-        key, first, last, has_new, rows = (cells.raw(column, np.int64)[order] for column in more)
+        order = np.argsort(binary.raw(number, np.int64))
+        key, first, last, has_new, rows = (binary.raw(column, np.int64)[order] for column in more)
         joined = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
         now = session[: len(old)]
         replaced = (first[now] != old.first_ms) | (last[now] != old.last_ms)
@@ -264,7 +266,7 @@ class Sessionized(Grouping):
         due_ms, counts, columns = self._lists.decode(state.get_many(keyed_keys(VALUES, group_keys)))
         first, last, *states = columns
         key = np.repeat(np.arange(len(counts)), counts)
-        return _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states), due_ms
+        return _Sessions(key, binary.raw(first, np.int64), binary.raw(last, np.int64), states), due_ms
 
     def _store(
         self,
@@ -298,7 +300,7 @@ class Sessionized(Grouping):
         if not times.null_count:
             return partial
         none = partial.column("__rows").filter(times.is_null())
-        context.count("null_time_rows", int(cells.raw(none, np.int64).sum()))
+        context.count("null_time_rows", int(binary.raw(none, np.int64).sum()))
         return partial.filter(times.is_valid())
 
     # -- output
@@ -330,7 +332,7 @@ class Sessionized(Grouping):
             )
         _, counts, (first, last, *states) = self._lists.decode(values)
         key = np.repeat(np.arange(len(counts)), counts)
-        stored = _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
+        stored = _Sessions(key, binary.raw(first, np.int64), binary.raw(last, np.int64), states)
         index = pa.array(key)
         arrays = [
             *(column.take(index) for column in columns),

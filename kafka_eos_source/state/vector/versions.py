@@ -29,9 +29,8 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.state.encoding import binary
-from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.binary import Ints, RowCodec
 from kafka_eos_source.state.encoding.describe import fields_from_json, fields_to_json, type_to_json
-from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.vector.lists import ListCodec, Lists
 
 #: Largest number of a version, because a value has one byte for it.

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.state.encoding import cells
+from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
+from kafka_eos_source.state.encoding.layout import split_keys, timed_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.shard_rows import closed_until, record_event_times
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.emission import Emission, Groups, held_table, held_windows, read_held
@@ -105,7 +105,7 @@ class Windowed(Grouping):
     def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         panes = _drop_rows_without_time(partial, context)
         names = ("__pane_ms", "__seen_ms", "__rows")
-        record_event_times(context, *(cells.raw(panes.column(name), np.int64) for name in names))
+        record_event_times(context, *(binary.raw(panes.column(name), np.int64) for name in names))
         return panes
 
     def update(
@@ -170,11 +170,11 @@ class Windowed(Grouping):
         """
         window = self._window
         keys, (begins, _, counts), states = self.split(panes)
-        pane, starts = window.starts(cells.raw(begins, np.int64))
+        pane, starts = window.starts(binary.raw(begins, np.int64))
         watermark = context.watermark_ms(window.grace_ms)
         late = np.zeros(len(starts), np.bool_) if watermark is None else starts + window.size_ms <= watermark
         if bool(late.any()):
-            context.count("late_rows", int(cells.raw(counts, np.int64)[pane[late]].sum()))
+            context.count("late_rows", int(binary.raw(counts, np.int64)[pane[late]].sum()))
             pane, starts = pane[~late], starts[~late]
         if len(pane) != len(panes) or not _is_range(pane):
             index = pa.array(pane)
@@ -182,7 +182,7 @@ class Windowed(Grouping):
         if window.size_ms != window.every_ms:
             groups, _, states = self.aggregation.merge_states([*keys, pa.array(starts)], states)
             *keys, begins = groups
-            starts = cells.raw(begins, np.int64)
+            starts = binary.raw(begins, np.int64)
         return keys, starts, states
 
     def _merge(
@@ -202,7 +202,7 @@ class Windowed(Grouping):
         """
         store_keys = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
         store_keys, [begins, *keys], new = sort_by_store_key(store_keys, [pa.array(starts), *keys], new)
-        ends = cells.raw(begins, np.int64) + self._window.size_ms
+        ends = binary.raw(begins, np.int64) + self._window.size_ms
         combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
         is_closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
         closed = pa.array(is_closed) if bool(is_closed.any()) else None
@@ -234,7 +234,7 @@ def _drop_rows_without_time(partial: pa.RecordBatch, context: BatchContext) -> p
     if not times.null_count:
         return partial
     none = times.is_null()
-    context.count("null_time_rows", int(cells.raw(partial.column("__rows").filter(none), np.int64).sum()))
+    context.count("null_time_rows", int(binary.raw(partial.column("__rows").filter(none), np.int64).sum()))
     return partial.filter(times.is_valid())
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.option_values import duration_ms
-from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 
 #: A time span: a `timedelta`, or text such as ``"90s"``, ``"5 minutes"`` or ``"1 hour"``.
@@ -237,7 +237,7 @@ def times_ms(column: pa.Array) -> tuple[Ints, NDArray[np.bool_]]:
     Raises:
         InvalidRecordError: if a time is more than 2^52 ms from the epoch.
     """
-    times = cells.raw(column, np.int64)
+    times = binary.raw(column, np.int64)
     if pa.types.is_timestamp(column.type):
         factor, divisor = _PER_UNIT[column.type.unit]
         limit = _LIMIT_MS * divisor // factor

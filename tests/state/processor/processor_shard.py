@@ -10,14 +10,14 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
-from tests.state.model_state import ModelState
+from tests.state.store.model_state import ModelState
 
 
 def runner(

@@ -16,9 +16,9 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.processor import rows
-from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import Custom, Shard, custom, nothing, runner
 from tests.state.processor.scripted_processor import INPUT, KEY, OUTPUT, Scripted, ops
+from tests.state.store.model_state import ModelState
 
 
 class TestInput:

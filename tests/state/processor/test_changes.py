@@ -16,8 +16,8 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import check_indexes, custom, nothing, variables_in, with_state
+from tests.state.store.model_state import ModelState
 
 
 @pytest.fixture(params=["model", "store"])

@@ -16,9 +16,9 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
 from kafka_eos_source.state.processor import rows, ttl, window
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import Shard, check_indexes, runner
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
+from tests.state.store.model_state import ModelState
 
 
 @pytest.fixture(params=["model", "store"])

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state import rows_by_key
+from kafka_eos_source.state import shard_rows
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
-from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
@@ -90,7 +90,7 @@ PROCESSORS: dict[str, Any] = {
 def limits(rows_in_memory: int, chunk: int, files: int, scanned: int) -> Iterator[None]:
     """Lets only a few rows, and a few due entries, be in memory at a time."""
     with (
-        mock.patch.multiple(rows_by_key, MOST_ROWS=rows_in_memory, _FILES=files),
+        mock.patch.multiple(shard_rows, MOST_ROWS=rows_in_memory, _FILES=files),
         mock.patch.object(processor, "KEYED_ROWS", chunk),
         mock.patch.object(intake, "CHUNK_ROWS", chunk),
         mock.patch.multiple(due, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
@@ -168,7 +168,7 @@ def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: st
             with (
                 limits(50, 40, 7, 30),
                 mock.patch.object(
-                    rows_by_key.RowsByKey, "_divide", autospec=True, side_effect=rows_by_key.RowsByKey._divide
+                    shard_rows.RowsByKey, "_divide", autospec=True, side_effect=shard_rows.RowsByKey._divide
                 ) as divide,
             ):
                 found = _emitted(declared, own, store, contexts[1])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidSchemaError, StateMismatchError
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (

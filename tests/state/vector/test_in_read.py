@@ -16,9 +16,9 @@ from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import read_arrow_schema
-from kafka_eos_source.state import shard_batches
-from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.shard_batches import (
+from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state.encoding.layout import shards_of
+from kafka_eos_source.state.shard_rows import (
     PACKED_BATCH,
     PACKED_SCHEMA,
     ROUTE,
@@ -173,7 +173,7 @@ def test_rows_can_be_routed_to_every_shard(shards: int) -> None:
 def test_large_rows_need_several_packed_batches_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shard_batches, "PACKED_BATCH_BYTES", 1000)
+    monkeypatch.setattr(shard_rows, "PACKED_BATCH_BYTES", 1000)
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.binary())])
     rows = pa.record_batch([[7] * 30, [bytes([n]) * 100 for n in range(30)]], schema=schema)
     (packed,) = pack([rows.slice(0, 0), rows], schema, ["k"], 4)

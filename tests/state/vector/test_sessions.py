@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from kafka_eos_source.state import layout
+from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
 from kafka_eos_source.state.vector.lists import ListCodec
 from kafka_eos_source.state.vector.sessions import join
