@@ -32,7 +32,7 @@ _SESSION_NAME = "kafka-eos"
 _HOST_OF_REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.(?:api\.)?(?:amazonaws\.com|api\.aws)")
 
 
-def checked(given: Mapping[str, str], bootstrap_servers: str) -> str:
+def checked_aws(given: Mapping[str, str], bootstrap_servers: str) -> str:
     """Returns the text of ``sasl.oauthbearer.config`` for options, with the region of the cluster.
 
     Args:
@@ -75,7 +75,7 @@ def checked(given: Mapping[str, str], bootstrap_servers: str) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted({**given, "awsRegion": region}.items()))
 
 
-def token(config: str) -> tuple[str, float]:
+def aws_token(config: str) -> tuple[str, float]:
     """Returns a token and its expiry. A token provider; see ``docs/logins.md``.
 
     Args:

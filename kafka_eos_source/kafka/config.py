@@ -172,7 +172,7 @@ class _Checked:
                 raise unknown(name)
             if PROPERTIES[name].fate is Fate.REFUSED:
                 raise refused(name, value, "kafka-eos does not support it", PROPERTIES[name].note)
-        options, written = login_options.translated(kafka)
+        options, written = login_options.translated_login(kafka)
         for given, name, value in translated(options):
             stated = written.get(given, given)
             known = PROPERTIES[name]

@@ -54,7 +54,7 @@ class LoginOptions(NamedTuple):
     stated: dict[str, str]
 
 
-def translated(kafka: Mapping[str, str]) -> LoginOptions:
+def translated_login(kafka: Mapping[str, str]) -> LoginOptions:
     """Translates a login that is written for Java's clients.
 
     Args:
@@ -213,7 +213,7 @@ def _use_aws(
     wanted = {name: value for name, value in given.items() if name not in _AWS_IGNORED}
     put("sasl.mechanisms", "OAUTHBEARER", source)
     put(PROVIDER, aws.PROVIDER_PATH, source)
-    put(_CONFIG, aws.checked(wanted, options.get("bootstrap.servers", "")), source)
+    put(_CONFIG, aws.checked_aws(wanted, options.get("bootstrap.servers", "")), source)
 
 
 def _from_jaas(module: str, given: dict[str, str]) -> Iterable[tuple[str, str]]:

@@ -158,7 +158,7 @@ def test_lines_go_to_standard_error_where_nobody_configured_logging(
 )
 def test_log_level_hides_lines(level: str, shown: int) -> None:
     Access.of(check_consumer({"log_level": level}), SECONDS, SECONDS)
-    assert debug.broker.getEffectiveLevel() == shown
+    assert debug.broker_log.getEffectiveLevel() == shown
 
 
 @pytest.mark.usefixtures("_log_as_before")
@@ -166,6 +166,6 @@ def test_log_level_hides_lines(level: str, shown: int) -> None:
 def test_a_client_that_logs_errors_only_hides_no_warning_of_another(order: int) -> None:
     for each in [{"log_level": "0"}, {}][::order]:
         Access.of(check_consumer(each), SECONDS, SECONDS)
-    assert debug.broker.isEnabledFor(logging.WARNING)
+    assert debug.broker_log.isEnabledFor(logging.WARNING)
     Access.of(check_consumer({"log_level": "7"}), SECONDS, SECONDS)
-    assert debug.broker.isEnabledFor(logging.INFO)
+    assert debug.broker_log.isEnabledFor(logging.INFO)

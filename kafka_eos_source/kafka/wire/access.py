@@ -123,14 +123,14 @@ class Addresses:
             except OSError as error:
                 plain.close()
                 failures.append((str(address[0]), error))
-                debug.broker.debug(
+                debug.broker_log.debug(
                     "%s:%d does not accept a connection at %s: %s", host, port, address[0], error
                 )
             except BaseException:
                 plain.close()
                 raise
             else:
-                debug.broker.debug("connected to %s:%d at %s", host, port, address[0])
+                debug.broker_log.debug("connected to %s:%d at %s", host, port, address[0])
                 return plain
         raise _failure(failures)
 
@@ -145,7 +145,7 @@ class Addresses:
             for *_, address in found:
                 name, _ = socket.getnameinfo(address, socket.NI_NUMERICSERV)  # the address if it has no name
                 names[name, port] = None
-        debug.broker.debug("canonical names of %s: %s", self.bootstrap_servers, list(names))
+        debug.broker_log.debug("canonical names of %s: %s", self.bootstrap_servers, list(names))
         return list(names)
 
 
@@ -210,7 +210,7 @@ class Access:
         # an answer may have a little more than the records that a Fetch asks for
         asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
         most_bytes = max(LARGEST_ANSWER_BYTES, *asked)
-        debug.configure(kafka)
+        debug.configure_log(kafka)
         addresses = Addresses.of(kafka)
         return cls(kafka, tls, tokens, addresses, connect_seconds, request_seconds, most_bytes)
 
@@ -237,7 +237,7 @@ class Access:
         if self.tls is None:
             return plain
         encrypted = self.tls.wrap_socket(plain, server_hostname=host)
-        debug.security.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
+        debug.security_log.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
         return encrypted
 
 
@@ -291,7 +291,7 @@ def open_session(
 
     def answer_to(request: Any, until: Deadline = deadline) -> bytes:
         session.requests += 1
-        debug.request(address, request, session.requests)
+        debug.log_request(address, request, session.requests)
         limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, until))
@@ -310,7 +310,7 @@ def open_session(
     name = mechanism(access.kafka)
     if not name:
         return session
-    debug.security.debug("%s: login with %s", address, name)
+    debug.security_log.debug("%s: login with %s", address, name)
     from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
 
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)

@@ -189,7 +189,7 @@ class Connection:
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         self._used = time.monotonic()
-        debug.request(self.address, request, self._next_id)
+        debug.log_request(self.address, request, self._next_id)
         if self.failure is not None:
             on_answer(None, self.failure)
             return
@@ -313,7 +313,7 @@ class Connection:
         if self.failure is not None:
             return
         self.failure = error
-        debug.broker.debug("%s: the connection ends: %s", self.address, error)
+        debug.broker_log.debug("%s: the connection ends: %s", self.address, error)
         self._on_end(self)
         self.socket.close()
         self._out.clear()
@@ -329,7 +329,7 @@ class Connection:
             return
         first = self._in_flight[0]
         self._used = time.monotonic()
-        debug.answer(self.address, first.request, first.correlation_id, len(data))
+        debug.log_answer(self.address, first.request, first.correlation_id, len(data))
         try:
             answer = first.decode(first.request, data, first.correlation_id)
         except (ValueError, IndexError, struct.error, KeyError) as error:

@@ -14,8 +14,8 @@ from typing import Any
 _PACKAGE = "kafka_eos_source.kafka.wire"
 _client = logging.getLogger(_PACKAGE)
 
-broker = _client.getChild("broker")
-security = _client.getChild("security")
+broker_log = _client.getChild("broker")
+security_log = _client.getChild("security")
 _requests = _client.getChild("requests")
 
 _TRANSACTION = (
@@ -51,7 +51,7 @@ _LEVELS = (*[logging.ERROR] * 4, logging.WARNING, *[logging.INFO] * 3)
 _asked: set[int] = set()
 
 
-def configure(kafka: Mapping[str, str]) -> None:
+def configure_log(kafka: Mapping[str, str]) -> None:
     """Applies the options ``debug`` and ``log_level`` to this process. They stay for later clients.
 
     The logger has the lowest level that any client asked for: one that wants errors only must not hide the
@@ -72,14 +72,14 @@ def configure(kafka: Mapping[str, str]) -> None:
         _client.addHandler(handler)
 
 
-def request(address: str, sent: Any, correlation_id: int) -> None:
+def log_request(address: str, sent: Any, correlation_id: int) -> None:
     """Logs a request that is sent."""
     log = _logger(type(sent).__name__)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s: request %d, version %d", address, correlation_id, sent.API_VERSION)
 
 
-def answer(address: str, sent: Any, correlation_id: int, size: int) -> None:
+def log_answer(address: str, sent: Any, correlation_id: int, size: int) -> None:
     """Logs the answer to a request."""
     log = _logger(type(sent).__name__)
     if log.isEnabledFor(logging.DEBUG):

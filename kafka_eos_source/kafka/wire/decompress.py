@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-_SNAPPY_FRAME = b"\x82SNAPPY\x00"
+_SNAPPY_MARK = b"\x82SNAPPY\x00"
 _SNAPPY_FRAME_BYTES = 16
 #: Three bytes of a snappy block repeat at most 64.
 _MOST_SNAPPY_RATIO = 22
@@ -139,13 +139,13 @@ def _past_lz4_frame(packed: memoryview) -> int:
 def _from_snappy(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses Java's frames of blocks (xerial), or a block without a frame, as librdkafka writes it."""
     codec = pa.Codec("snappy")
-    if packed[: len(_SNAPPY_FRAME)] != _SNAPPY_FRAME:
+    if packed[: len(_SNAPPY_MARK)] != _SNAPPY_MARK:
         size = _snappy_bytes(packed, most_bytes)
         return memoryview(codec.decompress(pa.py_buffer(packed), size)).cast("B")
     parts: list[memoryview] = []
     at, room = _SNAPPY_FRAME_BYTES, most_bytes
     while at + 4 <= len(packed):
-        if packed[at : at + len(_SNAPPY_FRAME)] == _SNAPPY_FRAME:
+        if packed[at : at + len(_SNAPPY_MARK)] == _SNAPPY_MARK:
             at += _SNAPPY_FRAME_BYTES
             continue
         size = int.from_bytes(packed[at : at + 4], "big")
