@@ -91,7 +91,7 @@ class KafkaClients:
         return read_tail(admin_config(self.kafka), tp, start, deadline)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
-        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+        from kafka_eos_source.kafka.token_topic import TopicRecords
 
         return TopicRecords.checked(self.kafka, name, deadline)
 

@@ -14,11 +14,10 @@ from confluent_kafka import KafkaException, libversion
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.login import mechanism
+from kafka_eos_source.kafka.failure import kafka_error, mechanism
 from kafka_eos_source.kafka.properties import for_librdkafka
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
+from kafka_eos_source.secrets import Secrets
 
 T = TypeVar("T")
 

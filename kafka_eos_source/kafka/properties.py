@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.login import MECHANISMS
-from kafka_eos_source.kafka.secrets import is_secret, shown
+from kafka_eos_source.kafka.failure import MECHANISMS
+from kafka_eos_source.secrets import is_secret, shown
 
 _BILLION = 1_000_000_000
 _LARGEST = (1 << 31) - 1

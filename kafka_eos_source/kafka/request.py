@@ -12,16 +12,16 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import (
     START_SECONDS,
+    Login,
     classify,
     is_login,
     is_transient,
     kafka_error,
     unreachable,
 )
-from kafka_eos_source.kafka.login import Login
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.secrets import Secrets
 
 T = TypeVar("T")
 

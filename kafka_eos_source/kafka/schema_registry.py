@@ -22,7 +22,6 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
@@ -30,6 +29,7 @@ from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     FROM_ENVIRONMENT,
+    Secrets,
     shown_url,
     urls_in,
 )

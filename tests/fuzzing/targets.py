@@ -28,8 +28,8 @@ from kafka.protocol.api_message import ApiMessage
 
 import tests.support.fetched_log as log
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
+from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.login import LoginRefusedError
 from kafka_eos_source.kafka.tokens import OAuthService
 from kafka_eos_source.kafka.wire.access import Session
 from kafka_eos_source.kafka.wire.decompress import decompressed

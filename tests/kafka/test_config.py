@@ -18,7 +18,7 @@ from kafka_eos_source.kafka.config import (
     is_known,
     producer_config,
 )
-from kafka_eos_source.kafka.secrets import MASK, Secrets, shown
+from kafka_eos_source.secrets import MASK, Secrets, shown
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "hunter2-is-secret"

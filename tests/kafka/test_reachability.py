@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import login
+from kafka_eos_source.kafka import failure
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.request import Complaints, request
@@ -31,7 +31,7 @@ SECONDS = 0.2
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_ADVERTISED_SECONDS", 0.1)
     monkeypatch.setattr(probe, "_PASS_SECONDS", 0.5)
-    monkeypatch.setattr(login, "_worked", set())
+    monkeypatch.setattr(failure, "_worked", set())
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_only_a_query_that_starts_fails_soon(refusing: str, starts: bool) -> Non
     config = {"bootstrap.servers": refusing}
     complaints = Complaints(config)
     if starts:  # but this process has reached the brokers before
-        login.Login(config).record_success()
+        failure.Login(config).record_success()
     deadline = Deadline.after_seconds(0.5)
     with pytest.raises(UnavailableError, match="the connection was refused"):
         request("asking", _no_answer, deadline, complaints, refusing, starts=starts)

@@ -27,7 +27,7 @@ from kafka_eos_source.errors import (
     RetriableError,
 )
 from kafka_eos_source.kafka import tokens as module
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.tokens import PROVIDER, OAuthService, Tokens, check_tokens
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.doc_pages import ROOT, blocks

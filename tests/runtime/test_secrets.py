@@ -27,11 +27,9 @@ from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, Kafk
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.failure import classify, unreachable
+from kafka_eos_source.kafka.failure import Login, classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.request import Complaints
-from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
@@ -39,6 +37,7 @@ from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import MASK, Secrets
 from tests.support.simulated_kafka import SimulatedKafka
 
 SECRET = "hunter2-is-secret"

@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source import quiet_logs
 from kafka_eos_source.kafka import clients
-from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.runtime import client_log
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import MASK, Secrets
 from kafka_eos_source.spark import quiet
 
 

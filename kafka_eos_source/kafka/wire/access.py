@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
+from kafka_eos_source.kafka.failure import LoginRefusedError, mechanism
 from kafka_eos_source.kafka.tls import context, uses_tls
 from kafka_eos_source.kafka.wire import debug
 from kafka_eos_source.kafka.wire.messages import (

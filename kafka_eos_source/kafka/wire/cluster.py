@@ -17,15 +17,21 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
-from kafka_eos_source.kafka.login import Login, LoginRefusedError
-from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.kafka.failure import (
+    Login,
+    LoginRefusedError,
+    classify,
+    is_transient,
+    kafka_error,
+    unreachable,
+)
 from kafka_eos_source.kafka.wire.access import Access
 from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
 from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
 from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.secrets import Secrets
 
 T = TypeVar("T")
 

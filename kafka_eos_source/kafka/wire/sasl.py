@@ -11,7 +11,7 @@ from kafka.net.sasl import get_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.tokens import Issued, Tokens
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from urllib.parse import SplitResult, urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.sinks.http.answers import Answer, retry_after_seconds
 
 #: Most bytes of an answer that are read. Answers contain a state, a list of ids or an error text.

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import Secrets
 from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
 from kafka_eos_source.sinks.table_format import ADD, fitting_table
