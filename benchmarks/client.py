@@ -20,8 +20,8 @@ import pyarrow as pa
 from benchmarks.kafka import Cluster
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.producer import RecordProducer, WireProducer
+from kafka_eos_source.kafka.producer import RecordProducer, WireProducer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.runtime.deadline import Deadline

@@ -20,7 +20,7 @@ from benchmarks.kafka import Cluster
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED

@@ -20,11 +20,11 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
+from kafka_eos_source.kafka import access, connection
+from kafka_eos_source.kafka import producer as module
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire import access, connection
-from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.connection import Connection
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -11,8 +11,8 @@ from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, end_
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.node import Node
 from kafka_eos_source.embedded.properties import Ports
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 

@@ -31,10 +31,10 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.producer import WireProducer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import rescale, rescale_records
 from kafka_eos_source.operate.rescale import Rescale

@@ -14,9 +14,9 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.kafka.test_tls import PASSWORD, WAYS, identities
 from tests.support.tls_server import Authority, Pair

@@ -30,8 +30,8 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import token_topic
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic, last
-from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch

@@ -26,8 +26,8 @@ from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, own_folders

@@ -22,7 +22,7 @@ from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

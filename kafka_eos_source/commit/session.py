@@ -26,7 +26,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.steps import TracedStep

@@ -13,7 +13,7 @@ from pathlib import Path
 from kafka_eos_source.embedded import supervisor
 from kafka_eos_source.embedded.properties import HOST, Ports
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka.wire.probe import broker_ids
+from kafka_eos_source.kafka.probe import broker_ids
 
 _STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
 _ANSWER_SECONDS = 5.0

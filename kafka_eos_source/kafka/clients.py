@@ -19,7 +19,7 @@ from kafka_eos_source.kafka.properties import for_librdkafka
 from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 from kafka_eos_source.secrets import Secrets
 
-T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 def admin_client(config: Mapping[str, Any]) -> Any:
@@ -35,7 +35,7 @@ def admin_client(config: Mapping[str, Any]) -> Any:
     return make(AdminClient, config)
 
 
-def make(kind: Callable[..., T], config: Mapping[str, Any]) -> T:
+def make(kind: Callable[..., Made], config: Mapping[str, Any]) -> Made:
     """Creates a client of confluent-kafka, whose errors reveal no secret, without contacting a broker.
 
     What the client logs appears when its ``poll`` is called.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.cluster_reader import metadata
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import admin as client_admin
+
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.kafka.admin import metadata
+from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.failure import classify, kafka_error
+from kafka_eos_source.kafka.probe import append_time
+from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.probe import append_time
+from kafka_eos_source.kafka.wire.admin import initial_error
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -90,3 +98,131 @@ def clock_difference(kafka: Mapping[str, str], topic: str, deadline: Deadline) -
 def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[str, int]:
     """Returns the topics among these that have a partition with fewer replicas."""
     return {name: found.replicas[name] for name in topics if found.replicas.get(name, least) < least}
+
+
+# HOUSE: from kafka_eos_source.kafka.health
+# HOUSE| """Asks brokers what the principal of a connection may do, without doing any of it (KIP-430)."""
+
+_REQUEST_SECONDS = 10.0
+#: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large.
+_NEVER_GRANTED_MS = 2_147_483_647
+
+_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
+_DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
+
+_log = logging.getLogger(__name__)
+
+
+class Rights:
+    """Looks up the operations that the principal may use.
+
+    Args:
+        kafka: librdkafka properties with the query's own credentials.
+        deadline: limits the wait for the brokers.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], deadline: Deadline) -> None:
+        self._kafka, self._deadline = dict(kafka), deadline
+        self._complaints = Complaints(self._kafka)
+        self._client = admin_client({**admin_config(self._kafka), "error_cb": self._complaints.on_error})
+
+    def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
+        """Returns the operations on each topic, such as ``READ``; None = there is no such topic.
+
+        Raises:
+            KafkaEosError: if no broker answers, or the login is refused.
+        """
+        if not topics:
+            return {}
+        names = sorted(topics)
+
+        def send(seconds: float) -> Mapping[str, Any]:
+            collection = TopicCollection(names)
+            futures = self._client.describe_topics(
+                collection, include_authorized_operations=True, request_timeout=seconds
+            )
+            return {name: self._operations(future) for name, future in futures.items()}
+
+        return dict(self._request(f"looking up the rights on {', '.join(names)}", send))
+
+    def of_group(self, group_id: str) -> frozenset[str] | None:
+        """Returns the operations on a consumer group; None = the broker reports none of a missing group.
+
+        Raises:
+            KafkaEosError: if no broker answers, or the login is refused.
+        """
+
+        def send(seconds: float) -> frozenset[str] | None:
+            futures = self._client.describe_consumer_groups(
+                [group_id], include_authorized_operations=True, request_timeout=seconds
+            )
+            return self._operations(futures[group_id])
+
+        found: frozenset[str] | None = self._request(f"looking up the rights on group {group_id!r}", send)
+        return found
+
+    def may_write_transactional_id(self, transactional_id: str) -> bool | None:
+        """Returns whether the principal may write with a transactional id; None = it cannot be asked.
+
+        Brokers check the right first, then whether they grant the transaction timeout, and only then look at
+        the id. The method asks for a timeout that they do not grant, so nobody is fenced.
+
+        Raises:
+            KafkaEosError: if no broker answers, or the login is refused.
+        """
+        limit = self._largest_transaction_timeout_ms()
+        if limit is not None and limit >= _NEVER_GRANTED_MS:
+            return None
+        config = admin_config(self._kafka)
+        code = initial_error(config, transactional_id, _NEVER_GRANTED_MS, self._deadline)
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return True
+        if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return False
+        if code:
+            raise classify(
+                KafkaError(code), f"looking up the rights on transactional id {transactional_id!r}"
+            )
+        return None
+
+    def _largest_transaction_timeout_ms(self) -> int | None:
+        """Returns transaction.max.timeout.ms of a broker; None = the principal may not read it."""
+        resource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
+        kind: Any = client_admin.ResourceType.BROKER  # type: ignore[attr-defined]
+
+        def send(seconds: float) -> int | None:
+            nodes = self._client.list_topics(timeout=seconds).brokers
+            asked = [resource(kind, str(min(nodes)))]
+            (future,) = self._client.describe_configs(asked, request_timeout=seconds).values()
+            found = self._complaints.await_answer(self._client, future).get("transaction.max.timeout.ms")
+            return None if found is None else int(found.value)
+
+        try:
+            limit: int | None = self._request("looking up transaction.max.timeout.ms", send)
+            return limit
+        except KafkaEosError:
+            return None  # without this right, the check assumes that the limit is smaller
+
+    def _operations(self, future: Any) -> frozenset[str] | None:
+        try:
+            described = self._complaints.await_answer(self._client, future)
+        except KafkaException as failure:
+            code = kafka_error(failure).code()
+            if code in _DENIED:
+                return frozenset()
+            if code in _MISSING:
+                return None
+            raise
+        found = described.authorized_operations
+        return None if found is None else frozenset(each.name for each in found)
+
+    def _request(self, doing: str, send: Callable[[float], Any]) -> Any:
+        return request(
+            doing,
+            send,
+            self._deadline,
+            self._complaints,
+            str(self._kafka.get("bootstrap.servers", "")),
+            poll=self._client.poll,
+            request_seconds=_REQUEST_SECONDS,
+        )

@@ -106,7 +106,7 @@ class Complaints:
         if kafka_error(failure).code() not in _SILENT:
             return None
         # imported here, because it takes 0.1 s and few requests fail
-        from kafka_eos_source.kafka.wire.probe import check_reachable
+        from kafka_eos_source.kafka.probe import check_reachable
 
         try:
             self.last = check_reachable(self._config, seconds, every=True) or self.last

@@ -21,11 +21,10 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Records
-from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
+from kafka_eos_source.kafka.admin import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import kernel
+from kafka_eos_source.kafka.reader import POOL, ChangelogReader, Records
 from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
@@ -82,7 +81,7 @@ class TokenTopic:
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Returns the partition of a key, as Java's default partitioner chooses it (murmur2)."""
-    from kafka_eos_source.kafka.wire.rows import Rows  # imports kafka-python
+    from kafka_eos_source.kafka.kernel import Rows  # imports kafka-python
 
     row = Rows([{"key": pa.array([key]), "value": pa.array([b""])}])
     row.place(kernel(), partitions, 0, 1)

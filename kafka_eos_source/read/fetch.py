@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import KernelMessages
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.protocol.record_batch import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.read.columns import Run, record_batches
@@ -27,8 +27,8 @@ from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.spark.worker import cycle_collection_paused
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.consumer import WireConsumer
-    from kafka_eos_source.kafka.wire.damage import Damage
+    from kafka_eos_source.kafka.damage import Damage
+    from kafka_eos_source.kafka.fetch import WireConsumer
 
 _log = logging.getLogger(__name__)
 

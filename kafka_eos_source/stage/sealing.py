@@ -29,8 +29,8 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
-    from kafka_eos_source.kafka.wire.rows import Groups, Rows
+    from kafka_eos_source.kafka.batches import Encoder, SealedBatches
+    from kafka_eos_source.kafka.kernel import Groups, Rows
 
 #: Rows are encoded when they have this many bytes, so that each partition gets large batches.
 _COLLECT_BYTES = 16 << 20
@@ -189,8 +189,8 @@ def seal_rows(
     Raises:
         InvalidRecordError: if a record is larger than the client or the topic accepts.
     """
-    from kafka_eos_source.kafka.wire.batches import Encoder
-    from kafka_eos_source.kafka.wire.rows import Rows
+    from kafka_eos_source.kafka.batches import Encoder
+    from kafka_eos_source.kafka.kernel import Rows
 
     if sum(each.nbytes for each in batches) > _COLUMN_BYTES:
         return None

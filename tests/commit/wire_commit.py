@@ -15,7 +15,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kafka_eos_source.kafka import access as module
+from kafka_eos_source.kafka.access import Addresses, listed
 from kafka_eos_source.kafka.config import check_consumer
-from kafka_eos_source.kafka.wire import access as module
-from kafka_eos_source.kafka.wire.access import Addresses, listed
 from kafka_eos_source.runtime.deadline import Deadline
 
 SECONDS = 10

@@ -11,8 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, clients, request
-from kafka_eos_source.kafka.wire import probe
+from kafka_eos_source.kafka import admin, clients, probe, request
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
+from kafka_eos_source.kafka import access
+from kafka_eos_source.kafka import cluster as cluster_module
+from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.config import admin_config, check_consumer, check_producer, producer_config
-from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import debug
-from kafka_eos_source.kafka.wire.access import Access
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
+from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import SimulatedKafka
 
@@ -32,16 +32,16 @@ def brokers() -> Iterator[SimulatedKafka]:
 def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores the levels and handlers of the client's loggers."""
     loggers = [
-        debug._client,
-        *(debug._client.getChild(name) for each in debug._CONTEXTS.values() for name in each),
+        access._client,
+        *(access._client.getChild(name) for each in access._CONTEXTS.values() for name in each),
     ]
     before = [each.level for each in loggers]
-    handlers = list(debug._client.handlers)
-    monkeypatch.setattr(debug, "_asked", set())
+    handlers = list(access._client.handlers)
+    monkeypatch.setattr(access, "_asked", set())
     yield
     for each, level in zip(loggers, before, strict=True):
         each.setLevel(level)
-    debug._client.handlers[:] = handlers
+    access._client.handlers[:] = handlers
 
 
 def client(brokers: SimulatedKafka, **options: str) -> Cluster:
@@ -134,7 +134,7 @@ def test_debug_logs_its_contexts(
 ) -> None:
     with closing(client(brokers, debug=contexts)) as cluster:
         cluster.metadata([], soon())
-    names = {each.name.removeprefix(f"{debug._PACKAGE}.") for each in caplog.records}
+    names = {each.name.removeprefix(f"{access._PACKAGE}.") for each in caplog.records}
     assert names == said
     if "broker" in said:
         assert any("connected to 127.0.0.1" in each for each in caplog.messages)
@@ -158,7 +158,7 @@ def test_lines_go_to_standard_error_where_nobody_configured_logging(
 )
 def test_log_level_hides_lines(level: str, shown: int) -> None:
     Access.of(check_consumer({"log_level": level}), SECONDS, SECONDS)
-    assert debug.broker_log.getEffectiveLevel() == shown
+    assert access.broker_log.getEffectiveLevel() == shown
 
 
 @pytest.mark.usefixtures("_log_as_before")
@@ -166,6 +166,6 @@ def test_log_level_hides_lines(level: str, shown: int) -> None:
 def test_a_client_that_logs_errors_only_hides_no_warning_of_another(order: int) -> None:
     for each in [{"log_level": "0"}, {}][::order]:
         Access.of(check_consumer(each), SECONDS, SECONDS)
-    assert debug.broker_log.isEnabledFor(logging.WARNING)
+    assert access.broker_log.isEnabledFor(logging.WARNING)
     Access.of(check_consumer({"log_level": "7"}), SECONDS, SECONDS)
-    assert debug.broker_log.isEnabledFor(logging.INFO)
+    assert access.broker_log.isEnabledFor(logging.INFO)

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire import consumer as wire_consumer
-from kafka_eos_source.kafka.wire import damage, fetched_batches
-from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
-from kafka_eos_source.kafka.wire.fetched_batches import Arrived, FetchedBatches
+from kafka_eos_source.kafka import damage, fetched_batches, kernel
+from kafka_eos_source.kafka import fetch as wire_consumer
+from kafka_eos_source.kafka.admin import LogEnds
+from kafka_eos_source.kafka.fetch import Taken, WireConsumer
+from kafka_eos_source.kafka.fetched_batches import Arrived, FetchedBatches
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch

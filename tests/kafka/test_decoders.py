@@ -28,15 +28,15 @@ from kafka.protocol.metadata import MetadataRequest
 
 import tests.support.fetched_log as model
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka import connection
+from kafka_eos_source.kafka.compression import TooLargeError, decompressed
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.fetched_batches import DamagedBatchError, FetchedBatches, decode
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.wire import connection
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
-from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
-from kafka_eos_source.kafka.wire.messages import decoded
-from kafka_eos_source.kafka.wire.probe import broker_ids
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.messages import decoded
+from kafka_eos_source.kafka.probe import broker_ids
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.kafka.wire_kit import CODECS, any_records
@@ -98,7 +98,7 @@ def answers() -> list[Answer]:
     soon = Deadline.after_seconds(60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection.Connection.send, "__defaults__", (None, recording, 0.0))
-        patch.setattr("kafka_eos_source.kafka.wire.access.decoded", recording)
+        patch.setattr("kafka_eos_source.kafka.access.decoded", recording)
         for version in (2, 1, 0):
             with SimulatedKafka({"t": 3}, brokers=2, version=version) as cluster:
                 cluster.users = {"alice": "hunter2"}

@@ -20,11 +20,10 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire import connection, queue
-from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire.connection import Network
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka import connection, kernel, queue
+from kafka_eos_source.kafka import producer as module
+from kafka_eos_source.kafka.connection import Network
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset
 from tests.kafka.wire_kit import (
     FAULT,

@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, UnavailableError
-from kafka_eos_source.kafka.wire import connection
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka import connection
+from kafka_eos_source.kafka.fetch import WireConsumer
 from kafka_eos_source.model import TopicPartition
 from tests.kafka.wire_kit import (
     PARTITIONS,

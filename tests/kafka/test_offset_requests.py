@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
-from kafka_eos_source.kafka.wire.group_offsets import LIMIT_BYTES, record_bytes, send_in_parts, split
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.group import LIMIT_BYTES, record_bytes, send_in_parts, split
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline

@@ -11,14 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import failure
-from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka import cluster as cluster_module
+from kafka_eos_source.kafka import connection, failure, probe
+from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.cluster import Cluster
+from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.kafka.request import Complaints, request
-from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import connection, probe
-from kafka_eos_source.kafka.wire.cluster import Cluster
-from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka
@@ -100,7 +98,7 @@ def test_a_silent_broker_does_not_delay_a_start_while_another_answers() -> None:
 def test_brokers_that_accept_connections_and_are_silent_may_answer_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.kafka.wire.cluster._LEAST_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster._LEAST_CONNECT_SECONDS", 0.1)
     with SimulatedKafka({"t": 1}) as cluster:
         cluster.hung.add(1)
         found = check_reachable({"bootstrap.servers": cluster.bootstrap}, SECONDS)

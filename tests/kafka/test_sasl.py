@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.access import new_exchange
 from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.tokens import Tokens
-from kafka_eos_source.kafka.wire.sasl import new_exchange
 from kafka_eos_source.runtime.deadline import Deadline
 
 SOON = Deadline.after_seconds(60)

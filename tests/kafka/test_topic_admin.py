@@ -10,9 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import clients
+from kafka_eos_source.kafka import clients, probe
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
-from kafka_eos_source.kafka.wire import probe
 from kafka_eos_source.runtime.deadline import Deadline
 
 Answer = Any

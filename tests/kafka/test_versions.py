@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.cluster import GROUP, Cluster
+from kafka_eos_source.kafka.fetch import WireConsumer
 from kafka_eos_source.model import TopicPartition
 from tests.kafka.wire_kit import (
     PARTITIONS,

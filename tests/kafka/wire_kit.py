@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tests.support.fetched_log as model
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.fetched_log import Record

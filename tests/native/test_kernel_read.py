@@ -23,8 +23,8 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.columns import Run, record_batch, record_batches

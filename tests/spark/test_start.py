@@ -39,7 +39,7 @@ from kafka_eos_source.datasource import writer
 """
 _CLIENTS = """
 from kafka_eos_source.kafka.wire import consumer, producer
-from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
 _WRITE = """
@@ -87,11 +87,11 @@ def imported(code: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "not_needed"),
     [
-        (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.wire.producer", "http.server"}),
-        (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.wire.producer", "http.server", "psutil"}),
+        (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.producer", "http.server"}),
+        (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.producer", "http.server", "psutil"}),
         (_PLAN_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine"}),
         (_CLIENTS, {"kafka.net", "kafka.admin", "kafka.consumer", "kafka.producer", "urllib.request"}),
-        (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.wire.producer"}),
+        (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.producer"}),
     ],
     ids=["schema", "plan a read", "plan a write", "native clients", "write"],
 )

@@ -16,11 +16,11 @@ from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel, topic_admin
+from kafka_eos_source.kafka.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.kernel import Rows
+from kafka_eos_source.kafka.producer import WireProducer
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
-from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW

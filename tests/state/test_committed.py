@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.consumer import ConsumerPool
+from kafka_eos_source.kafka.fetch import WireConsumer
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.reader import ConsumerPool
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import committed

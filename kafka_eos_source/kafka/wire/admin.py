@@ -26,9 +26,9 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
+from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.failure import is_transient
-from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
 from kafka_eos_source.model import LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.group_offsets import stable_offsets
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.group import stable_offsets
+from kafka_eos_source.kafka.producer import WireProducer
+from kafka_eos_source.kafka.reader import POOL, ChangelogReader
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
@@ -40,7 +39,7 @@ from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.layout import BATCH_PREFIX
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.consumer import WireConsumer
+    from kafka_eos_source.kafka.fetch import WireConsumer
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateLostError, StateMismatchError, TokenMissingError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints

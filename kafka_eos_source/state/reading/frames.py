@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore

@@ -36,8 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import AuthorizationError, ChangelogCompactedError, ChangelogError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner

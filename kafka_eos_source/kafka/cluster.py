@@ -17,6 +17,8 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
+from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.connection import SILENT_SECONDS, Connection, Decode, Network
 from kafka_eos_source.kafka.failure import (
     Login,
     LoginRefusedError,
@@ -25,9 +27,7 @@ from kafka_eos_source.kafka.failure import (
     kafka_error,
     unreachable,
 )
-from kafka_eos_source.kafka.wire.access import Access
-from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
-from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
+from kafka_eos_source.kafka.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
 from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry

@@ -18,12 +18,13 @@ from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.connection import Connection
+from kafka_eos_source.kafka.damage import CORRUPT, Damage, Examination
 from kafka_eos_source.kafka.failure import classify, is_transient
+from kafka_eos_source.kafka.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.damage import CORRUPT, Damage, Examination
-from kafka_eos_source.kafka.wire.fetch_messages import (
+from kafka_eos_source.kafka.messages import (
     HIGHEST,
     LOWEST,
     FetchAnswer,
@@ -32,8 +33,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     decoded_fetch,
     fetch_request,
 )
-from kafka_eos_source.kafka.wire.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
-from kafka_eos_source.kafka.wire.partitions import FetchSizes, LeaderLookup, Partition
+from kafka_eos_source.kafka.partitions import FetchSizes, LeaderLookup, Partition
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.runtime.deadline import Deadline

@@ -29,14 +29,13 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.batches import CollectedRows, EncodedBatch, Encoder
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.kafka.wire.batches import CollectedRows, EncodedBatch, Encoder
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.group_offsets import send_in_parts
-from kafka_eos_source.kafka.wire.queue import Owner, PartitionCounts, RecordQueue
-from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
-from kafka_eos_source.kafka.wire.transaction import NewTopics, ProducerId, TransactionRequests
+from kafka_eos_source.kafka.group import send_in_parts
+from kafka_eos_source.kafka.kernel import DEFAULT_PARTITIONER, kernel
+from kafka_eos_source.kafka.queue import Owner, PartitionCounts, RecordQueue
+from kafka_eos_source.kafka.transaction import NewTopics, ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
