@@ -521,7 +521,7 @@ class KerberosExchange:
 # HOUSE| request. Contexts of librdkafka are translated to these, so that ``debug`` means the same for both clients.
 # HOUSE| """
 
-_PACKAGE = "kafka_eos_source.kafka.wire"
+_PACKAGE = "kafka_eos_source.kafka"
 _client = logging.getLogger(_PACKAGE)
 
 broker_log = _client.getChild("broker")

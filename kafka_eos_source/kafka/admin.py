@@ -22,13 +22,13 @@ from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.clients import admin_client
 from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.request import (
+from kafka_eos_source.kafka.requests import (
     REQUEST_SECONDS,
     Complaints,
     TryLimit,
+    admin_client,
     request,
 )
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition

@@ -16,7 +16,7 @@ from kafka_eos_source.kafka import connection, failure, probe
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.probe import check_reachable
-from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.requests import Complaints, request
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka

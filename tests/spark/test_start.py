@@ -38,7 +38,7 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
 _CLIENTS = """
-from kafka_eos_source.kafka.wire import consumer, producer
+from kafka_eos_source.kafka import consumer, producer
 from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
@@ -117,7 +117,7 @@ def test_a_process_does_not_import_what_it_does_not_use(
 )
 def test_kafka_python_is_complete_for_other_code_of_the_process(statement: str, tmp_path: Path) -> None:
     code = f"""
-from kafka_eos_source.kafka.wire import producer
+from kafka_eos_source.kafka import producer
 import sys
 assert "kafka.producer" not in sys.modules
 {statement}
@@ -145,7 +145,7 @@ def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None
     code = """
 import sys
 sys.path.insert(0, ".")
-from kafka_eos_source.kafka.wire import install
+from kafka_eos_source.kafka import install
 sys.modules.pop("kafka", None)
 install()
 import kafka.part
