@@ -1,4 +1,4 @@
-"""Decides what is secret, by the name of an option and in a URL, and where it may be sent."""
+"""Decides what is secret, by the name of an option and in a URL, and hides it in the texts of libraries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
-
-from kafka_eos_source.secrets import MASK, is_secret, secrets_of_urls, shown
 
 MASK = "********"
 
@@ -139,12 +137,6 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         name = host.rstrip(".").lower()
         return name == "localhost" or name.endswith(".localhost")
-
-
-# HOUSE: from kafka_eos_source.secrets
-# HOUSE| """Hides the values of secret properties in the texts of libraries and servers."""
-
-__all__ = ["MASK", "NO_SECRETS", "Secrets", "is_secret", "shown"]
 
 
 @dataclass(frozen=True)

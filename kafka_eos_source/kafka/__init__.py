@@ -1,4 +1,13 @@
-"""The only package that imports a Kafka client."""
+"""Everything that talks to Kafka. No other package imports a Kafka client.
+
+The package speaks Kafka's protocol itself, with the messages of ``kafka-python``.
+
+``import kafka.protocol.producer`` first runs ``kafka/__init__.py``, which imports a consumer, a producer and
+an admin client: 110 modules and 0.1 CPU s, in each process that speaks Kafka's protocol. This package uses
+the messages only. `install` therefore puts the package into ``sys.modules`` without running it. It runs as
+soon as somebody asks for one of its names, so ``from kafka import KafkaProducer`` works in the same process.
+``import kafka.cluster`` does not, unless the package ran before: that module expects it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +18,6 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
-
-# HOUSE: from kafka_eos_source.kafka
-# HOUSE| """Clients that speak Kafka's protocol themselves, with the messages of ``kafka-python``.
-# HOUSE|
-# HOUSE| The producer writes transactions, with an epoch for each (KIP-890). The consumer reads ranges of offsets.
-# HOUSE|
-# HOUSE| ``import kafka.protocol.producer`` first runs ``kafka/__init__.py``, which imports a consumer, a producer and
-# HOUSE| an admin client: 110 modules and 0.1 CPU s, in each process that speaks Kafka's protocol. This package uses
-# HOUSE| the messages only. `install` therefore puts the package into ``sys.modules`` without running it. It runs as
-# HOUSE| soon as somebody asks for one of its names, so ``from kafka import KafkaProducer`` works in the same process.
-# HOUSE| ``import kafka.cluster`` does not, unless the package ran before: that module expects it.
-# HOUSE| """
 
 _PACKAGE = "kafka"
 

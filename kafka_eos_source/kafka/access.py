@@ -1,4 +1,7 @@
-"""How to connect to a broker: its addresses, TLS, the login, and the first requests of a connection."""
+"""How to connect to a broker: its addresses, TLS, the login, and the first requests of a connection.
+
+Also the log of connections and requests, which the options ``debug`` and ``log_level`` control.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka.errors import KafkaError as KafkaPythonError
-from kafka.net.sasl import get_sasl_mechanism
-from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_eos_source.errors import InvalidOptionError
@@ -318,7 +319,6 @@ def open_session(
     if not name:
         return session
     security_log.debug("%s: login with %s", address, name)
-    pass  # imports the network layer of kafka-python
 
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
@@ -347,8 +347,7 @@ def open_session(
     return session
 
 
-# HOUSE: from kafka_eos_source.kafka.access
-# HOUSE| """The SASL exchanges of a login. PLAIN, SCRAM and OAUTHBEARER come from ``kafka-python``."""
+# -- SASL ---------------------------------------------------------------------------------------
 
 #: Kerberos' codes for "cannot contact any KDC" and "cannot resolve a KDC".
 _KDC_UNREACHABLE = frozenset({-1765328228 & 0xFFFFFFFF, -1765328164 & 0xFFFFFFFF})
@@ -391,8 +390,12 @@ def new_exchange(
     """
     if name == "GSSAPI":
         return KerberosExchange(kafka, host)
+    from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
     more: dict[str, Any] = {}
     if tokens is not None:
+        AbstractTokenProvider.register(_Given)
         more["sasl_oauth_token_provider"] = _Given(tokens.current(deadline))
     user = kafka.get("sasl.username", "")
     if name.startswith("SCRAM-"):  # RFC 5802 needs this for commas; kafka-python does not do it
@@ -434,8 +437,8 @@ class _Scram:
         self._exchange.receive(auth_bytes)
 
 
-class _Given(AbstractTokenProvider):  # type: ignore[misc]
-    """Gives one token to one exchange."""
+class _Given:
+    """Gives one token to one exchange of kafka-python."""
 
     def __init__(self, issued: Issued) -> None:
         self._issued = issued
@@ -514,12 +517,7 @@ class KerberosExchange:
             raise ValueError(f"Kerberos: {error}") from error
 
 
-# HOUSE: from kafka_eos_source.kafka.access
-# HOUSE| """The log of the client's own connections, which the options ``debug`` and ``log_level`` control.
-# HOUSE|
-# HOUSE| It has a logger for connections (``broker``), one for TLS and logins (``security``), and one for each kind of
-# HOUSE| request. Contexts of librdkafka are translated to these, so that ``debug`` means the same for both clients.
-# HOUSE| """
+# -- the log ------------------------------------------------------------------------------------
 
 _PACKAGE = "kafka_eos_source.kafka"
 _client = logging.getLogger(_PACKAGE)

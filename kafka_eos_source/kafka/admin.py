@@ -1,4 +1,4 @@
-"""What the driver asks the brokers about source topics: partitions, topic ids and offsets."""
+"""Asks brokers about topics: partitions, topic ids and offsets, for queries and for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.requests import (
@@ -413,8 +412,7 @@ def _topics_of(described: Mapping[str, Any]) -> Topics:
     return Topics(tuple(sorted(partitions)), {name: str(one.topic_id) for name, one in described.items()})
 
 
-# HOUSE: from kafka_eos_source.kafka.admin
-# HOUSE| """Reports the present state of a cluster to people. It never waits for an open transaction."""
+# -- for people ---------------------------------------------------------------------------------
 
 _REQUEST_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1

@@ -1,9 +1,9 @@
 """Checks ``kafka.*`` options before a query starts, and returns the properties of its clients.
 
-`kafka.properties` has the table of all properties. This module translates values that only Java's clients
-have, such as stores of keys and certificates; `kafka.login_options` translates those of logins. It also
-refuses values that conflict with each other or would break exactly-once.
-Every error names a fix.
+`kafka.properties` has the table of all properties. This module translates what only Java's clients have, such
+as stores of keys and certificates, and JAAS entries. It refuses values that conflict with each other or would
+break exactly-once, and checks a login as far as this is possible without the brokers. Every error names a
+fix.
 """
 
 from __future__ import annotations
@@ -299,8 +299,7 @@ def _pem_keystore(kafka: Mapping[str, str], location: str) -> str:
     )
 
 
-# HOUSE: from kafka_eos_source.kafka.config
-# HOUSE| """The options of a login: translates Java's to librdkafka's, and checks them before a query starts."""
+# -- logins -------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ import numpy as np
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka import access
-from kafka_eos_source.kafka.access import Access, open_session
+from kafka_eos_source.kafka.access import Access, broker_log, log_answer, log_request, open_session
 from kafka_eos_source.kafka.messages import check_size, decoded, encoded, produce_head
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit
@@ -189,7 +188,7 @@ class Connection:
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         self._used = time.monotonic()
-        access.log_request(self.address, request, self._next_id)
+        log_request(self.address, request, self._next_id)
         if self.failure is not None:
             on_answer(None, self.failure)
             return
@@ -313,7 +312,7 @@ class Connection:
         if self.failure is not None:
             return
         self.failure = error
-        access.broker_log.debug("%s: the connection ends: %s", self.address, error)
+        broker_log.debug("%s: the connection ends: %s", self.address, error)
         self._on_end(self)
         self.socket.close()
         self._out.clear()
@@ -329,7 +328,7 @@ class Connection:
             return
         first = self._in_flight[0]
         self._used = time.monotonic()
-        access.log_answer(self.address, first.request, first.correlation_id, len(data))
+        log_answer(self.address, first.request, first.correlation_id, len(data))
         try:
             answer = first.decode(first.request, data, first.correlation_id)
         except (ValueError, IndexError, struct.error, KeyError) as error:

@@ -1,4 +1,6 @@
-"""Maps Kafka's error codes to the errors of this package. No other module does that.
+"""Maps Kafka's error codes to the errors of this package, and decides how long a refused login is retried.
+
+No other module maps codes.
 
 The order of the checks matters (KIP-1050): fencing first, then errors that a person must fix and no retry can
 mend, then temporary ones. Which errors of a transaction a new try mends, `wire.transaction` knows.
@@ -22,7 +24,6 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.failure import refused_login
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.secrets import NO_SECRETS, Secrets
 
@@ -286,18 +287,16 @@ def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> Una
     )
 
 
-# HOUSE: from kafka_eos_source.kafka.failure
-# HOUSE| """Decides how long a refused login is retried, and names what to check.
-# HOUSE|
-# HOUSE| A refusal is permanent if the credentials are wrong, and temporary while credentials are rotated or one broker
-# HOUSE| has not learned of them yet. What distinguishes the two is whether these credentials ever worked:
-# HOUSE|
-# HOUSE| - As long as no request of this process succeeded with them, a refusal is raised at once. Nothing runs that it
-# HOUSE|   could interrupt.
-# HOUSE| - After that, a refused request is retried until its deadline, like any other failure of the network.
-# HOUSE|
-# HOUSE| The memory covers the process and not a single client, because many requests use a client of their own.
-# HOUSE| """
+# -- refused logins -----------------------------------------------------------------------------
+#
+# A refusal is permanent if the credentials are wrong, and temporary while credentials are rotated or one
+# broker has not learned of them yet. What distinguishes the two is whether these credentials ever worked:
+#
+# - As long as no request of this process succeeded with them, a refusal is raised at once. Nothing runs that
+#   it could interrupt.
+# - After that, a refused request is retried until its deadline, like any other failure of the network.
+#
+# The memory covers the process and not a single client, because many requests use a client of their own.
 
 _CREDENTIALS = ("bootstrap.servers", "security.protocol", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 

@@ -1,4 +1,9 @@
-"""Reads the committed offsets of consumer groups and the metadata stored with them; deletes groups."""
+"""Reads the committed offsets of consumer groups and the metadata stored with them; deletes groups.
+
+OffsetFetch asks for stable offsets (KIP-447). The coordinator writes the offsets of one TxnOffsetCommit
+request as one record batch. It refuses the whole request if that batch is larger than ``max.message.bytes``
+of the topic ``__consumer_offsets``. A transaction may contain several such requests.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
@@ -20,9 +25,6 @@ from kafka_eos_source.kafka.requests import REQUEST_SECONDS, Complaints, admin_c
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
-
-if TYPE_CHECKING:
-    from kafka_eos_source.kafka.cluster import Cluster
 
 _PAUSE_SECONDS = 0.05
 
@@ -99,8 +101,6 @@ class GroupOffsets:
         Raises:
             UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
-        pass
-
         found: dict[TopicPartition, GroupOffset] = {}
         pending = False
         with self._cluster() as cluster:
@@ -120,8 +120,6 @@ class GroupOffsets:
         Raises:
             UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
-        pass
-
         with self._cluster() as cluster:
             return committed_offsets(cluster, group_id, certainly, deadline)
 
@@ -131,13 +129,11 @@ class GroupOffsets:
         """Returns what is committed now, from a coordinator that knows of the caller's transaction.
 
         Call it while a transaction is open that has sent an offset of one of the partitions
-        (`wire.group_offsets.proved_offsets`).
+        (`proved_offsets`).
 
         Raises:
             UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
-        pass
-
         with self._cluster() as cluster:
             return proved_offsets(cluster, group_id, partitions, deadline)
 
@@ -211,8 +207,6 @@ class GroupOffsets:
         deadline: Deadline,
     ) -> dict[TopicPartition, GroupOffset]:
         """Returns the group's offsets after waiting for open transactions; None = all partitions."""
-        pass
-
         pauses = Pauses(deadline, _PAUSE_SECONDS)
         while (found := stable_offsets(cluster, group_id, partitions, deadline)) is None:
             if pauses.expired:
@@ -227,13 +221,7 @@ class GroupOffsets:
         return found
 
 
-# HOUSE: from kafka_eos_source.kafka.group
-# HOUSE| """Fetches the committed offsets of a group from its coordinator, and splits those that a transaction commits.
-# HOUSE|
-# HOUSE| OffsetFetch asks for stable offsets (KIP-447). The coordinator writes the offsets of one TxnOffsetCommit
-# HOUSE| request as one record batch. It refuses the whole request if that batch is larger than ``max.message.bytes``
-# HOUSE| of the topic ``__consumer_offsets``. A transaction may contain several such requests.
-# HOUSE| """
+# -- requests -----------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What doctor asks a cluster: its brokers, its replicas, and its clock."""
+"""What doctor asks a cluster: its brokers, its replicas, its clock, and what the principal may do."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[s
     return {name: found.replicas[name] for name in topics if found.replicas.get(name, least) < least}
 
 
-# HOUSE: from kafka_eos_source.kafka.health
-# HOUSE| """Asks brokers what the principal of a connection may do, without doing any of it (KIP-430)."""
+# -- rights -------------------------------------------------------------------------------------
 
 _REQUEST_SECONDS = 10.0
 #: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large.

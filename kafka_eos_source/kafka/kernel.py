@@ -1,6 +1,6 @@
-"""Loads the C kernel, and presents the messages that it decoded as Arrow arrays in the kernel's memory.
+"""The C kernel: loads it, presents what it decoded as Arrow arrays, and describes Arrow rows for it.
 
-`wire.fetched_batches` and others in `kafka.wire` describe what else the kernel does.
+The arrays refer to the kernel's memory, and the descriptions to Arrow's: nobody copies keys and values.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.kafka.failure import record_too_large
-from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.native.loader import load
+from kafka_eos_source.native import load
 
 #: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
@@ -286,8 +285,7 @@ class KernelMessages:
         return int(self.block.value_ends[self.first - 1]) if self.first else 0
 
 
-# HOUSE: from kafka_eos_source.kafka.kernel
-# HOUSE| """Rows in Arrow arrays, described for the C kernel without copying keys and values."""
+# -- rows to encode -----------------------------------------------------------------------------
 
 #: librdkafka's partitioners, by their numbers in kernel.c. The default places keys as Java's producers do.
 PARTITIONERS = {

@@ -1,4 +1,8 @@
-"""Encodes requests and decodes answers. Messages come from ``kafka-python``; only Produce is encoded here."""
+"""Encodes requests and decodes answers.
+
+Messages come from ``kafka-python``, except Produce requests and Fetch answers: these are encoded and decoded
+here, without copying the records.
+"""
 
 from __future__ import annotations
 
@@ -228,12 +232,10 @@ def _varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-# HOUSE: from kafka_eos_source.kafka.messages
-# HOUSE| """Encodes Fetch requests, and decodes their answers without copying the records.
-# HOUSE|
-# HOUSE| A Fetch has no session (KIP-227): each request names all partitions that it wants, because the partitions of a
-# HOUSE| task differ from those of the task before.
-# HOUSE| """
+# -- Fetch --------------------------------------------------------------------------------------
+#
+# A Fetch has no session (KIP-227): each request names all partitions that it wants, because the partitions of
+# a task differ from those of the task before.
 
 #: The versions that name topics, not their ids, and tell the aborted transactions.
 LOWEST, HIGHEST = 11, 12

@@ -1,4 +1,7 @@
-"""Reads the keys and values of one partition as Arrow arrays, which refer to the C kernel's memory."""
+"""Reads the keys and values of one partition as Arrow arrays, which refer to the C kernel's memory.
+
+Also the pool of consumers that stay open between the tasks of a process.
+"""
 
 from __future__ import annotations
 
@@ -228,13 +231,7 @@ class ChangelogReader:
         return cluster.retried(f"looking up the offsets of {self._tp}", deadline, ask)
 
 
-# HOUSE: from kafka_eos_source.kafka.reader
-# HOUSE| """Consumers that stay open between the tasks of a process.
-# HOUSE|
-# HOUSE| Spark reuses a Python worker for many tasks, so a consumer that stays connected saves each small batch the
-# HOUSE| TCP, TLS and metadata round trips. Positions do not survive a task: every task assigns its own ranges, so
-# HOUSE| records that were prefetched for one batch cannot appear in the next.
-# HOUSE| """
+# -- consumers that stay open -------------------------------------------------------------------
 
 #: Consumers with the same properties are interchangeable.
 _Key = frozenset[tuple[str, str]]
@@ -248,6 +245,10 @@ class _Idle:
 
 class ConsumerPool:
     """Idle consumers of this process, by configuration.
+
+    Spark reuses a Python worker for many tasks, so a consumer that stays connected saves each small batch the
+    TCP, TLS and metadata round trips. Positions do not survive a task: every task assigns its own ranges, so
+    records that were prefetched for one batch cannot appear in the next.
 
     A worker runs one task at a time, so there is rarely more than one idle consumer. The bound matters to a
     process that serves many queries in turn. A forked child process must neither use nor close the

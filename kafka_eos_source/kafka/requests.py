@@ -254,13 +254,13 @@ def request(
     return answer
 
 
-# HOUSE: from kafka_eos_source.kafka.requests
-# HOUSE| """Creates the clients for admin requests: confluent-kafka's, or the package's own for some logins.
-# HOUSE|
-# HOUSE| - Kerberos: the wheels of confluent-kafka are built without it.
-# HOUSE| - OAUTHBEARER: librdkafka asks for the first token of a client one second after the client was created, and
-# HOUSE|   confluent-kafka waits for that. This package creates several clients while a query starts.
-# HOUSE| """
+# -- clients ------------------------------------------------------------------------------------
+#
+# Admin requests go through confluent-kafka, or the package's own client for some logins:
+#
+# - Kerberos: the wheels of confluent-kafka are built without it.
+# - OAUTHBEARER: librdkafka asks for the first token of a client one second after the client was created, and
+#   confluent-kafka waits for that. This package creates several clients while a query starts.
 
 Made = TypeVar("Made")
 

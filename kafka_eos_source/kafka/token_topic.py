@@ -25,7 +25,6 @@ from kafka_eos_source.kafka.admin import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.reader import POOL, ChangelogReader, Records
-from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
@@ -191,13 +190,11 @@ def _warnings(name: str, config: Mapping[str, str]) -> tuple[str, ...]:
     return ()
 
 
-# HOUSE: from kafka_eos_source.kafka.token_topic
-# HOUSE| """Reads the token topic without missing a query's newest record.
-# HOUSE|
-# HOUSE| A ``read_committed`` consumer sees nothing above the last stable offset (LSO), and any open transaction of any
-# HOUSE| producer holds back the LSO. So a reader that must not miss a record waits until the LSO has passed the end
-# HOUSE| that the log had when the reader started.
-# HOUSE| """
+# -- reading ------------------------------------------------------------------------------------
+#
+# A ``read_committed`` consumer sees nothing above the last stable offset (LSO), and any open transaction of
+# any producer holds back the LSO. So a reader that must not miss a record waits until the LSO has passed the
+# end that the log had when the reader started.
 
 _log = logging.getLogger(__name__)
 

@@ -591,12 +591,10 @@ def _expiry(token: str) -> float:
         return time.time() + _UNKNOWN_LIFETIME_SECONDS
 
 
-# HOUSE: from kafka_eos_source.kafka.tokens
-# HOUSE| """Tokens for clusters of Amazon MSK with IAM: a token provider that signs with AWS credentials.
-# HOUSE|
-# HOUSE| AWS's signer makes the token without a request. Only credentials may need one: those of a role, of a machine
-# HOUSE| or of a container. They are looked up for each token, which lasts 15 minutes.
-# HOUSE| """
+# -- Amazon MSK with IAM ------------------------------------------------------------------------
+#
+# AWS's signer makes the token without a request. Only credentials may need one: those of a role, of a machine
+# or of a container. They are looked up for each token, which lasts 15 minutes.
 
 #: The provider, as the value of ``sasl.oauthbearer.token.provider``.
 PROVIDER_PATH = f"{__name__}:token"

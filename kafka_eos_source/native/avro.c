@@ -9,7 +9,7 @@
  *
  * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no
  * state. Callers must release Python's GIL, which ctypes does. registry/avro/kernel.py declares the structs and
- * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in loader.py.
+ * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in __init__.py.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
  * a C compiler. Callers must release Python's GIL, which ctypes does. The only state is the tables of checksums.
  *
  * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
- * native/loader.py.
+ * native.py.
  */
 #if defined(__x86_64__)
 #include <cpuid.h>

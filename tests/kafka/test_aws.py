@@ -153,7 +153,7 @@ def test_credentials_that_are_missing_or_refused_are_named(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tokens = Tokens.of({PROVIDER: tokens.PROVIDER_PATH, "sasl.oauthbearer.config": config})
+    given = Tokens.of({PROVIDER: tokens.PROVIDER_PATH, "sasl.oauthbearer.config": config})
     with pytest.raises(kind, match=said) as caught:
-        tokens.current(Deadline.after_seconds(60))
+        given.current(Deadline.after_seconds(60))
     assert SECRET not in str(caught.value)

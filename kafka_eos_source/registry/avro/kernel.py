@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.native.loader import load
+from kafka_eos_source.native import load
 
 #: ``error_t`` of avro.c.
 ERROR = np.dtype(

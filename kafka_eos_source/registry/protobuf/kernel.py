@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_eos_source.native.loader import load
+from kafka_eos_source.native import load
 from kafka_eos_source.registry.protobuf.program import Program
 
 _PART = [("at", "u8"), ("bytes", "i8"), ("capacity", "i8")]
