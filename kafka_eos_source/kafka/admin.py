@@ -23,6 +23,7 @@ from confluent_kafka import admin as client_admin
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.requests import (
     REQUEST_SECONDS,
     Complaints,
@@ -418,21 +419,6 @@ _REQUEST_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _ADMIN_RETRIES = 1
 _ADMIN_PAUSE_MS = 200
-
-
-@dataclass(frozen=True)
-class LogEnds:
-    """The offsets of one partition's log.
-
-    Attributes:
-        earliest: the first offset in the log.
-        stable: the last stable offset: ``read_committed`` consumers read up to it.
-        end: the high watermark; above ``stable`` while a transaction is open in the partition.
-    """
-
-    earliest: int
-    stable: int
-    end: int
 
 
 def metadata(config: Mapping[str, Any], complaints: Complaints, deadline: Deadline) -> Any:

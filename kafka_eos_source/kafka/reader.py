@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.admin import LogEnds
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.model import TopicPartition
@@ -34,7 +33,22 @@ _WAIT_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 
 
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())
+
+
+@dataclass(frozen=True)
+class LogEnds:
+    """The offsets of one partition's log.
+
+    Attributes:
+        earliest: the first offset in the log.
+        stable: the last stable offset: ``read_committed`` consumers read up to it.
+        end: the high watermark; above ``stable`` while a transaction is open in the partition.
+    """
+
+    earliest: int
+    stable: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

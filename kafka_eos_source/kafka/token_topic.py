@@ -21,10 +21,10 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.admin import ClusterReader, LogEnds
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.kafka.reader import POOL, ChangelogReader, Records
+from kafka_eos_source.kafka.reader import POOL, ChangelogReader, LogEnds, Records
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord

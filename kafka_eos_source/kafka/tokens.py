@@ -597,7 +597,7 @@ def _expiry(token: str) -> float:
 # or of a container. They are looked up for each token, which lasts 15 minutes.
 
 #: The provider, as the value of ``sasl.oauthbearer.token.provider``.
-PROVIDER_PATH = f"{__name__}:token"
+PROVIDER_PATH = f"{__name__}:aws_token"
 
 #: What ``sasl.oauthbearer.config`` may contain. All but the first are options of AWS's ``IAMLoginModule``.
 OPTIONS = (

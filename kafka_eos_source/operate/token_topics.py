@@ -14,9 +14,9 @@ from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic
-from kafka_eos_source.kafka.admin import LogEnds
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.token_topic import NewestRecord, Survey, TokenTopic
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import wording

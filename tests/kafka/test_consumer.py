@@ -17,10 +17,9 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
 from kafka_eos_source.kafka import damage, fetched_batches, kernel
 from kafka_eos_source.kafka import fetch as wire_consumer
-from kafka_eos_source.kafka.admin import LogEnds
 from kafka_eos_source.kafka.fetch import Taken, WireConsumer
 from kafka_eos_source.kafka.fetched_batches import Arrived, FetchedBatches
-from kafka_eos_source.kafka.reader import POOL
+from kafka_eos_source.kafka.reader import POOL, LogEnds
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch

@@ -352,7 +352,7 @@ def test_a_function_gets_the_text_of_an_option_and_is_called_again_in_time(
 def test_what_a_function_may_not_return_is_described_without_the_token(
     provided: Callable[..., Tokens], answer: Any
 ) -> None:
-    with pytest.raises(LoginRefusedError, match="test_kafka_tokens:provide' returned") as caught:
+    with pytest.raises(LoginRefusedError, match="test_tokens:provide' returned") as caught:
         provided(answer).current(soon())
     assert SECRET not in str(caught.value)
 
@@ -385,7 +385,7 @@ def test_a_function_that_hangs_is_waited_for_and_not_called_twice(provided: Call
 
     tokens = provided(answer)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match="test_kafka_tokens:provide' has not returned for 0 s"):
+        with pytest.raises(TimeoutError, match="test_tokens:provide' has not returned for 0 s"):
             tokens.current(Deadline.after_seconds(0.05))
     released.set()
     assert tokens.current(soon()).token == SECRET

@@ -28,32 +28,32 @@ REAL = {name: Path(native.load(name)._name) for name in native.VERSIONS}
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A source folder without libraries, from which the package seems to be imported."""
-    native = tmp_path / "clone" / "kafka_eos_source" / "native"
-    native.mkdir(parents=True)
-    monkeypatch.setattr(native, "_HERE", native)
+    folder = tmp_path / "clone" / "kafka_eos_source" / "native"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(native, "_HERE", folder)
     environment = SimpleNamespace(
         path=[str(tmp_path / "clone")], executable=sys.executable, byteorder=sys.byteorder
     )
     monkeypatch.setattr(native, "sys", environment)
     native.load.cache_clear()
-    yield native
+    yield folder
     native.load.cache_clear()
 
 
 def installation(tmp_path: Path, name: str = "site-packages") -> Path:
     """A folder of sys.path with the installed package."""
-    native = tmp_path / name / "kafka_eos_source" / "native"
-    native.mkdir(parents=True)
+    folder = tmp_path / name / "kafka_eos_source" / "native"
+    folder.mkdir(parents=True)
     for library in REAL.values():
-        shutil.copy(library, native)
+        shutil.copy(library, folder)
     native.sys.path.append(str(tmp_path / name))
-    return native
+    return folder
 
 
 def test_in_a_clone_the_library_of_the_installed_package_is_used(clone: Path, tmp_path: Path) -> None:
-    native = installation(tmp_path)
+    folder = installation(tmp_path)
     native.check()
-    assert {Path(native.load(name)._name).parent for name in native.VERSIONS} == {native}
+    assert {Path(native.load(name)._name).parent for name in native.VERSIONS} == {folder}
 
 
 def test_the_library_next_to_the_package_comes_first(clone: Path, tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_the_library_next_to_the_package_comes_first(clone: Path, tmp_path: Path
 def test_the_working_directory_is_searched_as_python_does(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = installation(tmp_path)
+    folder = installation(tmp_path)
     monkeypatch.setattr(native.sys, "path", [""])
     monkeypatch.chdir(tmp_path / "site-packages")
-    assert Path(native.load("kernel")._name).parent == native
+    assert Path(native.load("kernel")._name).parent == folder
 
 
 def test_without_a_library_the_error_says_how_to_install_it(clone: Path) -> None:
@@ -82,7 +82,7 @@ def test_without_a_library_the_error_says_how_to_install_it(clone: Path) -> None
 def test_libraries_that_do_not_fit_are_named_with_the_reason(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = installation(tmp_path)
+    folder = installation(tmp_path)
     (clone / "kernel.so").write_bytes(b"no library")
     monkeypatch.setitem(native.VERSIONS, "kernel", native.VERSIONS["kernel"] + 1)
     with pytest.raises(KernelUnavailableError) as raised:
@@ -90,7 +90,7 @@ def test_libraries_that_do_not_fit_are_named_with_the_reason(
     wanted = native.VERSIONS["kernel"]
     assert f"{clone}/kernel.so cannot be loaded: " in raised.value.message
     assert (
-        f"{native}/kernel.so has version {wanted - 1}, but this package needs version {wanted}"
+        f"{folder}/kernel.so has version {wanted - 1}, but this package needs version {wanted}"
         in raised.value.message
     )
 

@@ -41,7 +41,7 @@ from kafka_eos_source.errors import (
     RestartQueryError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.admin import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import token_topic
-from kafka_eos_source.kafka.admin import LogEnds
 from kafka_eos_source.kafka.fetch import Taken
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, TokenTopic, last, partition_of
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import TopicPartition
