@@ -33,12 +33,11 @@ from kafka_eos_source.kafka.messages import (
     versions_request,
 )
 from kafka_eos_source.kafka.tls import context, uses_tls
-from kafka_eos_source.kafka.tokens import Issued, Tokens
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.sockets import limit, receive
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.tokens import Tokens
+    from kafka_eos_source.kafka.tokens import Issued, Tokens
 
 _DEFAULT_PORT = 9092
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}

@@ -130,7 +130,7 @@ def test_each_form_of_aws_becomes_tokens_of_its_signer(kafka: dict[str, str]) ->
         **SASL,
         "bootstrap.servers": MSK,
         "sasl.mechanisms": "OAUTHBEARER",
-        PROVIDER: "kafka_eos_source.kafka.tokens:token",
+        PROVIDER: "kafka_eos_source.kafka.tokens:aws_token",
         "sasl.oauthbearer.config": "awsRegion=eu-central-1",
     }
 
