@@ -27,7 +27,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import Secrets
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 #: How long to wait for an answer before checking whether the brokers refused the login.
 _LOGIN_CHECK_SECONDS = 0.5
@@ -179,7 +179,7 @@ class TryLimit:
 
 def request(
     doing: str,
-    send: Callable[[float], T],
+    send: Callable[[float], Answer],
     deadline: Deadline,
     complaints: Complaints,
     bootstrap_servers: str,
@@ -188,7 +188,7 @@ def request(
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
     starts: bool = False,
-) -> T:
+) -> Answer:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
 
     Args:
@@ -237,7 +237,7 @@ def request(
 
     limit = TryLimit()
 
-    def send_once() -> T:
+    def send_once() -> Answer:
         if starts:
             return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
