@@ -25,13 +25,12 @@ from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.access import KerberosExchange
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.admin_client import WireAdmin, admin_client
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.health import Rights
-from kafka_eos_source.kafka.requests import admin_client
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire_admin import WireAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline

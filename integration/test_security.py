@@ -49,10 +49,10 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.admin import ClusterReader
+from kafka_eos_source.kafka.admin_client import Complaints
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.reader import POOL
-from kafka_eos_source.kafka.requests import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode

@@ -21,16 +21,16 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
-from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.reader import LogEnds
-from kafka_eos_source.kafka.requests import (
+from kafka_eos_source.kafka.admin_client import (
     REQUEST_SECONDS,
     Complaints,
     TryLimit,
     admin_client,
     request,
 )
+from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
+from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry

@@ -18,10 +18,10 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError, UnavailableError
+from kafka_eos_source.kafka.admin_client import REQUEST_SECONDS, Complaints, admin_client, request
 from kafka_eos_source.kafka.cluster import GROUP, Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.failure import classify, kafka_error, named_partitions, unreachable
-from kafka_eos_source.kafka.requests import REQUEST_SECONDS, Complaints, admin_client, request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses

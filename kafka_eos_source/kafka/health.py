@@ -12,12 +12,11 @@ from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import metadata
+from kafka_eos_source.kafka.admin_client import Complaints, admin_client, initial_error, request
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.probe import append_time
-from kafka_eos_source.kafka.requests import Complaints, admin_client, request
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire_admin import initial_error
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import AuthorizationError
+from kafka_eos_source.kafka.admin_client import Complaints, admin_client, request
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
-from kafka_eos_source.kafka.requests import Complaints, admin_client, request
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 

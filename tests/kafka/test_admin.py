@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, probe, requests
+from kafka_eos_source.kafka import admin, admin_client, probe
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
@@ -57,7 +57,7 @@ class Client:
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
     monkeypatch.setattr(probe, "check_reachable", lambda *_, **__: "")
     monkeypatch.setattr(
-        requests, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
+        admin_client, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
     )
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
@@ -89,12 +89,12 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
     """More short requests than retries fit into that time; later ones have time for a slow broker."""
     made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
     assert made.latest([A]) == {A: LogEnd(42)}
-    limits = requests.AdminClient.limits
-    assert limits == [requests.SOON_SECONDS] * 11
+    limits = admin_client.AdminClient.limits
+    assert limits == [admin_client.SOON_SECONDS] * 11
     limits.clear()
-    monkeypatch.setattr(requests, "REPLACED_SECONDS", 0.0)
+    monkeypatch.setattr(admin_client, "REPLACED_SECONDS", 0.0)
     assert made.latest([A]) == {A: LogEnd(42)}
-    assert limits == [requests.REQUEST_SECONDS]
+    assert limits == [admin_client.REQUEST_SECONDS]
 
 
 MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)

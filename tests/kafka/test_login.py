@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError
-from kafka_eos_source.kafka.requests import Complaints, make, request
+from kafka_eos_source.kafka.admin_client import Complaints, make, request
 from kafka_eos_source.runtime.deadline import Deadline
 
 PASSWORD = "swordfish-77"

@@ -14,9 +14,9 @@ from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import cluster as cluster_module
 from kafka_eos_source.kafka import connection, failure, probe
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.admin_client import Complaints, request
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.probe import check_reachable
-from kafka_eos_source.kafka.requests import Complaints, request
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka

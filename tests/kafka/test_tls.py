@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import tls
 from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.admin_client import make
 from kafka_eos_source.kafka.config import admin_config, check_consumer
-from kafka_eos_source.kafka.requests import make
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.tls_server import GREETING, Authority, Pair, Server, tls_server
 

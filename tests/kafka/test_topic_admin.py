@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import probe, requests
+from kafka_eos_source.kafka import admin_client, probe
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -58,7 +58,7 @@ def admin(
     monkeypatch: pytest.MonkeyPatch, *answers: Answer, complaints: tuple[KafkaError, ...] = ()
 ) -> tuple[TopicAdmin, Client]:
     client = Client(list(answers), list(complaints))
-    monkeypatch.setattr(requests, "AdminClient", client)
+    monkeypatch.setattr(admin_client, "AdminClient", client)
     return TopicAdmin({"bootstrap.servers": "b:9092", "group.id": "not for an admin client"}), client
 
 

@@ -25,10 +25,10 @@ from kafka_eos_source.datasource.reader import stream_reader
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.admin_client import Complaints, make
 from kafka_eos_source.kafka.failure import Login, classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.probe import check_reachable
-from kafka_eos_source.kafka.requests import Complaints, make
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
