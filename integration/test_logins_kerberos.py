@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, TopicCollection
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, OffsetSpec, ResourceType
 
 from integration.chaos.loop import Run
 from integration.support import broker as brokers
@@ -23,13 +23,14 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka import admin_client
 from kafka_eos_source.kafka.access import KerberosExchange
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
-from kafka_eos_source.kafka.admin_client import WireAdmin, admin_client
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.health import Rights
+from kafka_eos_source.kafka.messages import EARLIEST, LATEST
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
@@ -111,53 +112,52 @@ def test_admin_requests_answer_as_confluent_kafka_does(cluster: Kerberized) -> N
     cluster.allow("client", "topic", "missing", "DESCRIBE")
     cluster.allow("client", "broker", "kafka-cluster", "DESCRIBE_CONFIGS")  # librdkafka's name of clusters
     judge: Any = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **cluster.login("admin")})
-    ours = admin_client(cluster.properties())
-    assert isinstance(ours, WireAdmin)
-    names = TopicCollection([topic, "missing"])
-    both = [each.describe_topics(names, request_timeout=10) for each in (judge, ours)]
-    theirs, found = (each[topic].result() for each in both)
-    assert (found.name, found.topic_id, found.is_internal) == (topic, str(theirs.topic_id), False)
-    described = [
-        [(one.id, one.leader.id, len(one.replicas)) for one in each.partitions] for each in (theirs, found)
+    ours = admin_client.AdminClient(cluster.properties())
+    described = judge.describe_topics(TopicCollection([topic, "missing"]), request_timeout=10)
+    found = ours.topics([topic, "missing"], 10)
+    theirs, mine, missing = described[topic].result(), found[topic], found["missing"]
+    assert isinstance(mine, admin_client.Topic)
+    assert (mine.topic_id, mine.is_internal) == (str(theirs.topic_id), False)
+    assert [(one.number, one.leader, len(one.replicas)) for one in mine.partitions] == [
+        (one.id, one.leader.id, len(one.replicas)) for one in theirs.partitions
     ]
-    assert described[0] == described[1]
-    assert [each["missing"].exception().args[0].code() for each in both] == [3, 3]
-    rights = ours.describe_topics(names, include_authorized_operations=True, request_timeout=10)[topic]
-    assert {each.name for each in rights.result().authorized_operations} == {
-        "READ",
-        "DESCRIBE",
-        "DESCRIBE_CONFIGS",
-    }
+    assert described["missing"].exception().args[0].code() == 3
+    assert isinstance(missing, KafkaError)
+    assert missing.code() == 3
+    rights = ours.topics([topic], 10, operations=True)[topic]
+    assert isinstance(rights, admin_client.Topic)
+    assert rights.operations == {"READ", "DESCRIBE", "DESCRIBE_CONFIGS"}
 
-    for resource in (ConfigResource(ResourceType.TOPIC, topic), ConfigResource(ResourceType.BROKER, "1")):
-        theirs, found = (
-            each.describe_configs([resource], request_timeout=10)[resource].result() for each in (judge, ours)
-        )
+    for resource, settings in (
+        (ConfigResource(ResourceType.TOPIC, topic), ours.topic_config(topic, 10)),
+        (ConfigResource(ResourceType.BROKER, "1"), ours.broker_config(1, 10)),
+    ):
+        entries = judge.describe_configs([resource], request_timeout=10)[resource].result()
         # the judge's client leaves out nothing, and neither do we
-        assert {k: (v.value, v.source) for k, v in found.items()} == {
-            k: (v.value, v.source) for k, v in theirs.items()
+        assert {name: (each.value, each.is_set_on_topic) for name, each in settings.items()} == {
+            name: (each.value, each.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+            for name, each in entries.items()
         }
-    theirs, found = (each.describe_cluster(request_timeout=10).result() for each in (judge, ours))
-    assert (found.cluster_id, [each.id for each in found.nodes]) == (
-        theirs.cluster_id,
-        [each.id for each in theirs.nodes],
-    )
-    for spec in (
-        OffsetSpec.earliest(),
-        OffsetSpec.latest(),
-        OffsetSpec.for_timestamp(1),
-        OffsetSpec.for_timestamp(1 << 50),
+    theirs = judge.describe_cluster(request_timeout=10).result()
+    assert ours.cluster(10) == (theirs.cluster_id, [each.id for each in theirs.nodes])
+    for spec, time_ms in (
+        (OffsetSpec.earliest(), EARLIEST),
+        (OffsetSpec.latest(), LATEST),
+        (OffsetSpec.for_timestamp(1), 1),
+        (OffsetSpec.for_timestamp(1 << 50), 1 << 50),
     ):
         wanted = {ClientTopicPartition(topic, number): spec for number in range(3)}
-        answers = [
-            each.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10)
-            for each in (judge, ours)
-        ]
-        theirs, found = ([(tp.partition, f.result().offset) for tp, f in each.items()] for each in answers)
-        assert sorted(found) == sorted(theirs)
-    listed = ours.list_topics(timeout=10)
+        answers = judge.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10
+        )
+        times = {TopicPartition(topic, number): time_ms for number in range(3)}
+        offsets = ours.offsets_at(times, 10, committed=True)
+        assert {tp.partition: each.offset for tp, each in offsets.items()} == {
+            tp.partition: each.result().offset for tp, each in answers.items()
+        }
+    listed = ours.everything(10)
     assert len(listed.topics[topic].partitions) == 3
-    assert [f"{each.host}:{each.port}" for each in listed.brokers.values()] == [cluster.kerberos]
+    assert [f"{host}:{port}" for host, port in listed.brokers.values()] == [cluster.kerberos]
 
 
 def test_topics_are_created_and_deleted_with_the_rights_of_the_principal(cluster: Kerberized) -> None:

@@ -1,22 +1,19 @@
-"""Admin requests through the package's own connections, for logins that confluent-kafka lacks or delays.
+"""Sends requests that administer topics and groups: the client, and how its requests are retried.
 
-`WireAdmin` has the methods of confluent-kafka's `AdminClient` that this package calls, with the same
-arguments and results. `kafka.clients` creates it instead, so callers do not notice.
+`AdminClient` sends them through the package's own connections. A try of a request has a time limit; `request`
+repeats temporary failures until the caller's deadline, and names the reason when it gives up.
 """
 
 from __future__ import annotations
 
 import base64
-import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, libversion
-from confluent_kafka.admin import AdminClient
 from kafka.protocol.admin import (
     CreateTopicsRequest,
     DeleteGroupsRequest,
@@ -28,7 +25,7 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, OperatorError, UnavailableError
+from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.failure import (
@@ -38,240 +35,283 @@ from kafka_eos_source.kafka.failure import (
     is_login,
     is_transient,
     kafka_error,
-    mechanism,
     unreachable,
 )
-from kafka_eos_source.kafka.properties import for_librdkafka
+from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.model import LogEnd, TopicPartition
-from kafka_eos_source.runtime.client_log import ClientLog, with_log_level
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import Secrets
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Time limit of one try of a request.
+REQUEST_SECONDS = 10.0
+#: Time limit of a try in the first seconds of a request that only reads. The other brokers replace one that
+#: hangs within that time, so they are asked again and again.
+SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
+#: Pauses within one try while brokers cannot be reached.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 0.5
+
 #: The highest version of each request.
 _METADATA, _CREATE, _DELETE, _CONFIGS = 12, 7, 5, 4
 _GROUPS, _DELETE_GROUPS, _INIT_PRODUCER = 5, 2, 4
-_BROKER_RESOURCE = 4
+#: Types of resources of DescribeConfigs.
+_TOPIC, _BROKER = 2, 4
+#: DescribeConfigs: the value was set on the topic itself and is not a default.
+_SET_ON_TOPIC = 1
 #: Kafka's operations (`AclOperation`): their names by code.
 _OPERATIONS: tuple[str, ...] = (
     *("UNKNOWN", "ANY", "ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "CLUSTER_ACTION"),
     *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "CREATE_TOKENS", "DESCRIBE_TOKENS"),
     "TWO_PHASE_COMMIT",
 )
-#: No try of a request takes longer.
-_LONGEST_SECONDS = 10.0
-
-T = TypeVar("T")
-Answers = dict[Any, "Future[Any]"]
 
 
-class WireAdmin:
-    """Sends admin requests through the package's own connections. May be used by several threads.
+def librdkafka_version() -> str:
+    """Returns the version of the loaded librdkafka, such as ``2.13.0``."""
+    return str(libversion()[0])
 
-    A method answers before it returns, and its futures are complete. Errors are those of confluent-kafka.
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition as brokers describe it.
+
+    Attributes:
+        number: of the partition.
+        leader: node id of its leader; -1 = it has none.
+        replicas: node ids of all brokers that keep a copy.
+    """
+
+    number: int
+    leader: int
+    replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as brokers describe it.
+
+    Attributes:
+        topic_id: Kafka's id of the topic (KIP-516), as librdkafka prints it: base64 without padding.
+        partitions: its partitions, in order.
+        is_internal: whether it is one of Kafka's own.
+        operations: what the principal may do with it; None = brokers were not asked.
+    """
+
+    topic_id: str
+    partitions: tuple[Partition, ...]
+    is_internal: bool = False
+    operations: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Everything:
+    """The brokers and topics of a cluster.
+
+    Attributes:
+        cluster_id: Kafka's id of the cluster; "" = brokers report none.
+        brokers: host and port that each broker advertises, by node id.
+        topics: the topics that the principal may see, by name.
+    """
+
+    cluster_id: str
+    brokers: Mapping[int, tuple[str, int]]
+    topics: Mapping[str, Topic]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of a property of a topic or broker."""
+
+    value: str
+    is_set_on_topic: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A consumer group.
+
+    Attributes:
+        members: client id and host of each member.
+        operations: what the principal may do with it; None = the broker does not say.
+    """
+
+    members: tuple[tuple[str, str], ...]
+    operations: frozenset[str] | None
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+class AdminClient:
+    """Sends admin requests. May be used by several threads.
+
+    Each method answers, or raises within a time limit. A broker that cannot be reached is asked again until
+    then, or another one is.
+
+    All methods raise:
+        KafkaException: with the broker's error, with _TIMED_OUT if none answered, or with the reason why
+            brokers refuse a login that worked before.
+        KafkaEosError: if they refuse a login that has never worked, or do not support a request.
 
     Args:
-        config: librdkafka properties and callbacks.
+        config: librdkafka properties.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._cluster = Cluster(config)
         self._lock = threading.Lock()
+        #: Whether a broker was reached at the address that it advertises.
+        self._has_reached = False
 
     def __del__(self) -> None:
         if "_cluster" in vars(self):
-            self._cluster.close()
+            self.close()
 
-    def poll(self, _: float = 0.0) -> int:
-        """Does nothing, because this client reports errors only as answers."""
-        return 0
+    def close(self) -> None:
+        """Closes all connections."""
+        self._cluster.close()
 
     # -- topics ----------------------------------------------------------------------------------
 
-    def list_topics(self, timeout: float = _LONGEST_SECONDS) -> Any:
-        """Returns the cluster's id, its brokers by id, and all topics by name."""
-        found = self._metadata(None, timeout)
-        topics = {}
-        for each in found.topics or ():
-            partitions = {
-                one.partition_index: SimpleNamespace(replicas=list(one.replica_nodes or ()))
-                for one in each.partitions or ()
-            }
-            error = KafkaError(each.error_code) if each.error_code else None
-            topics[each.name] = SimpleNamespace(error=error, partitions=partitions)
-        brokers = {
-            each.node_id: SimpleNamespace(id=each.node_id, host=each.host, port=each.port)
-            for each in found.brokers or ()
-        }
-        return SimpleNamespace(cluster_id=found.cluster_id, brokers=brokers, topics=topics)
+    def everything(self, seconds: float) -> Everything:
+        """Returns the cluster's brokers and topics."""
+        found = self._metadata(None, seconds)
+        brokers = {each.node_id: (each.host, each.port) for each in found.brokers or ()}
+        topics = {each.name: _topic(each) for each in found.topics or () if not each.error_code}
+        return Everything(str(found.cluster_id or ""), brokers, topics)
 
-    def describe_cluster(self, request_timeout: float = _LONGEST_SECONDS) -> Future[Any]:
-        """Returns the cluster's id and its brokers."""
+    def cluster(self, seconds: float) -> tuple[str, list[int]]:
+        """Returns the cluster's id, and the node ids of its brokers."""
+        found = self._metadata([], seconds)
+        return str(found.cluster_id or ""), [each.node_id for each in found.brokers or ()]
 
-        def ask() -> Any:
-            found = self._metadata([], request_timeout)
-            nodes = [SimpleNamespace(id=each.node_id) for each in found.brokers or ()]
-            return SimpleNamespace(cluster_id=found.cluster_id, nodes=nodes)
+    def topics(
+        self, names: Collection[str], seconds: float, *, operations: bool = False
+    ) -> dict[str, Topic | KafkaError]:
+        """Describes topics by name; an error of one topic takes its place.
 
-        return _future(ask)
-
-    def describe_topics(
-        self,
-        topics: Any,
-        include_authorized_operations: bool = False,
-        request_timeout: float = _LONGEST_SECONDS,
-    ) -> Answers:
-        """Describes topics by name: id, partitions, and the principal's rights."""
-        names = list(topics.topic_names)
-        try:
-            answer = self._metadata(names, request_timeout, operations=include_authorized_operations)
-        except KafkaException as error:
-            return {name: _failed(error) for name in names}
+        Args:
+            names: of the topics.
+            seconds: the time limit.
+            operations: whether to ask for the principal's rights (KIP-430).
+        """
+        answer = self._metadata(list(names), seconds, operations=operations)
         found = {each.name: each for each in answer.topics or ()}
-        return {name: _future(_topic, found.get(name)) for name in names}
+        described: dict[str, Topic | KafkaError] = {}
+        for name in names:
+            try:
+                _check(found.get(name))
+                described[name] = _topic(found[name])
+            except KafkaException as error:
+                described[name] = kafka_error(error)
+        return described
 
-    def create_topics(
-        self,
-        new_topics: Sequence[Any],
-        operation_timeout: float = 0.0,
-        request_timeout: float = _LONGEST_SECONDS,
-    ) -> Answers:
-        """Creates topics; the controller's answer decides about each."""
+    def topic(self, name: str, seconds: float) -> Topic:
+        """Describes a topic."""
+        found = self.topics([name], seconds)[name]
+        if isinstance(found, KafkaError):
+            raise KafkaException(found)
+        return found
+
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], seconds: float
+    ) -> None:
+        """Creates a topic; the controller's answer decides."""
         kind = CreateTopicsRequest.CreatableTopic
 
         def ask(connection: Connection, deadline: Deadline) -> Iterable[Any]:
             version = connection.version(CreateTopicsRequest, _CREATE, 4)
-            wanted = [
-                kind(
-                    name=each.topic,
-                    num_partitions=each.num_partitions,
-                    replication_factor=each.replication_factor,
-                    assignments=[],
-                    configs=[
-                        kind.CreatableTopicConfig(name=name, value=str(value), version=version)
-                        for name, value in (each.config or {}).items()
-                    ],
-                    version=version,
-                )
-                for each in new_topics
-            ]
+            wanted = kind(
+                name=name,
+                num_partitions=partitions,
+                replication_factor=replication_factor,
+                assignments=[],
+                configs=[
+                    kind.CreatableTopicConfig(name=each, value=str(value), version=version)
+                    for each, value in config.items()
+                ],
+                version=version,
+            )
             request = CreateTopicsRequest(
-                topics=wanted, timeout_ms=int(1000 * operation_timeout), validate_only=False, version=version
+                topics=[wanted], timeout_ms=_ms_left(deadline), validate_only=False, version=version
             )
             return self._cluster.ask(connection, request, deadline).topics or ()
 
-        return self._by_controller([each.topic for each in new_topics], ask, request_timeout)
+        self._of_controller(name, ask, seconds)
 
-    def delete_topics(
-        self, topics: Sequence[str], operation_timeout: float = 0.0, request_timeout: float = _LONGEST_SECONDS
-    ) -> Answers:
-        """Deletes topics; the controller's answer decides about each."""
+    def delete_topic(self, name: str, seconds: float) -> None:
+        """Deletes a topic; the controller's answer decides."""
 
         def ask(connection: Connection, deadline: Deadline) -> Iterable[Any]:
             version = connection.version(DeleteTopicsRequest, _DELETE, 1)
-            request = DeleteTopicsRequest(
-                topic_names=list(topics), timeout_ms=int(1000 * operation_timeout), version=version
-            )
+            request = DeleteTopicsRequest(topic_names=[name], timeout_ms=_ms_left(deadline), version=version)
             return self._cluster.ask(connection, request, deadline).responses or ()
 
-        return self._by_controller(topics, ask, request_timeout)
+        self._of_controller(name, ask, seconds)
 
-    def describe_configs(
-        self, resources: Sequence[Any], request_timeout: float = _LONGEST_SECONDS
-    ) -> Answers:
-        """Returns the properties of topics or brokers, including defaults. A broker answers for itself."""
+    def topic_config(self, name: str, seconds: float) -> dict[str, Setting]:
+        """Returns the properties of a topic, including defaults."""
+        return self._config(_TOPIC, name, seconds)
 
-        def of(resource: Any) -> Any:
-            def ask(deadline: Deadline) -> Any:
-                kind, name = int(resource.restype.value), resource.name
-                connection = self._broker(int(name) if kind == _BROKER_RESOURCE else None, deadline)
-                version = connection.version(DescribeConfigsRequest, _CONFIGS, 1)
-                wanted = DescribeConfigsRequest.DescribeConfigsResource(
-                    resource_type=kind, resource_name=name, configuration_keys=None, version=version
-                )
-                request = DescribeConfigsRequest(resources=[wanted], version=version)
-                (found,) = self._cluster.ask(connection, request, deadline).results
-                _check(found)
-                return {
-                    each.name: SimpleNamespace(name=each.name, value=each.value, source=each.config_source)
-                    for each in found.configs or ()
-                }
+    def broker_config(self, node: int, seconds: float) -> dict[str, Setting]:
+        """Returns the properties of a broker, which answers for itself."""
+        return self._config(_BROKER, str(node), seconds)
 
-            return self._call(ask, request_timeout)
-
-        return {each: _future(of, each) for each in resources}
-
-    def list_offsets(
-        self,
-        partitions: Mapping[Any, Any],
-        isolation_level: Any,
-        request_timeout: float = _LONGEST_SECONDS,
-    ) -> Answers:
-        """Returns the first offset at or after a time, or at an end of the log, with the leader's epoch.
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], seconds: float, *, committed: bool
+    ) -> dict[TopicPartition, LogEnd]:
+        """Returns the first offset at or after a time in each log; see `Cluster.offsets_at`.
 
         All partitions fail if one does.
         """
-        times = {TopicPartition(tp.topic, tp.partition): spec._value for tp, spec in partitions.items()}
-        committed = bool(isolation_level.value)
-        try:
-            answer = self._call(
-                lambda deadline: self._cluster.offsets_at(times, deadline, committed=committed),
-                request_timeout,
-            )
-        except KafkaException as error:
-            return {tp: _failed(error) for tp in partitions}
-        return {tp: _done(_offset(answer[TopicPartition(tp.topic, tp.partition)])) for tp in partitions}
+        return self._call(
+            lambda deadline: self._cluster.offsets_at(times, deadline, committed=committed), seconds
+        )
 
     # -- groups ----------------------------------------------------------------------------------
 
-    def describe_consumer_groups(
-        self,
-        group_ids: Sequence[str],
-        include_authorized_operations: bool = False,
-        request_timeout: float = _LONGEST_SECONDS,
-    ) -> Answers:
-        """Returns members of groups, of the classic protocol or KIP-848, and the principal's rights."""
+    def group(self, group_id: str, seconds: float, *, operations: bool = False) -> Group:
+        """Describes a group, of the classic protocol or KIP-848.
 
-        def of(group_id: str) -> Any:
-            def ask(deadline: Deadline) -> Any:
-                connection = self._cluster.coordinator(GROUP, group_id, deadline)
-                found = self._consumer_group(connection, group_id, include_authorized_operations, deadline)
-                if found is None:
-                    version = connection.version(DescribeGroupsRequest, _GROUPS, 3)
-                    request = DescribeGroupsRequest(
-                        groups=[group_id],
-                        include_authorized_operations=include_authorized_operations,
-                        version=version,
-                    )
-                    (found,) = self._asked_coordinator(connection, request, group_id, deadline).groups
-                self._check_coordinator(found, group_id)
-                members = [
-                    SimpleNamespace(client_id=each.client_id, host=each.client_host)
-                    for each in found.members or ()
-                ]
-                operations = _operations(found.authorized_operations)
-                return SimpleNamespace(members=members, authorized_operations=operations)
+        Args:
+            group_id: the group.
+            seconds: the time limit.
+            operations: whether to ask for the principal's rights (KIP-430).
+        """
 
-            return self._call(ask, request_timeout)
+        def ask(deadline: Deadline) -> Group:
+            connection = self._cluster.coordinator(GROUP, group_id, deadline)
+            found = self._consumer_group(connection, group_id, operations, deadline)
+            if found is None:
+                version = connection.version(DescribeGroupsRequest, _GROUPS, 3)
+                request = DescribeGroupsRequest(
+                    groups=[group_id], include_authorized_operations=operations, version=version
+                )
+                (found,) = self._asked_coordinator(connection, request, group_id, deadline).groups
+            self._check_coordinator(found, group_id)
+            members = tuple((each.client_id, each.client_host) for each in found.members or ())
+            return Group(members, _operations(found.authorized_operations))
 
-        return {each: _future(of, each) for each in group_ids}
+        return self._call(ask, seconds)
 
-    def delete_consumer_groups(
-        self, group_ids: Sequence[str], request_timeout: float = _LONGEST_SECONDS
-    ) -> Answers:
-        """Deletes groups."""
+    def delete_group(self, group_id: str, seconds: float) -> None:
+        """Deletes a group."""
 
-        def of(group_id: str) -> None:
-            def ask(deadline: Deadline) -> None:
-                connection = self._cluster.coordinator(GROUP, group_id, deadline)
-                version = connection.version(DeleteGroupsRequest, _DELETE_GROUPS)
-                request = DeleteGroupsRequest(groups_names=[group_id], version=version)
-                (found,) = self._asked_coordinator(connection, request, group_id, deadline).results
-                self._check_coordinator(found, group_id)
+        def ask(deadline: Deadline) -> None:
+            connection = self._cluster.coordinator(GROUP, group_id, deadline)
+            version = connection.version(DeleteGroupsRequest, _DELETE_GROUPS)
+            request = DeleteGroupsRequest(groups_names=[group_id], version=version)
+            (found,) = self._asked_coordinator(connection, request, group_id, deadline).results
+            self._check_coordinator(found, group_id)
 
-            self._call(ask, request_timeout)
-
-        return {each: _future(of, each) for each in group_ids}
+        self._call(ask, seconds)
 
     def _consumer_group(
         self, connection: Connection, group_id: str, operations: bool, deadline: Deadline
@@ -317,7 +357,52 @@ class WireAdmin:
                 include_topic_authorized_operations=operations,
                 version=version,
             )
-            return self._cluster.ask(connection, request, deadline)
+            answer = self._cluster.ask(connection, request, deadline)
+            self._reach(connection, answer, deadline)
+            return answer
+
+        return self._call(ask, seconds)
+
+    def _reach(self, connection: Connection, answer: Any, deadline: Deadline) -> None:
+        """Makes sure, once, that a broker can be reached at the address that it advertises.
+
+        The address of a bootstrap server may answer although no other does. A query that starts would only
+        find that out when it reads.
+
+        Raises:
+            TemporaryError: if none can.
+        """
+        addresses = {f"{each.host}:{each.port}" for each in answer.brokers or ()}
+        if self._has_reached or not addresses or connection.address in addresses:
+            self._has_reached = True
+            return
+        self._cluster.metadata([], deadline)
+        nodes = list(self._cluster.brokers)
+        for index, node in enumerate(nodes):
+            share = Deadline.after_seconds(deadline.remaining_seconds() / (len(nodes) - index))
+            try:
+                self._cluster.broker(node, share)
+            except TemporaryError:
+                if index == len(nodes) - 1:
+                    raise
+            else:
+                self._has_reached = True
+                return
+
+    def _config(self, kind: int, name: str, seconds: float) -> dict[str, Setting]:
+        def ask(deadline: Deadline) -> dict[str, Setting]:
+            connection = self._broker(int(name) if kind == _BROKER else None, deadline)
+            version = connection.version(DescribeConfigsRequest, _CONFIGS, 1)
+            wanted = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=None, version=version
+            )
+            request = DescribeConfigsRequest(resources=[wanted], version=version)
+            (found,) = self._cluster.ask(connection, request, deadline).results
+            _check(found)
+            return {
+                each.name: Setting(each.value, each.config_source == _SET_ON_TOPIC)
+                for each in found.configs or ()
+            }
 
         return self._call(ask, seconds)
 
@@ -328,37 +413,28 @@ class WireAdmin:
         self._cluster.metadata([], deadline)
         return self._cluster.broker(node, deadline)
 
-    def _by_controller(
-        self,
-        names: Sequence[str],
-        ask: Callable[[Connection, Deadline], Iterable[Any]],
-        seconds: float,
-    ) -> Answers:
-        """Asks the controller; without ZooKeeper, any broker passes the request on to it."""
+    def _of_controller(
+        self, topic: str, ask: Callable[[Connection, Deadline], Iterable[Any]], seconds: float
+    ) -> None:
+        """Asks the controller about a topic; without ZooKeeper, any broker passes the request on to it."""
 
-        def call(deadline: Deadline) -> dict[str, Any]:
+        def call(deadline: Deadline) -> None:
             controller = self._cluster.metadata([], deadline).controller_id
             connection = self._broker(controller if controller >= 0 else None, deadline)
-            return {each.name: each for each in ask(connection, deadline)}
+            _check({each.name: each for each in ask(connection, deadline)}.get(topic))
 
-        try:
-            found = self._call(call, seconds)
-        except KafkaException as error:
-            return {name: _failed(error) for name in names}
-        return {name: _future(_check, found.get(name)) for name in names}
+        self._call(call, seconds)
 
     def _call(self, ask: Callable[[Deadline], T], seconds: float) -> T:
-        """Calls ``ask``; a failure of the network becomes an error of confluent-kafka's.
-
-        Callers that pass hours to confluent-kafka stop waiting for its future earlier; here they cannot.
-        """
-        deadline = Deadline.after_seconds(min(seconds, _LONGEST_SECONDS))
+        """Calls ``ask`` until it does not fail for a temporary reason of the network, or the time is up."""
+        deadline = Deadline.after_seconds(seconds)
         with self._lock:
             try:
-                return ask(deadline)
+                pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+                return retry(lambda: ask(deadline), TemporaryError, pauses)
             except TemporaryError as error:
-                code = KafkaError._TIMED_OUT if deadline.expired else KafkaError._TRANSPORT
-                raise KafkaException(KafkaError(code, str(error))) from error
+                refused = self._cluster.login_error
+                raise KafkaException(refused or KafkaError(KafkaError._TIMED_OUT, str(error))) from error
 
 
 def initial_error(
@@ -405,6 +481,12 @@ def initial_error(
         cluster.close()
 
 
+def _ms_left(deadline: Deadline) -> int:
+    """Returns how long the controller may take, so that its answer arrives before the deadline."""
+    seconds = deadline.remaining_seconds()
+    return int(1000 * max(seconds - 1.0, seconds / 2))
+
+
 def _check(answer: Any) -> None:
     """Raises the error that an answer contains."""
     if answer is None:
@@ -416,53 +498,23 @@ def _check(answer: Any) -> None:
         )
 
 
-def _topic(found: Any) -> Any:
-    _check(found)
-    partitions = [
-        SimpleNamespace(
-            id=each.partition_index,
-            leader=SimpleNamespace(id=each.leader_id) if each.leader_id >= 0 else None,
-            replicas=list(each.replica_nodes or ()),
-        )
-        for each in sorted(found.partitions or (), key=lambda each: int(each.partition_index))
-    ]
-    return SimpleNamespace(
-        name=found.name,
-        topic_id=base64.b64encode(found.topic_id.bytes).decode().rstrip("="),
-        is_internal=found.is_internal,
-        partitions=partitions,
-        authorized_operations=_operations(found.authorized_operations),
+def _topic(found: Any) -> Topic:
+    topic_id = getattr(found, "topic_id", None)
+    return Topic(
+        base64.b64encode(topic_id.bytes).decode().rstrip("=") if topic_id is not None else "",
+        tuple(
+            Partition(each.partition_index, each.leader_id, tuple(each.replica_nodes or ()))
+            for each in sorted(found.partitions or (), key=lambda each: int(each.partition_index))
+        ),
+        bool(found.is_internal),
+        _operations(found.authorized_operations),
     )
 
 
-def _offset(found: LogEnd) -> Any:
-    epoch = found.epoch if found.epoch >= 0 else None
-    return SimpleNamespace(offset=found.offset, leader_epoch=epoch)
-
-
-def _operations(codes: Collection[int] | None) -> list[Any] | None:
+def _operations(codes: Collection[int] | None) -> frozenset[str] | None:
     if codes is None:
         return None
-    return [SimpleNamespace(name=_OPERATIONS[code]) for code in codes if code < len(_OPERATIONS)]
-
-
-def _future(ask: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    try:
-        return _done(ask(*arguments))
-    except KafkaException as error:
-        return _failed(error)
-
-
-def _done(answer: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(answer)
-    return future
-
-
-def _failed(error: Exception) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future
+    return frozenset(_OPERATIONS[code] for code in codes if code < len(_OPERATIONS))
 
 
 # -- ConsumerGroupDescribe (KIP-848), which kafka-python lacks -----------------------------------
@@ -512,49 +564,37 @@ _GROUP = _fields(
 _ConsumerGroupResponse = _message("Response", _fields("ThrottleTimeMs:int32 Groups:[]Group", Group=_GROUP))
 
 
-# HOUSE: from kafka_eos_source.kafka.admin_client
-# HOUSE| """Sends requests to brokers: retries temporary failures, and names the reason when it gives up."""
+# -- requests that are repeated ------------------------------------------------------------------
 
-Answer = TypeVar("Answer")
-
-#: How long to wait for an answer before checking whether the brokers refused the login.
-_LOGIN_CHECK_SECONDS = 0.5
-
-#: Time limit of one try of a request.
-REQUEST_SECONDS = 10.0
-#: Time limit of a try in the first seconds of a request that only reads. The other brokers replace one that
-#: hangs within that time, so they are asked again and again.
-SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
-
-#: Errors by which librdkafka says that no broker has answered.
-_SILENT = frozenset(
-    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
-)
-
-_log = logging.getLogger(__name__)
+#: Errors that say that no broker has answered.
+_SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})
+#: Bootstrap servers of clusters that have answered a request of this process.
+_answered: set[str] = set()
 
 
 class Complaints:
-    """What a client reported through its error callback, apart from the answers to its calls.
+    """What went wrong with the requests of a client, for messages.
 
     Args:
         config: librdkafka properties of the client.
 
     Attributes:
-        last: the newest report, without secrets; "" = none. It is the likely reason of a time-out.
+        last: the newest failure, without secrets; "" = none. It is the likely reason of a time-out.
         secrets: of the client.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.last = ""
         self._config = config
+        self._bootstrap = str(config.get("bootstrap.servers", ""))
         self.secrets = Secrets.of(config)
         self._explained = False
         self._login = Login(config)
         self._refused: KafkaError | None = None
 
-    def on_error(self, error: KafkaError) -> None:
-        """Records a report. The client's ``error_cb``."""
+    def record(self, failure: KafkaError | KafkaException) -> None:
+        """Records a failure."""
+        error = kafka_error(failure)
         self.last = self.secrets.hide(error.str())
         if is_login(error):
             # without secrets, because the error that quotes it has this one as its cause
@@ -564,6 +604,7 @@ class Complaints:
         """Records that a broker answered a request, so the credentials work."""
         self._refused = None
         self._login.record_success()
+        _answered.add(self._bootstrap)
 
     def login_error(self, doing: str) -> KafkaEosError | None:
         """Returns the error if a broker has refused the login since the last answer; else None.
@@ -578,14 +619,14 @@ class Complaints:
     def permanent_login_error(self, doing: str) -> KafkaEosError | None:
         """Returns `login_error` if these credentials have never worked in this process; else None.
 
-        Credentials that worked before may be refused for a while; see `kafka.login`.
+        Credentials that worked before may be refused for a while; see `Login`.
         """
         return None if self._login.has_worked else self.login_error(doing)
 
     def explanation(
         self, doing: str, failure: KafkaError | KafkaException, seconds: float = 0.0
     ) -> KafkaEosError | None:
-        """Returns the error that says why no broker has answered, found out with the package's own client.
+        """Returns the error that says why no broker has answered.
 
         Args:
             doing: what was attempted.
@@ -597,9 +638,6 @@ class Complaints:
         """
         if kafka_error(failure).code() not in _SILENT:
             return None
-        # imported here, because it takes 0.1 s and few requests fail
-        from kafka_eos_source.kafka.probe import check_reachable
-
         try:
             self.last = check_reachable(self._config, seconds, every=True) or self.last
         except UnavailableError as error:
@@ -609,7 +647,7 @@ class Complaints:
         return None
 
     def start_error(self, doing: str, failure: KafkaException, deadline: Deadline) -> KafkaEosError | None:
-        """Returns `explanation`, once, if no request of this process has ever succeeded; else None.
+        """Returns `explanation`, once, if the cluster has answered no request of this process; else None.
 
         A query that starts fails soon, so that a person sees the cause. One that runs waits for its brokers.
 
@@ -618,39 +656,14 @@ class Complaints:
             failure: of the request.
             deadline: until which brokers may refuse connections.
         """
-        if self._explained or self._login.has_worked or kafka_error(failure).code() not in _SILENT:
+        if self._explained or self._bootstrap in _answered or kafka_error(failure).code() not in _SILENT:
             return None
         self._explained = True
         return self.explanation(doing, failure, deadline.remaining_seconds())
 
     def forget(self) -> None:
-        """Forgets the newest report, because brokers have since done all that they were asked to."""
+        """Forgets the newest failure, because brokers have since done all that they were asked to."""
         self.last = ""
-
-    def await_answer(self, client: Any, future: Any, seconds: float | None = None) -> Any:
-        """Returns the result of an admin call; stops waiting for it if the login was refused for good.
-
-        Args:
-            client: the client of the call.
-            future: its result.
-            seconds: longest time to wait; None = the call has a time limit of its own.
-
-        Raises:
-            KafkaException: if the call failed, or the login was refused for good; with _TIMED_OUT after
-                ``seconds``.
-        """
-        waited = 0.0
-        while True:
-            wait = _LOGIN_CHECK_SECONDS if seconds is None else min(_LOGIN_CHECK_SECONDS, seconds - waited)
-            try:
-                return future.result(wait)
-            except concurrent.futures.TimeoutError:
-                client.poll(0)  # runs the error callback
-                if self._refused is not None and not self._login.has_worked:
-                    raise KafkaException(self._refused) from None
-            waited += wait
-            if seconds is not None and waited >= seconds:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 class TryLimit:
@@ -667,16 +680,15 @@ class TryLimit:
 
 def request(
     doing: str,
-    send: Callable[[float], Answer],
+    send: Callable[[float], T],
     deadline: Deadline,
     complaints: Complaints,
     bootstrap_servers: str,
     *,
-    poll: Callable[[float], object] | None = None,
     pause_seconds: float = 0.05,
     request_seconds: float = REQUEST_SECONDS,
     starts: bool = False,
-) -> Answer:
+) -> T:
     """Sends a request until it is answered, fails for good, or the deadline has passed.
 
     Args:
@@ -685,7 +697,6 @@ def request(
         deadline: of all tries together.
         complaints: of the client that sends.
         bootstrap_servers: for messages.
-        poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
         starts: whether the request is the first of a query or command, and changes nothing. It then fails
@@ -700,24 +711,17 @@ def request(
     soon = Deadline.after_seconds(deadline.remaining_seconds(START_SECONDS))
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:
-        if is_login(failure):
-            complaints.on_error(kafka_error(failure))
-        elif not is_transient(failure):
+        if not (is_login(failure) or is_transient(failure)):
             return classify(failure, doing, complaints.secrets)
-        if poll is not None:
-            poll(0)
+        complaints.record(failure)
         refused = complaints.permanent_login_error(doing)
         return refused or (complaints.start_error(doing, failure, soon) if starts else None)
 
     def timed_out(failure: KafkaException) -> KafkaEosError:
-        refused = complaints.login_error(doing)
-        if refused is not None:
-            return refused
-        explained = complaints.explanation(doing, failure)
+        explained = complaints.login_error(doing) or complaints.explanation(doing, failure)
         if explained is not None:
             return explained
-        reason = f"{doing}: {complaints.last or complaints.secrets.hide(kafka_error(failure).str())}"
-        return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
+        return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, f"{doing}: {complaints.last}")
 
     def report(failure: KafkaException, seconds: float) -> None:
         text = complaints.secrets.hide(kafka_error(failure).str())
@@ -725,7 +729,7 @@ def request(
 
     limit = TryLimit()
 
-    def send_once() -> Answer:
+    def send_once() -> T:
         if starts:
             return send(limit.seconds(deadline))
         return send(max(0.5, deadline.remaining_seconds(request_seconds)))
@@ -740,57 +744,3 @@ def request(
     )
     complaints.answered()
     return answer
-
-
-# -- clients ------------------------------------------------------------------------------------
-#
-# Admin requests go through confluent-kafka, or the package's own client for some logins:
-#
-# - Kerberos: the wheels of confluent-kafka are built without it.
-# - OAUTHBEARER: librdkafka asks for the first token of a client one second after the client was created, and
-#   confluent-kafka waits for that. This package creates several clients while a query starts.
-
-Made = TypeVar("Made")
-
-
-def admin_client(config: Mapping[str, Any]) -> Any:
-    """Creates a client for admin requests without contacting a broker; raises as `make`.
-
-    Args:
-        config: librdkafka properties and callbacks.
-    """
-    if mechanism(config) in ("GSSAPI", "OAUTHBEARER"):
-        pass  # imports kafka-python
-
-        return WireAdmin(config)
-    return make(AdminClient, config)
-
-
-def make(kind: Callable[..., Made], config: Mapping[str, Any]) -> Made:
-    """Creates a client of confluent-kafka, whose errors reveal no secret, without contacting a broker.
-
-    What the client logs appears when its ``poll`` is called.
-
-    Args:
-        kind: a client class of confluent-kafka.
-        config: librdkafka properties and callbacks.
-
-    Raises:
-        InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
-    """
-    secrets = Secrets.of(config)
-    try:
-        return kind(for_librdkafka(with_log_level(config)), logger=ClientLog(secrets.hide))
-    except KafkaException as error:
-        reason = secrets.hide(kafka_error(error).str())
-    # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
-    newer = "; newer versions of confluent-kafka may have it" if "No such configuration" in reason else ""
-    raise InvalidOptionError(
-        f"librdkafka {librdkafka_version()} refuses the kafka.* options: {reason}.",
-        fix=f"correct or remove the option that this message names{newer}.",
-    )
-
-
-def librdkafka_version() -> str:
-    """Returns the version of the loaded librdkafka, such as ``2.13.0``."""
-    return str(libversion()[0])

@@ -71,6 +71,7 @@ class Cluster:
         bootstrap: addresses of the brokers that are asked first.
         network: serves the connections.
         complaint: what went wrong last; "" if nothing did.
+        login_error: what a broker said when it refused a login that worked before; None = they accept it.
         leaders: the leaders of partitions, as of the last metadata.
     """
 
@@ -85,6 +86,7 @@ class Cluster:
         self.leaders = Leaders()
         #: why brokers refuse a login that worked before; None = they accept it
         self._refusal: AuthorizationError | None = None
+        self.login_error: KafkaError | None = None
         self._access = Access.of(
             kafka,
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
@@ -563,7 +565,7 @@ class Cluster:
         seconds = self._answer_seconds.get(address, _LEAST_CONNECT_SECONDS)
         try:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
-            self._refusal = None
+            self._refusal = self.login_error = None
             self._away.pop(address, None)
             self._attempts.pop(address, None)
             self._answer_seconds[address] = self._patience(time.monotonic() - started)
@@ -581,6 +583,7 @@ class Cluster:
             self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
                 raise self._refusal from None  # the broker's own words may quote a secret
+            self.login_error = error
             raise TemporaryError(said) from None
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker

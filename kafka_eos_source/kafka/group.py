@@ -7,7 +7,6 @@ of the topic ``__consumer_offsets``. A transaction may contain several such requ
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,20 +17,15 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.admin_client import REQUEST_SECONDS, Complaints, admin_client, request
+from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, request
 from kafka_eos_source.kafka.cluster import GROUP, Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
-from kafka_eos_source.kafka.failure import classify, kafka_error, named_partitions, unreachable
+from kafka_eos_source.kafka.failure import kafka_error, named_partitions
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
 _PAUSE_SECONDS = 0.05
-
-#: The time limit of admin calls is not passed to librdkafka. If it passed before librdkafka found the
-#: coordinator, and librdkafka found it later, an assertion would kill the process (librdkafka issue 4605).
-#: One hour is the longest that it accepts.
-_NO_LIMIT_SECONDS = 3600.0
 
 _NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
 
@@ -147,26 +141,19 @@ class GroupOffsets:
             UnavailableError: if no coordinator answers before ``deadline``.
             AuthorizationError: if the principal may not describe the group.
         """
-        client: Any = admin_client({**self._config, "error_cb": self._complaints.on_error})
+        client = AdminClient(self._config)
 
         def send(seconds: float) -> list[str]:
-            future = client.describe_consumer_groups([group_id], request_timeout=_NO_LIMIT_SECONDS)[group_id]
             try:
-                found = self._complaints.await_answer(client, future, seconds)
+                found = client.group(group_id, seconds)
             except KafkaException as error:
                 if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     return ["a member that reads topics which this principal may not describe"]
                 raise
-            return [f"client.id={each.client_id!r} at {each.host.lstrip('/')}" for each in found.members]
+            return [f"client.id={client_id!r} at {host.lstrip('/')}" for client_id, host in found.members]
 
-        return request(
-            f"reading the members of group {group_id!r}",
-            send,
-            deadline,
-            self._complaints,
-            self._bootstrap,
-            poll=client.poll,
-        )
+        doing = f"reading the members of group {group_id!r}"
+        return request(doing, send, deadline, self._complaints, self._bootstrap)
 
     def delete_group(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group if it exists.
@@ -175,19 +162,16 @@ class GroupOffsets:
             UnavailableError: if no coordinator answers before ``deadline``.
             AuthorizationError: if the principal may not delete the group.
         """
-        client: Any = admin_client({**self._config, "error_cb": self._complaints.on_error})
-        future = client.delete_consumer_groups([group_id], request_timeout=_NO_LIMIT_SECONDS)[group_id]
-        doing = f"deleting group {group_id!r}"
-        try:
-            future.result(deadline.remaining_seconds(REQUEST_SECONDS))
-        except concurrent.futures.TimeoutError:
-            client.poll(0)  # runs the error callback
-            raise self._complaints.login_error(doing) or unreachable(
-                self._bootstrap, deadline.budget_seconds * 1000, doing
-            ) from None
-        except KafkaException as error:
-            if kafka_error(error).code() not in _NOTHING_TO_DELETE:
-                raise classify(error, doing) from error
+        client = AdminClient(self._config)
+
+        def send(seconds: float) -> None:
+            try:
+                client.delete_group(group_id, seconds)
+            except KafkaException as error:
+                if kafka_error(error).code() not in _NOTHING_TO_DELETE:
+                    raise
+
+        request(f"deleting group {group_id!r}", send, deadline, self._complaints, self._bootstrap)
 
     @contextmanager
     def _cluster(self) -> Iterator[Cluster]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka import admin as client_admin
+from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import metadata
-from kafka_eos_source.kafka.admin_client import Complaints, admin_client, initial_error, request
+from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, initial_error, request
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, kafka_error
 from kafka_eos_source.kafka.probe import append_time
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,10 @@ def layout(kafka: Mapping[str, str], deadline: Deadline) -> Layout:
     """
     found = metadata(admin_config(kafka), Complaints(kafka), deadline)
     return Layout(
-        tuple(Broker(each.id, each.host, each.port) for _, each in sorted(found.brokers.items())),
+        tuple(Broker(node, *address) for node, address in sorted(found.brokers.items())),
         {
-            name: min((len(each.replicas) for each in topic.partitions.values()), default=0)
+            name: min((len(each.replicas) for each in topic.partitions), default=0)
             for name, topic in found.topics.items()
-            if topic.error is None
         },
     )
 
@@ -100,7 +100,6 @@ def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[s
 
 # -- rights -------------------------------------------------------------------------------------
 
-_REQUEST_SECONDS = 10.0
 #: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large.
 _NEVER_GRANTED_MS = 2_147_483_647
 
@@ -121,7 +120,7 @@ class Rights:
     def __init__(self, kafka: Mapping[str, str], deadline: Deadline) -> None:
         self._kafka, self._deadline = dict(kafka), deadline
         self._complaints = Complaints(self._kafka)
-        self._client = admin_client({**admin_config(self._kafka), "error_cb": self._complaints.on_error})
+        self._client = AdminClient(admin_config(self._kafka))
 
     def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
         """Returns the operations on each topic, such as ``READ``; None = there is no such topic.
@@ -133,14 +132,14 @@ class Rights:
             return {}
         names = sorted(topics)
 
-        def send(seconds: float) -> Mapping[str, Any]:
-            collection = TopicCollection(names)
-            futures = self._client.describe_topics(
-                collection, include_authorized_operations=True, request_timeout=seconds
-            )
-            return {name: self._operations(future) for name, future in futures.items()}
+        def send(seconds: float) -> dict[str, frozenset[str] | None]:
+            found = self._client.topics(names, seconds, operations=True)
+            return {
+                name: _rights_despite(each) if isinstance(each, KafkaError) else each.operations
+                for name, each in found.items()
+            }
 
-        return dict(self._request(f"looking up the rights on {', '.join(names)}", send))
+        return self._request(f"looking up the rights on {', '.join(names)}", send)
 
     def of_group(self, group_id: str) -> frozenset[str] | None:
         """Returns the operations on a consumer group; None = the broker reports none of a missing group.
@@ -150,13 +149,12 @@ class Rights:
         """
 
         def send(seconds: float) -> frozenset[str] | None:
-            futures = self._client.describe_consumer_groups(
-                [group_id], include_authorized_operations=True, request_timeout=seconds
-            )
-            return self._operations(futures[group_id])
+            try:
+                return self._client.group(group_id, seconds, operations=True).operations
+            except KafkaException as failure:
+                return _rights_despite(kafka_error(failure))
 
-        found: frozenset[str] | None = self._request(f"looking up the rights on group {group_id!r}", send)
-        return found
+        return self._request(f"looking up the rights on group {group_id!r}", send)
 
     def may_write_transactional_id(self, transactional_id: str) -> bool | None:
         """Returns whether the principal may write with a transactional id; None = it cannot be asked.
@@ -184,42 +182,30 @@ class Rights:
 
     def _largest_transaction_timeout_ms(self) -> int | None:
         """Returns transaction.max.timeout.ms of a broker; None = the principal may not read it."""
-        resource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
-        kind: Any = client_admin.ResourceType.BROKER  # type: ignore[attr-defined]
 
         def send(seconds: float) -> int | None:
-            nodes = self._client.list_topics(timeout=seconds).brokers
-            asked = [resource(kind, str(min(nodes)))]
-            (future,) = self._client.describe_configs(asked, request_timeout=seconds).values()
-            found = self._complaints.await_answer(self._client, future).get("transaction.max.timeout.ms")
+            node = min(self._client.cluster(seconds)[1])
+            found = self._client.broker_config(node, seconds).get("transaction.max.timeout.ms")
             return None if found is None else int(found.value)
 
         try:
-            limit: int | None = self._request("looking up transaction.max.timeout.ms", send)
-            return limit
+            return self._request("looking up transaction.max.timeout.ms", send)
         except KafkaEosError:
             return None  # without this right, the check assumes that the limit is smaller
 
-    def _operations(self, future: Any) -> frozenset[str] | None:
-        try:
-            described = self._complaints.await_answer(self._client, future)
-        except KafkaException as failure:
-            code = kafka_error(failure).code()
-            if code in _DENIED:
-                return frozenset()
-            if code in _MISSING:
-                return None
-            raise
-        found = described.authorized_operations
-        return None if found is None else frozenset(each.name for each in found)
+    def _request(self, doing: str, send: Callable[[float], T]) -> T:
+        bootstrap = str(self._kafka.get("bootstrap.servers", ""))
+        return request(doing, send, self._deadline, self._complaints, bootstrap)
 
-    def _request(self, doing: str, send: Callable[[float], Any]) -> Any:
-        return request(
-            doing,
-            send,
-            self._deadline,
-            self._complaints,
-            str(self._kafka.get("bootstrap.servers", "")),
-            poll=self._client.poll,
-            request_seconds=_REQUEST_SECONDS,
-        )
+
+def _rights_despite(error: KafkaError) -> frozenset[str] | None:
+    """Returns the rights that an error shows: none, or None = there is no such topic or group.
+
+    Raises:
+        KafkaException: if it shows nothing.
+    """
+    if error.code() in _DENIED:
+        return frozenset()
+    if error.code() in _MISSING:
+        return None
+    raise KafkaException(error)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as ClientTopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
-from kafka_eos_source.kafka import admin, admin_client, probe
+from kafka_eos_source.kafka import admin, admin_client
+from kafka_eos_source.kafka.admin_client import Topic
 from kafka_eos_source.model import LogEnd, TopicPartition
 
 A = TopicPartition("t", 0)
+NO_OFFSET = -1
 
 
 class Client:
@@ -23,55 +23,46 @@ class Client:
     answers: list[Any]
     limits: list[float]
 
-    def __init__(self, config: Any, logger: Any) -> None:
+    def __init__(self, config: Any) -> None:
         self.config = config
 
-    def list_offsets(
-        self, wanted: dict[ClientTopicPartition, Any], request_timeout: float, **_: Any
-    ) -> dict[ClientTopicPartition, Future[Any]]:
-        self.limits.append(request_timeout)
-        answer: Future[Any] = Future()
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], seconds: float, *, committed: bool
+    ) -> dict[TopicPartition, LogEnd]:
+        self.limits.append(seconds)
         offset = self._next()
         if isinstance(offset, KafkaError):
-            answer.set_exception(KafkaException(offset))
-        else:
-            answer.set_result(SimpleNamespace(offset=offset, leader_epoch=None))
-        return dict.fromkeys(wanted, answer)
+            raise KafkaException(offset)
+        return dict.fromkeys(times, LogEnd(offset))
 
-    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
-        answer: Future[Any] = Future()
-        topic_id = self._next()
-        if isinstance(topic_id, KafkaError):
-            answer.set_exception(KafkaException(topic_id))
-        else:
-            answer.set_result(SimpleNamespace(topic_id=topic_id, partitions=[]))
+    def topics(self, names: Any, seconds: float) -> dict[str, Topic | KafkaError]:
+        answer = self._next()
+        if isinstance(answer, str):
+            return {"t": Topic(answer, ())}
+        if answer.code() == KafkaError._TIMED_OUT:
+            raise KafkaException(answer)
         return {"t": answer}
 
     def _next(self) -> Any:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def poll(self, timeout: float) -> None:
-        """As the client's."""
-
 
 def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
-    monkeypatch.setattr(probe, "check_reachable", lambda *_, **__: "")
-    monkeypatch.setattr(
-        admin_client, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []})
-    )
+    monkeypatch.setattr(admin_client, "check_reachable", lambda *_, **__: "")
+    monkeypatch.setattr(admin, "AdminClient", type("_", (Client,), {"answers": list(answers), "limits": []}))
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
 
 def test_the_offset_of_a_partition_without_one_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """During a leader election there is no offset yet; using it as one would look like data loss."""
-    assert source_admin(monkeypatch, OFFSET_INVALID, OFFSET_INVALID, 42).latest([A]) == {A: (42, -1)}
+    assert source_admin(monkeypatch, NO_OFFSET, NO_OFFSET, 42).latest([A]) == {A: (42, -1)}
 
 
 def test_an_unknown_offset_is_never_used_as_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not know the offset is asked again until the timeout, as if it did not answer."""
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"tried \d{2,} times"):
-        source_admin(monkeypatch, OFFSET_INVALID).earliest([A])
+        source_admin(monkeypatch, NO_OFFSET).earliest([A])
 
 
 def test_a_timestamp_after_the_last_record_has_no_offset(

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError
-from kafka_eos_source.kafka.admin_client import Complaints, make, request
+from kafka_eos_source.kafka.admin_client import Complaints, request
 from kafka_eos_source.runtime.deadline import Deadline
 
 PASSWORD = "swordfish-77"
@@ -37,12 +37,11 @@ class Asked:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, str):
             return answer
-        self.complaints.on_error(self.report)
+        self.complaints.record(self.report)
         raise KafkaException(answer)
 
 
 def ask(complaints: Complaints, send: Callable[[float], str], seconds: float = 60.0) -> str:
-    make(dict, CONFIG)  # registers the password, as every client does
     deadline = Deadline.after_seconds(seconds)
     return request("reading offsets", send, deadline, complaints, "b:9092", pause_seconds=0.001)
 
@@ -82,7 +81,7 @@ def test_other_credentials_have_not_worked() -> None:
 
 def test_a_refusal_before_an_answer_is_not_the_reason_of_a_later_time_out() -> None:
     complaints = Complaints(CONFIG)
-    complaints.on_error(REFUSED)
+    complaints.record(REFUSED)
     complaints.answered()
     assert complaints.login_error("x") is None
 

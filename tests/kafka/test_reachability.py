@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
+from kafka_eos_source.kafka import admin_client, connection, failure, probe
 from kafka_eos_source.kafka import cluster as cluster_module
-from kafka_eos_source.kafka import connection, failure, probe
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.admin_client import Complaints, request
 from kafka_eos_source.kafka.cluster import Cluster
@@ -30,6 +30,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_ADVERTISED_SECONDS", 0.1)
     monkeypatch.setattr(probe, "_PASS_SECONDS", 0.5)
     monkeypatch.setattr(failure, "_worked", set())
+    monkeypatch.setattr(admin_client, "_answered", set())
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_a_task_whose_time_is_up_names_the_advertised_address() -> None:
     assert "reading the ends" in caught.value.message
 
 
-# -- requests of librdkafka's admin client
+# -- admin requests
 
 
 def test_a_query_that_starts_names_the_advertised_address_within_seconds() -> None:
@@ -187,7 +188,7 @@ def test_only_a_query_that_starts_fails_soon(refusing: str, starts: bool) -> Non
     config = {"bootstrap.servers": refusing}
     complaints = Complaints(config)
     if starts:  # but this process has reached the brokers before
-        failure.Login(config).record_success()
+        complaints.answered()
     deadline = Deadline.after_seconds(0.5)
     with pytest.raises(UnavailableError, match="the connection was refused"):
         request("asking", _no_answer, deadline, complaints, refusing, starts=starts)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
-from kafka_eos_source.kafka import admin_client, probe
+from kafka_eos_source.kafka import admin_client, topic_admin
+from kafka_eos_source.kafka.admin_client import Partition, Topic
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -20,54 +20,43 @@ Answer = Any
 class Client:
     """A client that returns these answers, one per request, and repeats the last; a code is an error."""
 
-    def __init__(self, answers: list[Answer], complaints: list[KafkaError]) -> None:
-        self._answers, self._complaints = answers, complaints
+    def __init__(self, answers: list[Answer]) -> None:
+        self._answers = answers
         self.requests: list[str] = []
         self.made: list[Any] = []
 
-    def __call__(self, config: dict[str, Any], logger: Any) -> Client:
-        self._complain = config["error_cb"]
+    def __call__(self, config: dict[str, Any]) -> Client:
+        assert config == {"bootstrap.servers": "b:9092"}
         return self
 
-    def poll(self, timeout: float) -> None:
-        while self._complaints:
-            self._complain(self._complaints.pop())
+    def topic(self, name: str, seconds: float) -> Any:
+        return self._answer("describe")
 
-    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
-        return {"t": self._answer("describe")}
+    def topic_config(self, name: str, seconds: float) -> Any:
+        return self._answer("config")
 
-    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
-        return {resources[0]: self._answer("config")}
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], seconds: float
+    ) -> None:
+        self.made.append((name, partitions, replication_factor, config))
+        self._answer("create")
 
-    def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
-        self.made += topics
-        return {"t": self._answer("create")}
-
-    def _answer(self, request: str) -> Future[Any]:
+    def _answer(self, request: str) -> Any:
         self.requests.append(request)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        future: Future[Any] = Future()
-        if isinstance(answer, int):
-            future.set_exception(KafkaException(KafkaError(answer)))
-        else:
-            future.set_result(answer)
-        return future
+        if isinstance(answer, (int, KafkaError)):
+            raise KafkaException(KafkaError(answer) if isinstance(answer, int) else answer)
+        return answer
 
 
-def admin(
-    monkeypatch: pytest.MonkeyPatch, *answers: Answer, complaints: tuple[KafkaError, ...] = ()
-) -> tuple[TopicAdmin, Client]:
-    client = Client(list(answers), list(complaints))
-    monkeypatch.setattr(admin_client, "AdminClient", client)
+def admin(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> tuple[TopicAdmin, Client]:
+    client = Client(list(answers))
+    monkeypatch.setattr(topic_admin, "AdminClient", client)
     return TopicAdmin({"bootstrap.servers": "b:9092", "group.id": "not for an admin client"}), client
 
 
-def described(*leaders: int | None) -> Any:
-    partitions = [
-        SimpleNamespace(id=number, leader=None if leader is None else SimpleNamespace(id=leader))
-        for number, leader in enumerate(leaders)
-    ]
-    return SimpleNamespace(partitions=partitions, topic_id="id-1")
+def described(*leaders: int) -> Topic:
+    return Topic("id-1", tuple(Partition(number, leader) for number, leader in enumerate(leaders)))
 
 
 def in_seconds(seconds: float = 10.0) -> Deadline:
@@ -92,16 +81,14 @@ def test_a_transient_error_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_error_without_a_broker_contains_the_clients_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "check_reachable", lambda *_, **__: "")
-    said = KafkaError(KafkaError._RESOLVE, "no such host b")
-    found, _ = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(said,))
+    monkeypatch.setattr(admin_client, "check_reachable", lambda *_, **__: "")
+    found, _ = admin(monkeypatch, KafkaError(KafkaError._TIMED_OUT, "no such host b"))
     with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):
         found.shape("t", in_seconds(0.1))
 
 
 def test_a_refused_login_fails_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = KafkaError(KafkaError._AUTHENTICATION, "bad password")
-    found, client = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(refused,))
+    found, client = admin(monkeypatch, KafkaError(KafkaError._AUTHENTICATION, "bad password"))
     with pytest.raises(AuthorizationError, match="credentials"):
         found.shape("t", in_seconds())
     assert len(client.requests) == 1
@@ -110,9 +97,7 @@ def test_a_refused_login_fails_without_a_retry(monkeypatch: pytest.MonkeyPatch) 
 def test_a_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     found, client = admin(monkeypatch, None)
     assert found.create("t", 3, -1, {"cleanup.policy": "compact"}, in_seconds())
-    (topic,) = client.made
-    assert (topic.topic, topic.num_partitions, topic.replication_factor) == ("t", 3, -1)
-    assert topic.config == {"cleanup.policy": "compact"}
+    assert client.made == [("t", 3, -1, {"cleanup.policy": "compact"})]
 
 
 def test_a_topic_that_another_process_created_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +132,14 @@ def test_a_topic_that_the_cluster_cannot_create_is_an_error(monkeypatch: pytest.
 
 def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
-    found, client = admin(monkeypatch, unknown, described(1, None), described(1, -1), described(1, 1))
+    found, client = admin(monkeypatch, unknown, described(1, -1), described(-1, -1), described(1, 1))
     assert found.await_led("t", in_seconds()).led
     assert len(client.requests) == 4
 
 
 @pytest.mark.parametrize(
     ("answer", "seen"),
-    [(KafkaError.UNKNOWN_TOPIC_OR_PART, "no broker knows it"), (described(None), "has no leader")],
+    [(KafkaError.UNKNOWN_TOPIC_OR_PART, "no broker knows it"), (described(-1), "has no leader")],
 )
 def test_the_wait_for_a_new_topic_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, seen: str
