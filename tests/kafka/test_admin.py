@@ -80,7 +80,7 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
     """More short requests than retries fit into that time; later ones have time for a slow broker."""
     made = source_admin(monkeypatch, *[TIMED_OUT] * 10, 42)
     assert made.latest([A]) == {A: LogEnd(42)}
-    limits = admin_client.AdminClient.limits
+    limits = admin.AdminClient.limits
     assert limits == [admin_client.SOON_SECONDS] * 11
     limits.clear()
     monkeypatch.setattr(admin_client, "REPLACED_SECONDS", 0.0)
