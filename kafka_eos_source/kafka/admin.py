@@ -21,7 +21,6 @@ from kafka_eos_source.kafka.admin_client import (
     TryLimit,
     request,
 )
-from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.messages import EARLIEST, LATEST
@@ -80,7 +79,6 @@ class SourceAdmin:
         self._retries = retries
         self._retry_interval_seconds = retry_interval_ms / 1000
         self._client: AdminClient | None = None
-        self._wire: Cluster | None = None
         self._complaints = Complaints(config)
         self._known_cluster_id: str | None = None
         #: time limit of the present try
@@ -88,12 +86,9 @@ class SourceAdmin:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Drops the clients, and ends the current pause between two tries."""
+        """Drops the client, and ends the current pause between two tries."""
         self._closed.set()
         self._client = None
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
 
     @property
     def complaint(self) -> str:
@@ -208,14 +203,10 @@ class SourceAdmin:
             UnavailableError: if no broker answers.
             AuthorizationError: if the principal may not describe a topic.
         """
-        if self._wire is None:
-            self._wire = Cluster(self._config)
-        wire, deadline = self._wire, self._patience()
         topics = sorted({tp.topic for tp in epochs})
-        return wire.retried(
+        return self._ask(
             f"looking up the ends of leader epochs of {', '.join(topics)}",
-            deadline,
-            lambda: wire.epoch_ends(epochs, deadline, leaders),
+            lambda client: client.epoch_ends(epochs, self._seconds, leaders),
         )
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.failure import (
     unreachable,
 )
 from kafka_eos_source.kafka.probe import check_reachable
-from kafka_eos_source.model import LogEnd, TopicPartition
+from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.secrets import Secrets
@@ -274,6 +274,12 @@ class AdminClient:
         return self._call(
             lambda deadline: self._cluster.offsets_at(times, deadline, committed=committed), seconds
         )
+
+    def epoch_ends(
+        self, epochs: Epochs, seconds: float, leaders: Epochs | None = None
+    ) -> dict[TopicPartition, int]:
+        """Returns where leader epochs end in the logs of the present leaders; see `Cluster.epoch_ends`."""
+        return self._call(lambda deadline: self._cluster.epoch_ends(epochs, deadline, leaders), seconds)
 
     # -- groups ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 No other module maps codes.
 
 The order of the checks matters (KIP-1050): fencing first, then errors that a person must fix and no retry can
-mend, then temporary ones. Which errors of a transaction a new try mends, `wire.transaction` knows.
+mend, then temporary ones. `kafka.transaction` knows which errors of a transaction a new try mends.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class ReadSettings:
     """Settings of a read that are pickled with every task.
 
     Attributes:
-        conf: properties of the consumer; see `kafka.wire.consumer.WireConsumer`.
+        conf: properties of the consumer; see `kafka.fetch.WireConsumer`.
         include_headers: whether to build the column ``headers``.
         fail_on_data_loss: whether to raise if offsets no longer exist; otherwise the task logs it and
             continues.
@@ -81,7 +81,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
-    at a time. One batch and what the consumer fetches ahead (`kafka.wire.partitions`) bound its memory.
+    at a time. One batch and what the consumer fetches ahead (`kafka.partitions`) bound its memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order

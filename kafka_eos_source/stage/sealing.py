@@ -58,7 +58,7 @@ class SealingPlan:
         record_bytes: largest record, without compression (``message.max.bytes`` of the client).
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
         level: level of the compression; None = the codec's default.
-        partitioner: chooses the partition of a row that has none (`kafka.wire.rows.PARTITIONERS`).
+        partitioner: chooses the partition of a row that has none (`kafka.kernel.PARTITIONERS`).
         least_bytes: least bytes of a partition's rows that are worth a record batch of their own.
     """
 
