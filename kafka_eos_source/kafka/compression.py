@@ -1,8 +1,8 @@
 """Compresses the records of batches, and decompresses what Java's clients accept.
 
 Java's clients read all members of a gzip stream, all frames of a zstd stream and all parts of a snappy
-stream, but only the first frame of an lz4 stream. They ignore what follows a gzip or lz4 stream; behind a zstd
-frame, it is an error.
+stream, but only the first frame of an lz4 stream. They ignore what follows a gzip or lz4 stream; behind a
+zstd frame, it is an error.
 """
 
 from __future__ import annotations
