@@ -17,7 +17,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 Answer = Any
 
 
-class Client:
+class TopicClient:
     """A client that returns these answers, one per request, and repeats the last; a code is an error."""
 
     def __init__(self, answers: list[Answer]) -> None:
@@ -25,7 +25,7 @@ class Client:
         self.requests: list[str] = []
         self.made: list[Any] = []
 
-    def __call__(self, config: dict[str, Any]) -> Client:
+    def __call__(self, config: dict[str, Any]) -> TopicClient:
         assert config == {"bootstrap.servers": "b:9092"}
         return self
 
@@ -49,8 +49,8 @@ class Client:
         return answer
 
 
-def admin(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> tuple[TopicAdmin, Client]:
-    client = Client(list(answers))
+def admin(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> tuple[TopicAdmin, TopicClient]:
+    client = TopicClient(list(answers))
     monkeypatch.setattr(topic_admin, "AdminClient", client)
     return TopicAdmin({"bootstrap.servers": "b:9092", "group.id": "not for an admin client"}), client
 
