@@ -105,16 +105,12 @@ _GONE = frozenset(
     }
 )
 
-#: librdkafka removed a broker that left the metadata, as a broker does that shuts down, while a request to it
-#: was under way. confluent-kafka names the code since 2.10: ``KafkaError._DESTROY_BROKER``.
-_BROKER_LEFT = -137
-
 #: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
-        _BROKER_LEFT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
         KafkaError.REQUEST_TIMED_OUT,
