@@ -6,7 +6,6 @@ repeats temporary failures until the caller's deadline, and names the reason whe
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,6 +36,7 @@ from kafka_eos_source.kafka.failure import (
     kafka_error,
     unreachable,
 )
+from kafka_eos_source.kafka.messages import topic_id_text
 from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -98,7 +98,7 @@ class Topic:
     """A topic as brokers describe it.
 
     Attributes:
-        topic_id: Kafka's id of the topic (KIP-516), as librdkafka prints it: base64 without padding.
+        topic_id: Kafka's id of the topic (KIP-516), see `topic_id_text`.
         partitions: its partitions, in order.
         is_internal: whether it is one of Kafka's own.
         operations: what the principal may do with it; None = brokers were not asked.
@@ -505,9 +505,8 @@ def _check(answer: Any) -> None:
 
 
 def _topic(found: Any) -> Topic:
-    topic_id = getattr(found, "topic_id", None)
     return Topic(
-        base64.b64encode(topic_id.bytes).decode().rstrip("=") if topic_id is not None else "",
+        topic_id_text(found.topic_id),
         tuple(
             Partition(each.partition_index, each.leader_id, tuple(each.replica_nodes or ()))
             for each in sorted(found.partitions or (), key=lambda each: int(each.partition_index))

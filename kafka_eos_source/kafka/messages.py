@@ -6,10 +6,12 @@ here, without copying the records.
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
@@ -122,6 +124,14 @@ def epoch_ends_request(
         topics=[kind(topic=name, partitions=each, version=version) for name, each in topics.items()],
         version=version,
     )
+
+
+def topic_id_text(topic_id: UUID | None) -> str:
+    """Returns a topic id (KIP-516) as Kafka's tools print it: base64 without padding.
+
+    Brokers that do not know ids (before Metadata, version 10) have the id 0 for each topic.
+    """
+    return base64.b64encode((topic_id or UUID(int=0)).bytes).decode().rstrip("=")
 
 
 def encoded(request: Any, correlation_id: int, client_id: str) -> bytes:
