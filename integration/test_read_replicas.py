@@ -11,7 +11,7 @@ from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, end_
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.node import Node
 from kafka_eos_source.embedded.properties import Ports
-from kafka_eos_source.kafka.fetch import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
@@ -38,13 +38,13 @@ def kafka() -> Iterator[EmbeddedKafka]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns the brokers to which Fetch requests are sent, as they are sent."""
     nodes: list[int] = []
-    send = WireConsumer._send
+    send = RangeConsumer._send
 
-    def recorded(self: WireConsumer, node: int, wanted: Mapping[TopicPartition, object]) -> None:
+    def recorded(self: RangeConsumer, node: int, wanted: Mapping[TopicPartition, object]) -> None:
         nodes.append(node)
         send(self, node, wanted)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WireConsumer, "_send", recorded)
+    monkeypatch.setattr(RangeConsumer, "_send", recorded)
     return nodes
 
 

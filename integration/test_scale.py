@@ -20,7 +20,7 @@ from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AbortableError, OperatorError
 from kafka_eos_source.kafka.group import OFFSETS_TOPIC, GroupOffsets, split
-from kafka_eos_source.kafka.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -71,8 +71,8 @@ def deadline_soon() -> Deadline:
     return Deadline.after_seconds(60)
 
 
-def producer_in_transaction(bootstrap: str, application: str) -> WireProducer:
-    producer = WireProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
+def producer_in_transaction(bootstrap: str, application: str) -> TransactionalProducer:
+    producer = TransactionalProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
     producer.init(deadline_soon())
     producer.begin()
     return producer

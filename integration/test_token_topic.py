@@ -30,7 +30,7 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import token_topic
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic, last
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
@@ -65,7 +65,7 @@ class Tokens:
     def write(self, *records: TokenRecord) -> None:
         """Writes records, each in a separate transaction, as a commit does."""
         for each in records:
-            producer = WireProducer(producer_config(self.kafka, each.token.application_id))
+            producer = TransactionalProducer(producer_config(self.kafka, each.token.application_id))
             try:
                 producer.init(in_seconds())
                 producer.check_partitions({self.topic.name: each.partition}, in_seconds())

@@ -76,7 +76,7 @@ _LOOKS_AGAIN = frozenset({_UNKNOWN, KafkaError.UNKNOWN})
 
 @dataclass(slots=True)
 class Taken:
-    """The messages and events that one call of `WireConsumer.take` returned.
+    """The messages and events that one call of `RangeConsumer.take` returned.
 
     Attributes:
         messages: messages of any assigned partitions, in offset order within each.
@@ -104,7 +104,7 @@ class Taken:
         return not (len(self.messages) or events)
 
 
-class WireConsumer:
+class RangeConsumer:
     """A consumer that reads the partitions assigned to it, and joins no group. Not thread-safe.
 
     Args:

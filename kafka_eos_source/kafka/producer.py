@@ -314,7 +314,7 @@ class RecordProducer(_Sender):
             self._id.init(deadline)
 
 
-class WireProducer(_Sender):
+class TransactionalProducer(_Sender):
     """The `commit.interfaces.Producer` that speaks Kafka's protocol itself. Not thread-safe.
 
     After any error, call only `abort` and `close`.

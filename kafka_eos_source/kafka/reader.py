@@ -25,7 +25,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.fetch import WireConsumer
+    from kafka_eos_source.kafka.fetch import RangeConsumer
 
 _BOUNDS_SECONDS = 10.0
 _WAIT_SECONDS = 0.5
@@ -110,7 +110,7 @@ class ChangelogReader:
         tp: the partition.
     """
 
-    def __init__(self, consumer: WireConsumer, tp: TopicPartition) -> None:
+    def __init__(self, consumer: RangeConsumer, tp: TopicPartition) -> None:
         self._consumer = consumer
         self._tp = tp
         self._position = 0
@@ -253,7 +253,7 @@ _Key = frozenset[tuple[str, str]]
 
 @dataclass(slots=True)
 class _Idle:
-    consumer: WireConsumer
+    consumer: RangeConsumer
     since: float
 
 
@@ -282,19 +282,19 @@ class ConsumerPool:
         self._of_parent: list[object] = []
 
     @contextmanager
-    def borrow(self, conf: Mapping[str, str]) -> Iterator[WireConsumer]:
+    def borrow(self, conf: Mapping[str, str]) -> Iterator[RangeConsumer]:
         """Lends a consumer; takes it back if the block succeeds, closes it if the block fails.
 
         Args:
-            conf: the properties of the consumer; see `WireConsumer`.
+            conf: the properties of the consumer; see `RangeConsumer`.
         """
         # the import takes 0.1 s, which processes that only plan reads need not spend
-        from kafka_eos_source.kafka.fetch import WireConsumer
+        from kafka_eos_source.kafka.fetch import RangeConsumer
 
         self._after_fork()
         self._close_stale()
         key = frozenset(conf.items())
-        consumer = self._pop(key) or WireConsumer(conf)
+        consumer = self._pop(key) or RangeConsumer(conf)
         sound = False
         try:
             yield consumer
@@ -318,7 +318,7 @@ class ConsumerPool:
     def __len__(self) -> int:
         return len(self._idle)
 
-    def _pop(self, key: _Key) -> WireConsumer | None:
+    def _pop(self, key: _Key) -> RangeConsumer | None:
         for index in range(len(self._idle) - 1, -1, -1):
             if self._idle[index][0] == key:
                 return self._idle.pop(index)[1].consumer

@@ -28,7 +28,7 @@ from kafka_eos_source.spark.worker import cycle_collection_paused
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.damage import Damage
-    from kafka_eos_source.kafka.fetch import WireConsumer
+    from kafka_eos_source.kafka.fetch import RangeConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ReadSettings:
     """Settings of a read that are pickled with every task.
 
     Attributes:
-        conf: properties of the consumer; see `kafka.fetch.WireConsumer`.
+        conf: properties of the consumer; see `kafka.fetch.RangeConsumer`.
         include_headers: whether to build the column ``headers``.
         fail_on_data_loss: whether to raise if offsets no longer exist; otherwise the task logs it and
             continues.
@@ -116,7 +116,7 @@ class Reading:
         settings: settings of the read.
     """
 
-    def __init__(self, consumer: WireConsumer, progress: Progress, settings: ReadSettings) -> None:
+    def __init__(self, consumer: RangeConsumer, progress: Progress, settings: ReadSettings) -> None:
         self._consumer = consumer
         self._progress = progress
         self._settings = settings
