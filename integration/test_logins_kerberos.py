@@ -6,12 +6,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicCollection
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, OffsetSpec, ResourceType
+from confluent_kafka import Consumer
 
 from integration.chaos.loop import Run
 from integration.support import broker as brokers
@@ -23,14 +20,12 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
-from kafka_eos_source.kafka import admin_client
 from kafka_eos_source.kafka.access import KerberosExchange
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.health import Rights
-from kafka_eos_source.kafka.messages import EARLIEST, LATEST
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
@@ -102,62 +97,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberized]:
 
 def soon(seconds: float = 60) -> Deadline:
     return Deadline.after_seconds(seconds)
-
-
-def test_admin_requests_answer_as_confluent_kafka_does(cluster: Kerberized) -> None:
-    """The judge asks the same cluster with a password."""
-    topic = cluster.admin.create("judged", 3, retention_ms="12345678")
-    produce(cluster.bootstrap_servers, topic, ["a", "b"], config=cluster.login("admin"))
-    cluster.allow("client", "topic", "judged", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
-    cluster.allow("client", "topic", "missing", "DESCRIBE")
-    cluster.allow("client", "broker", "kafka-cluster", "DESCRIBE_CONFIGS")  # librdkafka's name of clusters
-    judge: Any = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **cluster.login("admin")})
-    ours = admin_client.AdminClient(cluster.properties())
-    described = judge.describe_topics(TopicCollection([topic, "missing"]), request_timeout=10)
-    found = ours.topics([topic, "missing"], 10)
-    theirs, mine, missing = described[topic].result(), found[topic], found["missing"]
-    assert isinstance(mine, admin_client.Topic)
-    assert (mine.topic_id, mine.is_internal) == (str(theirs.topic_id), False)
-    assert [(one.number, one.leader, len(one.replicas)) for one in mine.partitions] == [
-        (one.id, one.leader.id, len(one.replicas)) for one in theirs.partitions
-    ]
-    assert described["missing"].exception().args[0].code() == 3
-    assert isinstance(missing, KafkaError)
-    assert missing.code() == 3
-    rights = ours.topics([topic], 10, operations=True)[topic]
-    assert isinstance(rights, admin_client.Topic)
-    assert rights.operations == {"READ", "DESCRIBE", "DESCRIBE_CONFIGS"}
-
-    for resource, settings in (
-        (ConfigResource(ResourceType.TOPIC, topic), ours.topic_config(topic, 10)),
-        (ConfigResource(ResourceType.BROKER, "1"), ours.broker_config(1, 10)),
-    ):
-        entries = judge.describe_configs([resource], request_timeout=10)[resource].result()
-        # the judge's client leaves out nothing, and neither do we
-        assert {name: (each.value, each.is_set_on_topic) for name, each in settings.items()} == {
-            name: (each.value, each.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
-            for name, each in entries.items()
-        }
-    theirs = judge.describe_cluster(request_timeout=10).result()
-    assert ours.cluster(10) == (theirs.cluster_id, [each.id for each in theirs.nodes])
-    for spec, time_ms in (
-        (OffsetSpec.earliest(), EARLIEST),
-        (OffsetSpec.latest(), LATEST),
-        (OffsetSpec.for_timestamp(1), 1),
-        (OffsetSpec.for_timestamp(1 << 50), 1 << 50),
-    ):
-        wanted = {ClientTopicPartition(topic, number): spec for number in range(3)}
-        answers = judge.list_offsets(
-            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10
-        )
-        times = {TopicPartition(topic, number): time_ms for number in range(3)}
-        offsets = ours.offsets_at(times, 10, committed=True)
-        assert {tp.partition: each.offset for tp, each in offsets.items()} == {
-            tp.partition: each.result().offset for tp, each in answers.items()
-        }
-    listed = ours.everything(10)
-    assert len(listed.topics[topic].partitions) == 3
-    assert [f"{host}:{port}" for host, port in listed.brokers.values()] == [cluster.kerberos]
 
 
 def test_topics_are_created_and_deleted_with_the_rights_of_the_principal(cluster: Kerberized) -> None:
