@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import RecordProducer
+from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.runtime.deadline import Deadline
 
 ROWS = 50_000

@@ -20,8 +20,8 @@ import pyarrow as pa
 from benchmarks.kafka import Cluster
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.producer import RecordProducer, WireProducer
+from kafka_eos_source.kafka.producer import RecordProducer, TransactionalProducer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.runtime.deadline import Deadline
@@ -77,7 +77,7 @@ def figures(bootstrap: str, records: int) -> Figures:
     written = records // _READ_OF_EACH_WRITTEN
     config = {"bootstrap.servers": bootstrap}
     patient = {**config, "transaction.timeout.ms": str(int(_SECONDS * 1000))}
-    transactional = WireProducer(producer_config(patient, transactional_id="bench"))
+    transactional = TransactionalProducer(producer_config(patient, transactional_id="bench"))
     direct = RecordProducer(producer_config(config), "bench")
     transactional.init(deadline)
     for name, rows in _ROWS.items():
@@ -109,7 +109,7 @@ def _read(settings: ReadSettings, topic: str, records: int) -> None:
 
 
 def _write(
-    producer: RecordProducer | WireProducer, rows: pa.RecordBatch, records: int, deadline: Deadline
+    producer: RecordProducer | TransactionalProducer, rows: pa.RecordBatch, records: int, deadline: Deadline
 ) -> None:
     for _ in range(records // _BATCH):
         producer.send(rows, _OUT, deadline)

@@ -14,8 +14,8 @@ import click
 
 from benchmarks.arrow_records import random_changes, send
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import topic as changelog

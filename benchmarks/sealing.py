@@ -20,7 +20,7 @@ from benchmarks.kafka import Cluster
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED
@@ -89,7 +89,7 @@ def main(records: int, repeat: int) -> None:
             config = {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": compression}
             batches = [_rows(value_bytes)] * (records // _TASKS // _BATCH)
             schema = pa.schema([batches[0].schema.field(column) for column in ("key", "value")])
-            producer = WireProducer(producer_config(config, f"bench-{topic}"))
+            producer = TransactionalProducer(producer_config(config, f"bench-{topic}"))
             producer.init(Deadline.after_seconds(_SECONDS))
             medians = []
             for plan in (None, sealing_plan(config, topic)):

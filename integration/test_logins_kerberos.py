@@ -6,12 +6,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, TopicCollection
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka import Consumer
 
 from integration.chaos.loop import Run
 from integration.support import broker as brokers
@@ -22,16 +19,13 @@ from integration.support.security import PASSWORDS, SecuredCluster, as_options
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
-from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.clients import admin_client
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.access import KerberosExchange
+from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.kafka.health import Rights
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.admin import WireAdmin
-from kafka_eos_source.kafka.wire.cluster import Cluster
-from kafka_eos_source.kafka.wire.sasl import KerberosExchange
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
@@ -101,63 +95,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberized]:
 
 def soon(seconds: float = 60) -> Deadline:
     return Deadline.after_seconds(seconds)
-
-
-def test_admin_requests_answer_as_confluent_kafka_does(cluster: Kerberized) -> None:
-    """The judge asks the same cluster with a password."""
-    topic = cluster.admin.create("judged", 3, retention_ms="12345678")
-    produce(cluster.bootstrap_servers, topic, ["a", "b"], config=cluster.login("admin"))
-    cluster.allow("client", "topic", "judged", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
-    cluster.allow("client", "topic", "missing", "DESCRIBE")
-    cluster.allow("client", "broker", "kafka-cluster", "DESCRIBE_CONFIGS")  # librdkafka's name of clusters
-    judge: Any = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **cluster.login("admin")})
-    ours = admin_client(cluster.properties())
-    assert isinstance(ours, WireAdmin)
-    names = TopicCollection([topic, "missing"])
-    both = [each.describe_topics(names, request_timeout=10) for each in (judge, ours)]
-    theirs, found = (each[topic].result() for each in both)
-    assert (found.name, found.topic_id, found.is_internal) == (topic, str(theirs.topic_id), False)
-    described = [
-        [(one.id, one.leader.id, len(one.replicas)) for one in each.partitions] for each in (theirs, found)
-    ]
-    assert described[0] == described[1]
-    assert [each["missing"].exception().args[0].code() for each in both] == [3, 3]
-    rights = ours.describe_topics(names, include_authorized_operations=True, request_timeout=10)[topic]
-    assert {each.name for each in rights.result().authorized_operations} == {
-        "READ",
-        "DESCRIBE",
-        "DESCRIBE_CONFIGS",
-    }
-
-    for resource in (ConfigResource(ResourceType.TOPIC, topic), ConfigResource(ResourceType.BROKER, "1")):
-        theirs, found = (
-            each.describe_configs([resource], request_timeout=10)[resource].result() for each in (judge, ours)
-        )
-        # the judge's client leaves out nothing, and neither do we
-        assert {k: (v.value, v.source) for k, v in found.items()} == {
-            k: (v.value, v.source) for k, v in theirs.items()
-        }
-    theirs, found = (each.describe_cluster(request_timeout=10).result() for each in (judge, ours))
-    assert (found.cluster_id, [each.id for each in found.nodes]) == (
-        theirs.cluster_id,
-        [each.id for each in theirs.nodes],
-    )
-    for spec in (
-        OffsetSpec.earliest(),
-        OffsetSpec.latest(),
-        OffsetSpec.for_timestamp(1),
-        OffsetSpec.for_timestamp(1 << 50),
-    ):
-        wanted = {ClientTopicPartition(topic, number): spec for number in range(3)}
-        answers = [
-            each.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10)
-            for each in (judge, ours)
-        ]
-        theirs, found = ([(tp.partition, f.result().offset) for tp, f in each.items()] for each in answers)
-        assert sorted(found) == sorted(theirs)
-    listed = ours.list_topics(timeout=10)
-    assert len(listed.topics[topic].partitions) == 3
-    assert [f"{each.host}:{each.port}" for each in listed.brokers.values()] == [cluster.kerberos]
 
 
 def test_topics_are_created_and_deleted_with_the_rights_of_the_principal(cluster: Kerberized) -> None:

@@ -18,9 +18,9 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka import tokens
+from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.runtime.deadline import Deadline
 
 KEY, SECRET = "AKIDTESTOFMSK", "secret-of-aws-6e"

@@ -19,11 +19,11 @@ from integration.support.security import PASSWORDS, SecuredCluster
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError
+from kafka_eos_source.kafka import access, connection
+from kafka_eos_source.kafka import producer as module
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire import access, connection
-from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.connection import Connection
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -153,7 +153,7 @@ def rows(first: int) -> pa.RecordBatch:
     )
 
 
-def write_until(enough: Callable[[], bool], client: WireProducer, topic: str) -> int:
+def write_until(enough: Callable[[], bool], client: TransactionalProducer, topic: str) -> int:
     """Writes one transaction whose requests are always in flight; returns the number of records."""
     client.begin()
     limit = soon()
@@ -233,7 +233,7 @@ def test_sessions_that_expire_under_load_are_renewed_without_an_error(
     addresses, admin = cluster
     topic = admin.create(f"renewed-{name}", 3)
     config = producer_config(login(name, addresses, service), f"renewed-{name}")
-    client = WireProducer(config)
+    client = TransactionalProducer(config)
     client.init(soon())
     before = write_until(lambda: True, client, topic)  # leaders and coordinators of new topics are known then
     logins, tokens = len(sessions), service.given
@@ -259,7 +259,7 @@ def test_a_session_that_the_broker_ends_costs_no_batch(
     monkeypatch.setattr(access, "_SESSION_SHARE", 100)
     addresses, admin = cluster
     topic = admin.create("ended", 3)
-    client = WireProducer(producer_config(login("ended", addresses, service), "ended"))
+    client = TransactionalProducer(producer_config(login("ended", addresses, service), "ended"))
     client.init(soon())
     sent = write_until(lambda: bool(failed_requests), client, topic)  # until the broker has ended a session
     client.close()
@@ -270,7 +270,7 @@ def test_a_token_service_that_refuses_the_client_is_named(
     cluster: tuple[Mapping[str, str], Admin], service: TokenService
 ) -> None:
     config = login("OIDC", cluster[0], service) | {"sasl.oauthbearer.client.secret": "wrong"}
-    client = WireProducer(producer_config(config, "refused"))
+    client = TransactionalProducer(producer_config(config, "refused"))
     with pytest.raises(AuthorizationError, match=r"/token answered 401") as raised:
         client.init(soon())
     assert "wrong" not in str(raised.value)

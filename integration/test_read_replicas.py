@@ -10,8 +10,8 @@ from integration.support import broker as brokers
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, end_offsets, produce, transaction
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import Node, Ports
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
@@ -37,13 +37,13 @@ def kafka() -> Iterator[EmbeddedKafka]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns the brokers to which Fetch requests are sent, as they are sent."""
     nodes: list[int] = []
-    send = WireConsumer._send
+    send = RangeConsumer._send
 
-    def recorded(self: WireConsumer, node: int, wanted: Mapping[TopicPartition, object]) -> None:
+    def recorded(self: RangeConsumer, node: int, wanted: Mapping[TopicPartition, object]) -> None:
         nodes.append(node)
         send(self, node, wanted)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WireConsumer, "_send", recorded)
+    monkeypatch.setattr(RangeConsumer, "_send", recorded)
     return nodes
 
 

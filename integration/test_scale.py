@@ -19,9 +19,8 @@ from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AbortableError, OperatorError
-from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.wire.group_offsets import OFFSETS_TOPIC, split
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.group import OFFSETS_TOPIC, GroupOffsets, split
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -72,8 +71,8 @@ def deadline_soon() -> Deadline:
     return Deadline.after_seconds(60)
 
 
-def producer_in_transaction(bootstrap: str, application: str) -> WireProducer:
-    producer = WireProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
+def producer_in_transaction(bootstrap: str, application: str) -> TransactionalProducer:
+    producer = TransactionalProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
     producer.init(deadline_soon())
     producer.begin()
     return producer
@@ -152,9 +151,7 @@ def test_one_request_that_is_too_large_is_refused_without_a_reason(
     wide: str, application: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker refuses one request with 4,000 offsets and full tokens; the producer therefore splits it."""
-    monkeypatch.setattr(
-        "kafka_eos_source.kafka.wire.group_offsets.split", lambda offsets, _group_id: iter([offsets])
-    )
+    monkeypatch.setattr("kafka_eos_source.kafka.group.split", lambda offsets, _group_id: iter([offsets]))
     producer = producer_in_transaction(wide, application)
     try:
         with pytest.raises(OperatorError, match=r"4,000 offsets.*max\.message\.bytes=1048588") as caught:

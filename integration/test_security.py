@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -48,12 +48,11 @@ from kafka_eos_source.errors import (
     TokenMissingError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.admin import ClusterReader
+from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, Right, needs, title
@@ -714,19 +713,13 @@ def test_credentials_that_are_rotated_interrupt_no_query(
     assert "Authentication failed" in error.message, "at the deadline, the reason is the error"
 
     refused = threading.Event()
-    on_error, complain = Complaints.on_error, Cluster.complain
-
-    def admin_is_refused(self: Complaints, error: KafkaError) -> None:
-        on_error(self, error)
-        if self.login_error("test") is not None:
-            refused.set()
+    complain = Cluster.complain
 
     def client_is_refused(self: Cluster, what: object) -> None:
         complain(self, what)
         if "Authentication failed" in str(what):
             refused.set()
 
-    monkeypatch.setattr(Complaints, "on_error", admin_is_refused)
     monkeypatch.setattr(Cluster, "complain", client_is_refused)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(REQUESTS[name], kafka, Deadline.after_seconds(_LONG_SECONDS))

@@ -31,10 +31,10 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.producer import TransactionalProducer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import rescale, rescale_records
 from kafka_eos_source.operate.rescale import Rescale
@@ -304,9 +304,13 @@ def test_a_damaged_database_is_set_aside_and_restored(shard: Shard) -> None:
 # -- transactions
 
 
-def unfinished(shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True) -> WireProducer:
+def unfinished(
+    shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True
+) -> TransactionalProducer:
     """Sends a batch with its changelog offset and does not commit; `close` leaves the transaction open."""
-    producer = WireProducer(producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id))
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
+    )
     producer.init(in_seconds())
     producer.begin()
     keys, values = zip(*pairs, strict=True)
@@ -744,7 +748,9 @@ def test_a_quiet_store_that_was_killed_continues_at_its_last_commit(
 
 def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
     """Writes records of 110 bytes with unique keys, one transaction per batch."""
-    producer = WireProducer(producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}"))
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}")
+    )
     producer.init(in_seconds())
     for low in range(0, records, a_batch):
         numbers = range(low, min(records, low + a_batch))

@@ -13,9 +13,9 @@ from integration.support.kafka import Admin, read_back, values
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.kafka.test_tls import PASSWORD, WAYS, identities
 from tests.support.tls_server import Authority, Pair
@@ -67,7 +67,7 @@ def written(options: Mapping[str, str], topic: str) -> None:
     checked = check_producer(options, exactly_once=True)
     with ClusterReader(admin_config(checked)) as reader:
         assert topic in reader.topics(deadline)[1]
-    client = WireProducer(producer_config(checked, f"tls-{topic}"))
+    client = TransactionalProducer(producer_config(checked, f"tls-{topic}"))
     try:
         client.init(deadline)
         client.begin()
@@ -104,7 +104,7 @@ def test_each_way_to_give_a_key_works(secured: Secured, way: str) -> None:
 def test_a_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority("stranger").sign("me")
     checked = check_producer(secured.options("text", stranger), exactly_once=True)
-    client = WireProducer(producer_config(checked, "stranger"))
+    client = TransactionalProducer(producer_config(checked, "stranger"))
     try:
         with pytest.raises(AuthorizationError, match="ssl"):
             client.init(Deadline.after_seconds(20))

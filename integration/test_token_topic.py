@@ -30,9 +30,8 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import token_topic
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.token_topic import TokenTopic
-from kafka_eos_source.kafka.token_topic_reader import last
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
+from kafka_eos_source.kafka.token_topic import TokenTopic, last
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
@@ -66,7 +65,7 @@ class Tokens:
     def write(self, *records: TokenRecord) -> None:
         """Writes records, each in a separate transaction, as a commit does."""
         for each in records:
-            producer = WireProducer(producer_config(self.kafka, each.token.application_id))
+            producer = TransactionalProducer(producer_config(self.kafka, each.token.application_id))
             try:
                 producer.init(in_seconds())
                 producer.check_partitions({self.topic.name: each.partition}, in_seconds())

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from integration.support.kafka import await_stable, produce, transaction
 from integration.test_operate import Query
 from kafka_eos_source.cli import main
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.lag import lag

@@ -53,10 +53,10 @@ def register(spark: SparkSession) -> None:
     Raises:
         KernelUnavailableError: if this installation lacks the C kernel.
     """
+    from kafka_eos_source import native
     from kafka_eos_source.datasource import KafkaEosDataSource
-    from kafka_eos_source.native import loader
 
-    loader.check()
+    native.check()
     spark.dataSource.register(KafkaEosDataSource)
 
 

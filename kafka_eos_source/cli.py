@@ -12,8 +12,8 @@ from types import FrameType, TracebackType
 
 import click
 
+from kafka_eos_source import native
 from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
-from kafka_eos_source.native import loader
 from kafka_eos_source.operate import (
     acls_command,
     commands,
@@ -70,7 +70,7 @@ class _Group(click.Group):
         found = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and found[0] != doctor_command.doctor.name:
             try:
-                loader.check()
+                native.check()
             except KernelUnavailableError as error:
                 print_error(error, as_json="--json" in args)
                 ctx.exit(ExitCode.FAILED)

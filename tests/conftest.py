@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from kafka_eos_source.kafka import login
+from kafka_eos_source.kafka import failure
 from kafka_eos_source.observe import journal
 from kafka_eos_source.stage import staging
 from tests import ROOT
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def forget_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets which credentials worked, as a new process does."""
-    monkeypatch.setattr(login, "_worked", set())
+    monkeypatch.setattr(failure, "_worked", set())
 
 
 @pytest.fixture(autouse=True)

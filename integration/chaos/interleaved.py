@@ -77,7 +77,7 @@ def without_the_abort_rule(folder: Path) -> Path:
     root = folder / "without-the-abort-rule"
     for name in ("kafka_eos_source", "integration"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    file = root / "kafka_eos_source/kafka/wire/fetched_batches.py"
+    file = root / "kafka_eos_source/kafka/fetched_batches.py"
     code = file.read_text()
     assert code.count(_RULE) == 1
     file.write_text(code.replace(_RULE, "if False:"))

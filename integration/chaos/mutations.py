@@ -26,8 +26,8 @@ from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.operate import replay, rescale_journal
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, folders
@@ -50,13 +50,13 @@ def _no_token_check() -> None:
 
 def _no_epoch_of_its_own() -> None:
     """Begins each transaction with the epoch of the one before."""
-    begin = WireProducer.begin
+    begin = TransactionalProducer.begin
 
-    def begin_as_before(self: WireProducer) -> None:
+    def begin_as_before(self: TransactionalProducer) -> None:
         self._transaction.epoch_is_used = False
         begin(self)
 
-    WireProducer.begin = begin_as_before  # type: ignore[method-assign]
+    TransactionalProducer.begin = begin_as_before  # type: ignore[method-assign]
 
 
 def _no_digests_of_manifests() -> None:
@@ -78,8 +78,8 @@ def _lose_a_record() -> None:
     def lossy_for_sealed(send_sealed: Any) -> Any:
         return lambda self, batches, topic, deadline: send_sealed(self, list(batches)[1:], topic, deadline)
 
-    WireProducer.send = lossy(WireProducer.send)  # type: ignore[method-assign]
-    WireProducer.send_sealed = lossy_for_sealed(WireProducer.send_sealed)  # type: ignore[method-assign]
+    TransactionalProducer.send = lossy(TransactionalProducer.send)  # type: ignore[method-assign]
+    TransactionalProducer.send_sealed = lossy_for_sealed(TransactionalProducer.send_sealed)  # type: ignore[method-assign]
 
 
 def _no_count_check() -> None:
@@ -92,7 +92,7 @@ def _no_count_check() -> None:
 
         return flush_and_lie
 
-    WireProducer.flush = lying(WireProducer.flush)  # type: ignore[method-assign]
+    TransactionalProducer.flush = lying(TransactionalProducer.flush)  # type: ignore[method-assign]
 
 
 class _AnyNumber(int):
@@ -176,8 +176,8 @@ def _replay_offsets_afterwards() -> None:
 
     # no coordinator knows of offsets in the transaction, so none could prove that
     session.KafkaClients.proved_offsets = session.KafkaClients.committed_now  # type: ignore[method-assign]
-    WireProducer.send_offsets = keep  # type: ignore[method-assign]
-    WireProducer.commit = then_offsets(WireProducer.commit)  # type: ignore[method-assign]
+    TransactionalProducer.send_offsets = keep  # type: ignore[method-assign]
+    TransactionalProducer.commit = then_offsets(TransactionalProducer.commit)  # type: ignore[method-assign]
 
 
 def _no_topic_ids() -> None:
@@ -189,14 +189,14 @@ def _no_topic_ids() -> None:
 def _no_leader_epochs() -> None:
     """Never asks whether a new leader has the records that the query has read, as before KIP-320."""
     SourceAdmin.epoch_ends = lambda self, epochs, leaders=None: {}  # type: ignore[method-assign]
-    assign = WireConsumer.assign
+    assign = RangeConsumer.assign
 
     def assign_offsets(
-        self: WireConsumer, positions: Any, columns: Any, ends: Any = None, _epochs: Any = None
+        self: RangeConsumer, positions: Any, columns: Any, ends: Any = None, _epochs: Any = None
     ) -> None:
         assign(self, positions, columns, ends)
 
-    WireConsumer.assign = assign_offsets  # type: ignore[method-assign]
+    RangeConsumer.assign = assign_offsets  # type: ignore[method-assign]
 
 
 def _no_mark_check() -> None:

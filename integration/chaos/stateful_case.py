@@ -14,7 +14,7 @@ from integration.chaos.stateful import StatefulRun
 from integration.support.kafka import produce, read_back
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.commit import session
-from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.reader import POOL
 
 ROWS, PER_BATCH, KEYS = 800, 200, 17
 

@@ -33,7 +33,7 @@ from integration.support.tools import run as run_tool
 from kafka_eos_source import map_in_read
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import RecordsDamagedError
-from kafka_eos_source.kafka.wire import consumer
+from kafka_eos_source.kafka import fetch
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.option_values import offset_lists
 from kafka_eos_source.protocol.identity import group_of
@@ -114,7 +114,7 @@ def test_t310_a_damaged_batch_is_named_and_passed_over_alone(
     kafka: EmbeddedKafka, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything else is read, also by micro-batches that begin or end within the damage or behind it."""
-    monkeypatch.setattr(consumer, "_STALL_SECONDS", 0.2)
+    monkeypatch.setattr(fetch, "_STALL_SECONDS", 0.2)
     at, bits, compression, text = PLACES[place]
     topic = f"t310-{place.replace(' ', '-')}"
     Admin(kafka.bootstrap_servers).create(topic, 1)

@@ -22,7 +22,7 @@ from integration.support.tools import console_consumer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -108,7 +108,7 @@ def test_t54_without_an_epoch_of_its_own_a_late_endtxn_ends_the_wrong_transactio
     assert not found.rows.exactly_once, "without an own epoch the late request must do damage"
 
 
-def transact(client: WireProducer, topic: str, number: int, deadline: Deadline) -> None:
+def transact(client: TransactionalProducer, topic: str, number: int, deadline: Deadline) -> None:
     """Writes one transaction of 20 records."""
     client.begin()
     values = pa.array([b"%d-%d" % (number, row) for row in range(20)], pa.binary())
@@ -132,7 +132,7 @@ def check_written(bootstrap: str, topic: str, transactions: int) -> None:
 def test_t300_a_silent_broker_delays_the_lookup_of_a_topic_only_while_it_is_silent(proxied: Proxied) -> None:
     """An output topic that does not exist is still reported soon, and not after the deadline."""
     topic = Admin(proxied.bootstrap).create("silent-lookup", 2)
-    client = WireProducer(producer_config({"bootstrap.servers": proxied.bootstrap}, "silent-lookup"))
+    client = TransactionalProducer(producer_config({"bootstrap.servers": proxied.bootstrap}, "silent-lookup"))
     client.check_partitions({topic: 1}, Deadline.after_seconds(60))
     client._counts.clear()  # as after a minute
     silence = threading.Thread(target=proxied.proxy.silence_for, args=(6,))
@@ -155,8 +155,8 @@ def test_t188_an_error_names_the_way_out_of_a_coordinator_that_cannot_write_its_
         bootstrap = kafka.bootstrap_servers
         topic = Admin(bootstrap).create("lowered", 2)
 
-        def client() -> WireProducer:
-            return WireProducer(producer_config({"bootstrap.servers": bootstrap}, "lowered"))
+        def client() -> TransactionalProducer:
+            return TransactionalProducer(producer_config({"bootstrap.servers": bootstrap}, "lowered"))
 
         first = client()
         first.init(deadline)
@@ -186,7 +186,9 @@ def test_transactions_continue_when_the_epoch_wraps_to_another_producer_id(versi
     """An epoch has 16 bits: at ten batches a second, they last for less than an hour."""
     with EmbeddedKafka(features={"transaction.version": version}, java_options=brokers.JAVA_OPTIONS) as kafka:
         topic = Admin(kafka.bootstrap_servers).create("wraps", 2)
-        client = WireProducer(producer_config({"bootstrap.servers": kafka.bootstrap_servers}, "wraps"))
+        client = TransactionalProducer(
+            producer_config({"bootstrap.servers": kafka.bootstrap_servers}, "wraps")
+        )
         deadline = Deadline.after_seconds(800)
         client.init(deadline)
         requests = client._transaction

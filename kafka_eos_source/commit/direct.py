@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from kafka_eos_source.commit.identity_file import is_proven, set_unproven
 from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.wire.probe import check_reachable
-from kafka_eos_source.kafka.wire.producer import RecordProducer
+from kafka_eos_source.kafka.probe import check_reachable
+from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
 from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.options.checked import WriteOptions

@@ -19,7 +19,7 @@ from kafka_eos_source.state.changelog.topic import Tail
 
 
 class Producer(Protocol):
-    """What a commit uses of a client that writes transactions (`kafka.wire.producer`)."""
+    """What a commit uses of a client that writes transactions (`kafka.producer`)."""
 
     enqueued: int
 

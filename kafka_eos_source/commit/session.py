@@ -26,7 +26,7 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
 from kafka_eos_source.observe.figures import TracedStep
 from kafka_eos_source.observe.journal import Journal
@@ -67,7 +67,7 @@ class KafkaClients:
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
 
     def producer(self, transactional_id: str) -> Producer:
-        return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
+        return TransactionalProducer(producer_config(self.kafka, transactional_id=transactional_id))
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -91,7 +91,7 @@ class KafkaClients:
         return read_tail(admin_config(self.kafka), tp, start, deadline)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
-        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+        from kafka_eos_source.kafka.token_topic import TopicRecords
 
         return TopicRecords.checked(self.kafka, name, deadline)
 

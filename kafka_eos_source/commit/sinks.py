@@ -20,12 +20,12 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
+from kafka_eos_source.secrets import Secrets
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,

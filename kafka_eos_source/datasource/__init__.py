@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from kafka_eos_source import native
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import FORMAT_NAME
-from kafka_eos_source.native import loader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -36,7 +36,7 @@ class KafkaEosDataSource(DataSource):
     @short_errors
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        loader.check()  # not on import: Spark only logs that, and then says that there is no such format
+        native.check()  # not on import: Spark only logs that, and then says that there is no such format
 
     @classmethod
     def name(cls) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from kafka_eos_source import native
 from kafka_eos_source.datasource.short_errors import short_errors, with_short_errors
 from kafka_eos_source.model import STATE_FORMAT_NAME
-from kafka_eos_source.native import loader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class KafkaEosStateDataSource(DataSource):
     @short_errors
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        loader.check()  # not on import: Spark only logs that, and then says that there is no such format
+        native.check()  # not on import: Spark only logs that, and then says that there is no such format
 
     @classmethod
     def name(cls) -> str:

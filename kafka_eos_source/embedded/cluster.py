@@ -22,7 +22,7 @@ from types import TracebackType
 
 from kafka_eos_source.embedded import java, supervisor
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
-from kafka_eos_source.kafka.wire.probe import broker_ids
+from kafka_eos_source.kafka.probe import broker_ids
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.folders import make_missing, make_private
 from kafka_eos_source.runtime.json_input import parse_json

@@ -19,10 +19,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed_frame import refuse_renamed
-from kafka_eos_source.kafka.secrets import is_secret
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.secrets import bare_url
+from kafka_eos_source.secrets import bare_url, is_secret
 from kafka_eos_source.sinks.specs import SinkSpec
 
 #: Column of a staged frame.

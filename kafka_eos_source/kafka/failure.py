@@ -1,12 +1,16 @@
-"""Maps Kafka's error codes to the errors of this package. No other module does that.
+"""Maps Kafka's error codes to the errors of this package, and decides how long a refused login is retried.
+
+No other module maps codes.
 
 The order of the checks matters (KIP-1050): fencing first, then errors that a person must fix and no retry can
-mend, then temporary ones. Which errors of a transaction a new try mends, `wire.transaction` knows.
+mend, then temporary ones. `kafka.transaction` knows which errors of a transaction a new try mends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -20,8 +24,8 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.secrets import NO_SECRETS, Secrets
 
 #: Time in which a request that starts a query fails if brokers refuse connections.
 START_SECONDS = 7.0
@@ -101,16 +105,12 @@ _GONE = frozenset(
     }
 )
 
-#: librdkafka removed a broker that left the metadata, as a broker does that shuts down, while a request to it
-#: was under way. confluent-kafka names the code since 2.10: ``KafkaError._DESTROY_BROKER``.
-_BROKER_LEFT = -137
-
 #: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
-        _BROKER_LEFT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
         KafkaError.REQUEST_TIMED_OUT,
@@ -281,3 +281,77 @@ def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> Una
         f"within {waited_ms / 1000:.0f} s.{reported}",
         fix=UNREACHABLE_FIX,
     )
+
+
+# -- refused logins -----------------------------------------------------------------------------
+#
+# A refusal is permanent if the credentials are wrong, and temporary while credentials are rotated or one
+# broker has not learned of them yet. What distinguishes the two is whether these credentials ever worked:
+#
+# - As long as no request of this process succeeded with them, a refusal is raised at once. Nothing runs that
+#   it could interrupt.
+# - After that, a refused request is retried until its deadline, like any other failure of the network.
+#
+# The memory covers the process and not a single client, because many requests use a client of their own.
+
+_CREDENTIALS = ("bootstrap.servers", "security.protocol", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+
+#: The SASL mechanisms of both clients.
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
+
+#: Digests of the credentials with which a request of this process has succeeded.
+_worked: set[bytes] = set()
+
+
+class LoginRefusedError(Exception):
+    """The broker, or a service that gives credentials, refused the login."""
+
+
+def mechanism(config: Mapping[str, Any]) -> str:
+    """Returns the SASL mechanism of librdkafka properties; "" if the connection does not use SASL."""
+    if not str(config.get("security.protocol", "plaintext")).lower().startswith("sasl"):
+        return ""
+    return str(config.get("sasl.mechanisms", config.get("sasl.mechanism", "GSSAPI"))).upper()
+
+
+class Login:
+    """The brokers and credentials of a client.
+
+    Args:
+        config: librdkafka properties of the client.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        used = {name: str(value) for name, value in config.items() if name.startswith(_CREDENTIALS)}
+        self._secrets = Secrets.of(used)
+        self._brokers = used.get("bootstrap.servers", "")
+        self._protocol = used.get("security.protocol", "PLAINTEXT").upper()
+        self._mechanism = mechanism(config) or None
+        # a digest, so that the memory keeps no password
+        self._digest = hashlib.sha256(repr(sorted(used.items())).encode()).digest()
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a request of this process has succeeded with these credentials."""
+        return self._digest in _worked
+
+    def record_success(self) -> None:
+        """Records that a request succeeded."""
+        _worked.add(self._digest)
+
+    def error(self, refusal: KafkaError, doing: str) -> AuthorizationError:
+        """Returns the error to raise for a refused login.
+
+        Args:
+            refusal: what the client reported.
+            doing: what was attempted.
+        """
+        return refused_login(
+            refusal,
+            doing,
+            self._brokers,
+            self._protocol,
+            self._mechanism,
+            self._secrets,
+            worked_before=self.has_worked,
+        )

@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import classify, is_transient
+from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 T = TypeVar("T")

@@ -1,9 +1,8 @@
 """The table of all ``kafka.*`` properties: their kinds of value, and what happens to each.
 
 It has every property of librdkafka and of Java's producers and consumers, so that no option of a user has an
-unknown fate. Records are read and written by this package's own client (`kafka.wire`); confluent-kafka only
-sends requests for administration, with the properties of the connection. ``docs/kafka-properties.md`` is
-generated from this table (`documentation`), and a test compares it with the librdkafka that is installed.
+unknown fate. ``docs/kafka-properties.md`` is generated from this table (`documentation`), and a test compares
+it with the librdkafka that is installed.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.login import MECHANISMS
-from kafka_eos_source.kafka.secrets import is_secret, shown
+from kafka_eos_source.kafka.failure import MECHANISMS
+from kafka_eos_source.secrets import is_secret, shown
 
 _BILLION = 1_000_000_000
 _LARGEST = (1 << 31) - 1
@@ -163,7 +162,6 @@ class Property:
             none.
         connection: whether it describes the connection to the brokers. Requests for administration obey these
             too, and only these.
-        in_librdkafka: whether librdkafka has it too.
     """
 
     name: str
@@ -172,7 +170,6 @@ class Property:
     note: str
     instead: str = ""
     connection: bool = False
-    in_librdkafka: bool = True
 
 
 def _supported(name: str, kind: Kind, note: str, instead: str = "") -> Property:
@@ -193,10 +190,6 @@ def _refused(instead: str, names: str) -> Iterator[Property]:
 
 def _of_connection(properties: Iterable[Property]) -> Iterator[Property]:
     return (replace(each, connection=True) for each in properties)
-
-
-def _not_in_librdkafka(properties: Iterable[Property]) -> Iterator[Property]:
-    return (replace(each, in_librdkafka=False) for each in properties)
 
 
 # -- the table ---------------------------------------------------------------------------------------
@@ -254,7 +247,7 @@ _CONNECTION = (
         "of all clients of a process counts",
     ),
     *_ignored(
-        "requests for administration obey it; reads and writes do not need it",
+        "it configures librdkafka's inside only",
         {
             "metadata.recovery.strategy": Choice("none", "rebootstrap"),
             "metadata.recovery.rebootstrap.trigger.ms": Whole(0, _LARGEST),
@@ -735,13 +728,13 @@ _JAVA = (
 
 _SECTIONS: Mapping[str, tuple[Property, ...]] = {
     "Connection": (*_of_connection(_CONNECTION),),
-    "TLS": (*_of_connection(_TLS), *_not_in_librdkafka(_of_connection(_JAVA_CONNECTION))),
-    "Login": (*_of_connection(_LOGIN), *_not_in_librdkafka(_of_connection(_OTHER_LOGIN))),
+    "TLS": (*_of_connection(_TLS), *_of_connection(_JAVA_CONNECTION)),
+    "Login": (*_of_connection(_LOGIN), *_of_connection(_OTHER_LOGIN)),
     "Reading": _READ,
     "Writing": _WRITE,
     "Other properties": _GENERAL,
-    "Other names": (*_ALIASES, *_not_in_librdkafka(_JAVA_ALIASES)),
-    "Properties of Java's clients": (*_not_in_librdkafka(_JAVA),),
+    "Other names": (*_ALIASES, *_JAVA_ALIASES),
+    "Properties of Java's clients": _JAVA,
 }
 
 _BY_NAME = {each.name: each for part in _SECTIONS.values() for each in part}
@@ -796,15 +789,6 @@ def canonical(name: str, value: str, stated_name: str) -> str:
         ) from None
 
 
-def for_librdkafka(config: Mapping[str, object]) -> dict[str, object]:
-    """Returns the properties without those that librdkafka does not have."""
-    return {
-        name: value
-        for name, value in config.items()
-        if name not in PROPERTIES or PROPERTIES[name].in_librdkafka
-    }
-
-
 def documentation() -> str:
     """Returns the text of ``docs/kafka-properties.md``."""
     lines = [
@@ -816,9 +800,8 @@ def documentation() -> str:
         "every property of librdkafka and of Java's producers and consumers. Set one as the option "
         "`kafka.<name>`. A query checks all names and values when it starts.",
         "",
-        "kafka-eos reads and writes records with its own client. Requests for administration, such as for the "
-        "topics of a pattern, go through confluent-kafka; they obey all properties of connection, TLS and login "
-        "in the first three sections that librdkafka has.",
+        "kafka-eos has a client of its own. Requests for administration, such as for the topics of a pattern, "
+        "obey the properties of connection, TLS and login in the first three sections.",
         "",
         "- *no effect*: the option is accepted, and one line in the log says that it has no effect.",
         "- *refused*: the query does not start; the table says what to do instead.",

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from kafka_eos_source.errors import (
@@ -22,13 +21,13 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     FROM_ENVIRONMENT,
+    Secrets,
     shown_url,
     urls_in,
 )
@@ -51,9 +50,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOGIN = "basic.auth.user.info"
 _ISSUER = "bearer.auth.issuer.endpoint.url"
 _LOGICAL_CLUSTER = "bearer.auth.logical.cluster"
-_IDENTITY_POOL = "bearer.auth.identity.pool.id"
-#: Older versions of Confluent's client demand an identity pool, which only Confluent Cloud has.
-_POOL_IS_OPTIONAL = (2, 15)
 
 #: Codes of the registry's errors: subject, version and schema not found.
 _NOT_FOUND = (40401, 40402, 40403)
@@ -155,9 +151,7 @@ class SchemaRegistry:
 
     def forget(self) -> None:
         """Drops the schemas that Confluent's client keeps without limit; `registry.catalog` keeps its own."""
-        clear = getattr(self._client, "clear_caches", None)  # older versions do not have it
-        if clear is not None:
-            clear()
+        self._client.clear_caches()
 
     def answers(self) -> None:
         """Checks that the registry can be reached and accepts the credentials. Raises as `by_id`."""
@@ -341,8 +335,6 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
     if "bearer.auth.token" in settings:
         settings.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
         settings.setdefault(_LOGICAL_CLUSTER, "")  # only Confluent Cloud has logical clusters
-        if _client_version() < _POOL_IS_OPTIONAL:
-            settings.setdefault(_IDENTITY_POOL, "")
     try:
         client = SchemaRegistryClient(settings)
     except (ValueError, TypeError, OSError) as error:
@@ -354,12 +346,8 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
     return client, _transport_errors()
 
 
-def _client_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version("confluent-kafka"))[:2])
-
-
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """Returns the class by which the HTTP library of Confluent's client reports that nobody answered."""
+    """Returns the classes by which Confluent's client and its HTTP library report that nobody answered."""
     found: list[type[Exception]] = []
     for name in ("httpx2", "httpx"):  # the client uses one of them, depending on its version
         try:
@@ -367,10 +355,9 @@ def _transport_errors() -> tuple[type[Exception], ...]:
         except ImportError:
             continue
         found.append(library.TransportError)
-    from confluent_kafka.schema_registry import error
+    from confluent_kafka.schema_registry.error import OAuthTokenError
 
-    no_token = getattr(error, "OAuthTokenError", None)  # since confluent-kafka 2.11
-    return (*found, no_token) if no_token is not None else tuple(found)
+    return (*found, OAuthTokenError)
 
 
 def _reason(failure: object, secrets: Secrets) -> str:

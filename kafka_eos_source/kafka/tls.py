@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import is_secret
+from kafka_eos_source.secrets import is_secret
 
 #: Names of curves that OpenSSL's own functions know, and Python's do not.
 _CURVES = {"P-256": "prime256v1", "P-384": "secp384r1", "P-521": "secp521r1"}

@@ -6,16 +6,29 @@ new owner of the transactional id reads the record, in case the group lost the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    InvalidOptionError,
+    KafkaEosError,
+    RetriableError,
+    UnavailableError,
+)
+from kafka_eos_source.kafka.admin import ClusterReader
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.kernel import kernel
+from kafka_eos_source.kafka.reader import POOL, ChangelogReader, LogEnds, Records
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 #: Properties of the topic that `create` creates. Kafka never compacts the active segment, so a reader has to
 #: read all of it. Each commit adds a record (0.5 KiB for a small query) and a control record of 78 bytes.
@@ -66,7 +79,7 @@ class TokenTopic:
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Returns the partition of a key, as Java's default partitioner chooses it (murmur2)."""
-    from kafka_eos_source.kafka.wire.rows import Rows  # imports kafka-python
+    from kafka_eos_source.kafka.kernel import Rows  # imports kafka-python
 
     row = Rows([{"key": pa.array([key]), "value": pa.array([b""])}])
     row.place(kernel(), partitions, 0, 1)
@@ -174,3 +187,241 @@ def _warnings(name: str, config: Mapping[str, str]) -> tuple[str, ...]:
             "kafka-eos token-topic create sets 1 MiB.",
         )
     return ()
+
+
+# -- reading ------------------------------------------------------------------------------------
+#
+# A ``read_committed`` consumer sees nothing above the last stable offset (LSO), and any open transaction of
+# any producer holds back the LSO. So a reader that must not miss a record waits until the LSO has passed the
+# end that the log had when the reader started.
+
+_log = logging.getLogger(__name__)
+
+_IF_GONE = "create the topic again with kafka-eos token-topic create, then restart the query."
+_PAUSE_SECONDS = 0.05
+#: Time limit for finding out which query holds the LSO, to name it in an error.
+_HOLDER_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class NewestRecord:
+    """The newest record of a key in one partition of the token topic. It is not a tombstone.
+
+    Attributes:
+        key: key of the record.
+        tp, offset: position of the record.
+        value: value of the record.
+    """
+
+    key: bytes
+    tp: TopicPartition
+    offset: int
+    value: bytes
+
+    def decode(self) -> TokenRecord:
+        """Decodes the record. Raises the same errors as `TokenRecord.decode`."""
+        return TokenRecord.decode(self.key, self.value)
+
+
+@dataclass
+class Survey:
+    """The contents of a token topic.
+
+    Attributes:
+        records: number of records, including outdated ones.
+        size_bytes: size of their keys and values.
+        newest: the newest record of each key in each partition; None = a tombstone.
+    """
+
+    records: int
+    size_bytes: int
+    newest: dict[tuple[bytes, TopicPartition], NewestRecord | None]
+
+
+def last(
+    kafka: Mapping[str, Any],
+    topic: TokenTopic,
+    application_id: str,
+    deadline: Deadline,
+    *,
+    certain: bool = True,
+) -> TokenRecord | None:
+    """Returns the newest committed record of a query; None = no record, or only a tombstone.
+
+    Call it after ``init_transactions`` of the query's transactional id. Before that, the transaction of a
+    dead driver may still commit a newer record.
+
+    Args:
+        kafka: librdkafka properties for connecting to the cluster.
+        topic: the topic, from `check`.
+        application_id: the transactional id of the query.
+        deadline: for the brokers, and for open transactions of other queries that share the topic.
+        certain: False = read only what is readable at once. The reader may then miss the newest record while
+            another query has an open transaction in the same partition, so None proves nothing.
+
+    Raises:
+        UnavailableError: if no broker answers, or an open transaction still holds a partition, at
+            ``deadline``.
+        AuthorizationError: if the principal may not read the topic.
+        OperatorError: if the record is damaged or has a newer format.
+    """
+    survey = read(kafka, topic, deadline, certain=certain, key=application_id.encode())
+    records = [found.decode() for found in survey.newest.values() if found is not None]
+    # after partitions were added to the topic, older records of a key may be in another partition
+    return max(records, key=lambda record: record.token.sequence, default=None)
+
+
+def read(
+    kafka: Mapping[str, Any],
+    topic: TokenTopic,
+    deadline: Deadline,
+    *,
+    certain: bool,
+    key: bytes | None = None,
+) -> Survey:
+    """Reads the committed records of all partitions.
+
+    Args:
+        kafka, topic, deadline, certain: as for `last`.
+        key: the only key to include in `Survey.newest`; None = all keys.
+
+    Raises:
+        UnavailableError, AuthorizationError: under the same conditions as `last`.
+    """
+    connection = admin_config(kafka)
+    survey = Survey(0, 0, {})
+    with ClusterReader(connection) as cluster:
+        bounds = _Bounds(connection, cluster, topic, deadline)
+        ranges = bounds.after_open_transactions() if certain else bounds.now()
+    with POOL.borrow({**connection, "isolation.level": "read_committed"}) as consumer:
+        for tp, (start, end) in ranges.items():
+            for records in ChangelogReader(consumer, tp).read(start, end, deadline, if_gone=_IF_GONE):
+                _add(survey, tp, records, key)
+    return survey
+
+
+@dataclass(frozen=True)
+class TopicRecords:
+    """Reads the records of one checked token topic, on behalf of the commit."""
+
+    kafka: Mapping[str, Any] = field(repr=False)  # may contain passwords
+    topic: TokenTopic
+
+    @classmethod
+    def checked(cls, kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicRecords:
+        """Checks the topic and logs warnings. Raises the same errors as `kafka.token_topic.check`."""
+        topic = check(kafka, name, deadline)
+        for warning in topic.warnings:
+            _log.warning("%s", warning)
+        return cls(kafka, topic)
+
+    @property
+    def name(self) -> str:
+        """Name of the topic."""
+        return self.topic.name
+
+    @property
+    def topic_id(self) -> str:
+        """Kafka's id of the topic (KIP-516)."""
+        return self.topic.topic_id
+
+    def partition_of(self, application_id: str) -> int:
+        """Returns the partition of a query's record."""
+        return self.topic.partition_of(application_id)
+
+    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        """Returns the newest committed record of a query, as the function `last` does."""
+        return last(self.kafka, self.topic, application_id, deadline, certain=certain)
+
+
+_Ranges = dict[TopicPartition, tuple[int, int]]
+
+
+class _Bounds:
+    """Decides which offsets of each partition to read."""
+
+    def __init__(
+        self, connection: Mapping[str, Any], cluster: ClusterReader, topic: TokenTopic, deadline: Deadline
+    ) -> None:
+        self._connection = connection
+        self._cluster = cluster
+        self._partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+        self._deadline = deadline
+
+    def now(self) -> _Ranges:
+        """Returns what is readable at this moment. Open transactions may hold back more."""
+        found = self._logs(self._partitions)
+        return {tp: (ends.earliest, min(ends.stable, ends.end)) for tp, ends in found.items()}
+
+    def after_open_transactions(self) -> _Ranges:
+        """Returns all that the logs contain now, after waiting for the transactions in it to end.
+
+        Raises:
+            UnavailableError: if a transaction does not end before the deadline.
+        """
+        found = self._logs(self._partitions)
+        wanted = {tp: ends.end for tp, ends in found.items()}
+        pauses = Pauses(self._deadline, _PAUSE_SECONDS)
+        is_logged = False
+        while held := [tp for tp in found if found[tp].stable < wanted[tp]]:
+            if pauses.expired:
+                raise self._still_open(held[0], found[held[0]])
+            if not is_logged:
+                is_logged = True
+                _log.info("waiting for open transactions in %s", ", ".join(map(str, held)))
+            pauses.wait()
+            found.update(self._logs(held))
+        return {tp: (ends.earliest, wanted[tp]) for tp, ends in found.items()}
+
+    def _logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnds]:
+        # a partition may be unavailable for a while, for example while a leader is elected
+        return retry(
+            lambda: dict(self._cluster.logs(partitions)),
+            (UnavailableError, RetriableError),
+            Pauses(self._deadline, _PAUSE_SECONDS),
+        )
+
+    def _still_open(self, tp: TopicPartition, ends: LogEnds) -> UnavailableError:
+        owner = self._owner(tp, ends)
+        if owner is None:
+            whose = "of an unknown producer"
+            end_it = "find its producer with kafka-transactions.sh find-hanging and end the transaction"
+        else:
+            whose = f"of application.id={owner!r}"
+            end_it = f"end the transaction with kafka-eos fence --application-id {owner} --yes"
+        return UnavailableError(
+            f"an open transaction {whose} holds partition {tp} of the token topic at offset {ends.stable}, "
+            f"while the log ends at {ends.end}. Newer tokens cannot be read until it ends; "
+            f"waited {self._deadline.budget_seconds:.0f} s.",
+            fix=f"if the driver of that query is dead, {end_it}; then restart this query. Give queries "
+            "different token topics if they must not wait for each other.",
+        )
+
+    def _owner(self, tp: TopicPartition, ends: LogEnds) -> str | None:
+        """Returns the query whose transaction is open: it wrote the record at the last stable offset."""
+        conf = {**self._connection, "isolation.level": "read_uncommitted"}
+        soon = Deadline.after_seconds(_HOLDER_SECONDS)
+        try:
+            with POOL.borrow(conf) as consumer:
+                reader = ChangelogReader(consumer, tp)
+                records = reader.read(ends.stable, ends.stable + 1, soon, if_gone=_IF_GONE)
+                keys = [key for each in records for key in each.keys.to_pylist()]
+        except KafkaEosError as error:
+            _log.info("cannot find out which producer blocks %s at offset %d: %s", tp, ends.stable, error)
+            return None
+        return keys[0].decode(errors="replace") if keys and keys[0] is not None else None
+
+
+def _add(survey: Survey, tp: TopicPartition, records: Records, key: bytes | None) -> None:
+    """Adds records to the survey; a later value of a key replaces an earlier one."""
+    survey.records += len(records)
+    survey.size_bytes += records.keys.nbytes + records.values.nbytes
+    wanted: Sequence[int] = range(len(records))
+    if key is not None:
+        own = pc.equal(records.keys, pa.scalar(key, pa.binary())).fill_null(False)
+        wanted = pc.indices_nonzero(own).to_pylist()[-1:]
+    for index in wanted:
+        name, value = records.keys[index].as_py(), records.values[index].as_py()
+        if name is not None:
+            found = None if value is None else NewestRecord(name, tp, int(records.offsets[index]), value)
+            survey.newest[name, tp] = found

@@ -8,30 +8,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka import admin as client_admin
+from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.clients import admin_client
+from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, request
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error, unreachable
-from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
-
-_NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
-_ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
-_TOPIC: Any = client_admin.ResourceType.TOPIC  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: DescribeConfigs: the value was set on the topic itself and is not a default.
-_SET_ON_TOPIC = client_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # type: ignore[attr-defined]
-
 _PAUSE_SECONDS = 0.05
 
-_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+_MISSING = KafkaError.UNKNOWN_TOPIC_OR_PART
 _MAY_NOT_CREATE = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 
@@ -63,8 +54,7 @@ class TopicAdmin:
         self._starts = starts
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
         self._complaints = Complaints(kafka)
-        config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
-        self._client: Any = admin_client(config)
+        self._client = AdminClient(admin_config(kafka))
 
     def __enter__(self) -> TopicAdmin:
         return self
@@ -72,7 +62,7 @@ class TopicAdmin:
     def __exit__(
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._client = None
+        self._client.close()
 
     def shape(self, name: str, deadline: Deadline) -> TopicShape | None:
         """Describes the topic; None = the topic does not exist.
@@ -83,15 +73,14 @@ class TopicAdmin:
         """
 
         def ask(seconds: float) -> TopicShape | None:
-            future = self._client.describe_topics(TopicCollection([name]), request_timeout=seconds)[name]
             try:
-                found = self._await_answer(future)
+                found = self._client.topic(name, seconds)
             except KafkaException as failure:
-                if kafka_error(failure).code() in _MISSING:
+                if kafka_error(failure).code() == _MISSING:
                     return None
                 raise
-            led = all(each.leader is not None and each.leader.id >= 0 for each in found.partitions)
-            return TopicShape(len(found.partitions), led, str(found.topic_id))
+            led = all(each.leader >= 0 for each in found.partitions)
+            return TopicShape(len(found.partitions), led, found.topic_id)
 
         return self._ask(f"looking up topic {name!r}", ask, deadline, only_reads=True)
 
@@ -101,12 +90,9 @@ class TopicAdmin:
         Raises:
             UnavailableError: if no broker answers before ``deadline``.
         """
-
-        def ask(seconds: float) -> str:
-            found = self._await_answer(self._client.describe_cluster(request_timeout=seconds))
-            return str(found.cluster_id or "")
-
-        return self._ask("looking up the cluster's id", ask, deadline)
+        return self._ask(
+            "looking up the cluster's id", lambda seconds: self._client.cluster(seconds)[0], deadline
+        )
 
     def config(self, name: str, deadline: Deadline) -> Mapping[str, str]:
         """Returns the topic's properties, including the broker's defaults.
@@ -115,11 +101,9 @@ class TopicAdmin:
             UnavailableError: if the topic does not exist, or no broker answers before ``deadline``.
             AuthorizationError: if the principal may not describe the topic's configuration.
         """
-        resource = _ConfigResource(_TOPIC, name)
 
         def ask(seconds: float) -> Mapping[str, str]:
-            (future,) = self._client.describe_configs([resource], request_timeout=seconds).values()
-            return {each.name: each.value for each in self._await_answer(future).values()}
+            return {each: found.value for each, found in self._client.topic_config(name, seconds).items()}
 
         try:
             return self._ask(
@@ -140,14 +124,11 @@ class TopicAdmin:
             UnavailableError: if the topic does not exist, or no broker answers before ``deadline``.
             AuthorizationError: if the principal may not describe the topic or its configuration.
         """
-        resource = _ConfigResource(_TOPIC, name)
 
         def ask(seconds: float) -> tuple[int, Mapping[str, str]]:
-            described = self._client.describe_topics(TopicCollection([name]), request_timeout=seconds)[name]
-            replicas = len(self._await_answer(described).partitions[0].replicas)
-            (future,) = self._client.describe_configs([resource], request_timeout=seconds).values()
-            entries = self._await_answer(future).values()
-            return replicas, {each.name: each.value for each in entries if each.source == _SET_ON_TOPIC}
+            replicas = len(self._client.topic(name, seconds).partitions[0].replicas)
+            found = self._client.topic_config(name, seconds)
+            return replicas, {each: one.value for each, one in found.items() if one.is_set_on_topic}
 
         return self._ask(f"looking up the settings of topic {name!r}", ask, deadline)
 
@@ -161,13 +142,10 @@ class TopicAdmin:
         """
 
         def ask(seconds: float) -> None:
-            futures = self._client.delete_topics(
-                [name], operation_timeout=seconds, request_timeout=seconds + 1.0
-            )
             try:
-                self._await_answer(futures[name])
+                self._client.delete_topic(name, seconds + 1.0)
             except KafkaException as failure:
-                if kafka_error(failure).code() not in _MISSING:
+                if kafka_error(failure).code() != _MISSING:
                     raise
 
         self._ask(f"deleting topic {name!r}", ask, deadline)
@@ -200,14 +178,10 @@ class TopicAdmin:
             AuthorizationError: if the principal may not create topics.
             OperatorError: if the cluster refuses the replication factor or a property.
         """
-        topic = _NewTopic(name, partitions, replication_factor, config=dict(config))
 
         def ask(seconds: float) -> bool:
-            future = self._client.create_topics(
-                [topic], operation_timeout=seconds, request_timeout=seconds + 1.0
-            )[name]
             try:
-                self._await_answer(future)
+                self._client.create_topic(name, partitions, replication_factor, config, seconds + 1.0)
             except KafkaException as failure:
                 error = kafka_error(failure)
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -250,9 +224,5 @@ class TopicAdmin:
             deadline,
             self._complaints,
             self._bootstrap,
-            poll=lambda s: self._client.poll(s),
             starts=only_reads and self._starts,
         )
-
-    def _await_answer(self, future: Any) -> Any:
-        return self._complaints.await_answer(self._client, future)

@@ -1,7 +1,7 @@
 /*
  * Decodes Avro payloads into Arrow buffers, and encodes Arrow arrays as Avro payloads.
  *
- * Python (registry/avro_*.py) compiles a schema into a program: a tree of nodes in one flat array. The functions below
+ * Python (registry/avro/) compiles a schema into a program: a tree of nodes in one flat array. The functions below
  * interpret the program for each row. The program is trusted, because Python wrote it. Payloads are not: every
  * read is checked against the end of its message, and no amount of memory depends on a length before as many bytes
  * as it says are known to be there. A call stops before the row with which its columns would take more memory than
@@ -9,7 +9,7 @@
  *
  * This is a plain shared library that links against nothing, like kernel.c. buffers.h has what both need. It has no
  * state. Callers must release Python's GIL, which ctypes does. registry/avro.py declares the structs and
- * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in loader.py.
+ * functions. If you change one, change KAFKA_EOS_AVRO_VERSION here and VERSIONS in __init__.py.
  */
 #include <stddef.h>
 #include <stdint.h>

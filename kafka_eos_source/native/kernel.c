@@ -5,7 +5,7 @@
  * a C compiler. Callers must release Python's GIL, which ctypes does. The only state is the tables of checksums.
  *
  * kafka/kernel.py declares the signatures. If you change one, change KAFKA_EOS_KERNEL_VERSION here and VERSION in
- * native/loader.py.
+ * native.py.
  */
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -164,7 +164,7 @@ EXPORT void kafka_eos_free(block_t *block) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* The same layout as kafka.wire.rows._HEADER. */
+/* The same layout as kafka.kernel._HEADER. */
 typedef struct {
         const char *name;
         int64_t name_bytes;
@@ -393,7 +393,7 @@ EXPORT void kafka_eos_stamp(uint8_t *header, int64_t bytes, int64_t producer_id,
         put_number(header + AT_CRC, crc_joined(crc, records, bytes), 4);
 }
 
-/* An Arrow array of binary values, as kafka.wire.rows._Values describes it. `validity` NULL: no value is null. */
+/* An Arrow array of binary values, as kafka.kernel._Values describes it. `validity` NULL: no value is null. */
 typedef struct {
         const uint8_t *validity;
         const int32_t *offsets;
@@ -401,7 +401,7 @@ typedef struct {
         int64_t first; /* bit of the first value in `validity` */
 } values_t;
 
-/* Rows of one Arrow batch, as kafka.wire.rows._Rows describes them. */
+/* Rows of one Arrow batch, as kafka.kernel._Rows describes them. */
 typedef struct {
         values_t keys, values;
         const int64_t *timestamps_ms; /* NULL or negative = the time of sending */
@@ -422,7 +422,7 @@ static const uint8_t *value_at(const values_t *values, int64_t row, int64_t *byt
         return *bytes ? values->data + values->offsets[row] : &empty;
 }
 
-/* librdkafka's partitioners (rdkafka_msg.c), in the order of kafka.wire.rows.PARTITIONERS. */
+/* librdkafka's partitioners (rdkafka_msg.c), in the order of kafka.kernel.PARTITIONERS. */
 enum {
         PLACE_RANDOM,
         PLACE_CONSISTENT,

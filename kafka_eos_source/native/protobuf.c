@@ -6,7 +6,7 @@
  * this file executes. The functions keep no state and may run in several threads at once, without Python's GIL.
  *
  * registry/protobuf_program.py declares the structs and functions. If you change one, change
- * KAFKA_EOS_PROTOBUF_VERSION here and VERSIONS in native/loader.py. Tests compare the decoder with Google's library.
+ * KAFKA_EOS_PROTOBUF_VERSION here and VERSIONS in native.py. Tests compare the decoder with Google's library.
  *
  * A frame is a set of columns with the same number of rows: those of the message itself, and those of the elements
  * of each repeated message or map. A singular message inside a message shares the frame of the outer one. A field

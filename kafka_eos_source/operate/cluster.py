@@ -9,7 +9,7 @@ from typing import Protocol
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.continuity import Loss, cut_logs, reconcile

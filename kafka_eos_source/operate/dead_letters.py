@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.records import TopicRecord, contents_json
 from kafka_eos_source.operate.records import read as read_records

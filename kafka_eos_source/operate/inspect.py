@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+from kafka_eos_source.kafka.token_topic import TopicRecords
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate import cluster, staging, verdict
 from kafka_eos_source.operate.checkpoint import Checkpoint

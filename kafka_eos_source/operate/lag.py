@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.protocol.token import Mark, Token

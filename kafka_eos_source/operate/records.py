@@ -11,11 +11,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, InvalidRecordError, UnavailableError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.reader import POOL, LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.kafka.wire.producer import RecordProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.observe.wording import utc, visible
 from kafka_eos_source.operate.topics import no_topic

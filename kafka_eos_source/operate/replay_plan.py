@@ -9,8 +9,9 @@ from hashlib import sha256
 from typing import Any
 
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.dead_letters import Filter, Letter
 from kafka_eos_source.operate.topics import log_ends

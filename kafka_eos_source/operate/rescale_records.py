@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.errors import ChangelogError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.rescale_journal import (
     NOTES_KEY,

@@ -248,7 +248,7 @@ def open_reader(target: Target) -> Iterator[MetadataReader | None]:
     if target.kafka is None:
         yield None
         return
-    from kafka_eos_source.kafka.cluster_reader import ClusterReader
+    from kafka_eos_source.kafka.admin import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
 
     with ClusterReader(admin_config(target.kafka)) as reader:

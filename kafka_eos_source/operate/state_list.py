@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.protocol.token import Token

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.recovery import Restored, RestoreProgress, WipeNeeded
 from kafka_eos_source.state.changelog.topic import changelog_client

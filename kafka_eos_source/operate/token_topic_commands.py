@@ -137,14 +137,12 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
 
     Does not wait for open transactions: a batch that is being committed is not shown yet.
     """
-    from kafka_eos_source.kafka import token_topic, token_topic_reader
+    from kafka_eos_source.kafka import token_topic
     from kafka_eos_source.operate import token_topics, view
 
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
     topic = token_topic.check(kafka, name, deadline)
-    found = token_topics.entries(
-        token_topic_reader.read(kafka, topic, deadline, certain=False), application_id
-    )
+    found = token_topics.entries(token_topic.read(kafka, topic, deadline, certain=False), application_id)
     if as_json:
         print_json(token_topics.entries_json(found))
     elif not found:
@@ -163,12 +161,12 @@ def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: st
     After that, its application.id can be reused. A query that still runs writes its record again with its
     next batch.
     """
-    from kafka_eos_source.kafka import token_topic, token_topic_reader
+    from kafka_eos_source.kafka import token_topic
     from kafka_eos_source.operate import token_topics, view
 
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
     topic = token_topic.check(kafka, name, deadline)
-    survey = token_topic_reader.read(kafka, topic, deadline, certain=True, key=application_id.encode())
+    survey = token_topic.read(kafka, topic, deadline, certain=True, key=application_id.encode())
     found = token_topics.entries(survey)
     forgets = yes and bool(found)
     if found and not as_json:
@@ -211,15 +209,13 @@ def restore(
     from kafka_eos_source.commit.identity_file import read_identity
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.errors import InvalidOptionError, OperatorError
-    from kafka_eos_source.kafka import token_topic_reader
+    from kafka_eos_source.kafka import token_topic
     from kafka_eos_source.operate import token_topics, view
     from kafka_eos_source.protocol.identity import is_series
 
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
-    records = token_topic_reader.TopicRecords.checked(kafka, name, deadline)
-    survey = token_topic_reader.read(
-        kafka, records.topic, deadline, certain=False, key=application_id.encode()
-    )
+    records = token_topic.TopicRecords.checked(kafka, name, deadline)
+    survey = token_topic.read(kafka, records.topic, deadline, certain=False, key=application_id.encode())
     found = token_topics.entries(survey)
     if not found or found[0].record is None:
         raise OperatorError(

@@ -13,12 +13,11 @@ from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka import token_topic, token_topic_reader
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka import token_topic
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.token_topic import TokenTopic
-from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
-from kafka_eos_source.kafka.wire.producer import RecordProducer
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.reader import LogEnds
+from kafka_eos_source.kafka.token_topic import NewestRecord, Survey, TokenTopic
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import wording
 from kafka_eos_source.operate.cluster import MetadataReader
@@ -76,7 +75,7 @@ def describe(
         topic,
         {key: config[key] for key in token_topic.PROPERTIES if key in config},
         reader.logs([TopicPartition(name, number) for number in range(topic.partitions)]),
-        token_topic_reader.read(kafka, topic, deadline, certain=False),
+        token_topic.read(kafka, topic, deadline, certain=False),
     )
 
 

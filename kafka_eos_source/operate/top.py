@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.observe.journal import query_journal, query_journals
 from kafka_eos_source.observe.view import QueryView, Status, TopicLag, view

@@ -229,7 +229,7 @@ def lag(
     **given: Any,
 ) -> None:
     """Show how far a query is behind its source topics."""
-    from kafka_eos_source.kafka.cluster_reader import ClusterReader
+    from kafka_eos_source.kafka.admin import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.operate import checkpoint as checkpoints
     from kafka_eos_source.operate.lag import lag as measure

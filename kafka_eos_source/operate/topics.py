@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import INTERNAL_PREFIX

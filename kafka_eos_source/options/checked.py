@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.secrets import Secrets
 
 if TYPE_CHECKING:
     from kafka_eos_source.model import TopicPartition

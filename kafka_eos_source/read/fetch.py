@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel import KernelMessages
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.protocol.record_batch import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.read.columns import Run, record_batches
@@ -26,8 +26,8 @@ from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.spark.worker import cycle_collection_paused
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.consumer import WireConsumer
-    from kafka_eos_source.kafka.wire.damage import Damage
+    from kafka_eos_source.kafka.damage import Damage
+    from kafka_eos_source.kafka.fetch import RangeConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ReadSettings:
     """Settings of a read that are pickled with every task.
 
     Attributes:
-        conf: properties of the consumer; see `kafka.wire.consumer.WireConsumer`.
+        conf: properties of the consumer; see `kafka.fetch.RangeConsumer`.
         include_headers: whether to build the column ``headers``.
         fail_on_data_loss: whether to raise if offsets no longer exist; otherwise the task logs it and
             continues.
@@ -80,7 +80,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
-    at a time. One batch and what the consumer fetches ahead (`kafka.wire.partitions`) bound its memory.
+    at a time. One batch and what the consumer fetches ahead (`kafka.partitions`) bound its memory.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order
@@ -115,7 +115,7 @@ class Reading:
         settings: settings of the read.
     """
 
-    def __init__(self, consumer: WireConsumer, progress: Progress, settings: ReadSettings) -> None:
+    def __init__(self, consumer: RangeConsumer, progress: Progress, settings: ReadSettings) -> None:
         self._consumer = consumer
         self._progress = progress
         self._settings = settings

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.native.loader import load
+from kafka_eos_source.native import load
 from kafka_eos_source.registry.avro_decode import Column, Kind, Program, compile_program
 from kafka_eos_source.registry.avro_encode import EncodeProgram, compile_encoder, derive
 

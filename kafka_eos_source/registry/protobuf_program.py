@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_eos_source.native.loader import load
+from kafka_eos_source.native import load
 from kafka_eos_source.registry.protobuf_tree import Field, Kind, Message, enum_name
 
 REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64

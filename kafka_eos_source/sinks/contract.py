@@ -61,8 +61,8 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import SinkOption
 

@@ -27,11 +27,11 @@ import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
+    Secrets,
     is_secret,
     secrets_of_urls,
     shown_url,

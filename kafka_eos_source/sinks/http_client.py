@@ -23,10 +23,9 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.secrets import shown_url
+from kafka_eos_source.secrets import NO_SECRETS, Secrets, shown_url
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 
 _SHOWN_BYTES = 200

@@ -24,10 +24,9 @@ import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
-from kafka_eos_source.kafka.secrets import Secrets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.secrets import ALLOW_HTTP, is_secret
+from kafka_eos_source.secrets import ALLOW_HTTP, Secrets, is_secret
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.secrets import Secrets, is_secret
-from kafka_eos_source.secrets import secrets_of_urls
+from kafka_eos_source.secrets import Secrets, is_secret, secrets_of_urls
 from kafka_eos_source.sinks.sink_options import COMMON, PREFIX, SinkNaming, SinkOption
 from kafka_eos_source.spark.pickled import from_option, to_option
 

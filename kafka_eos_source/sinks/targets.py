@@ -13,8 +13,8 @@ import posixpath
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from kafka_eos_source import secrets
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka import secrets
 from kafka_eos_source.runtime.file_systems import arrow_scheme
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.specs import SECRET_NAME

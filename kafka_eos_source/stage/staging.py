@@ -35,8 +35,8 @@ from kafka_eos_source.spark.schema import CHANGES, HEADERS, KEY, PARTITION, SEAL
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches
-    from kafka_eos_source.kafka.wire.rows import Groups, Rows
+    from kafka_eos_source.kafka.batches import Encoder, SealedBatches
+    from kafka_eos_source.kafka.kernel import Groups, Rows
 
 _log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class SealingPlan:
         record_bytes: largest record, without compression (``message.max.bytes`` of the client).
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
         level: level of the compression; None = the codec's default.
-        partitioner: chooses the partition of a row that has none (`kafka.wire.rows.PARTITIONERS`).
+        partitioner: chooses the partition of a row that has none (`kafka.kernel.PARTITIONERS`).
         least_bytes: least bytes of a partition's rows that are worth a record batch of their own.
     """
 
@@ -379,8 +379,8 @@ def seal_rows(
     Raises:
         InvalidRecordError: if a record is larger than the client or the topic accepts.
     """
-    from kafka_eos_source.kafka.wire.batches import Encoder
-    from kafka_eos_source.kafka.wire.rows import Rows
+    from kafka_eos_source.kafka.batches import Encoder
+    from kafka_eos_source.kafka.kernel import Rows
 
     if sum(each.nbytes for each in batches) > _COLUMN_BYTES:
         return None

@@ -454,7 +454,7 @@ class ModelProducer:
 
 
 class ModelDirectProducer:
-    """The `kafka.wire.producer.RecordProducer` of the model, for ``at_least_once``.
+    """The `kafka.producer.RecordProducer` of the model, for ``at_least_once``.
 
     Args:
         current: returns the driver whose task writes. Tasks of several drivers share a producer.

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
 from kafka_eos_source.protocol.packet import pack
 from kafka_eos_source.state.changelog.recovery import Restored, WipeNeeded
 from kafka_eos_source.state.changelog.restore import restore

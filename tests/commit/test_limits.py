@@ -7,7 +7,7 @@ import pytest
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.kafka.wire import producer
+from kafka_eos_source.kafka import producer
 from tests.commit.wire_commit import (
     RecordingClients,
     cluster,

@@ -15,7 +15,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
@@ -64,7 +64,7 @@ class RecordingClients:
     # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
         producer = self._clients.producer(transactional_id)
-        assert isinstance(producer, WireProducer)
+        assert isinstance(producer, TransactionalProducer)
         return WatchedProducer(producer, self)
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
@@ -105,9 +105,9 @@ class RecordingClients:
 
 
 class WatchedProducer:
-    """A `WireProducer` that records the calls made to it."""
+    """A `TransactionalProducer` that records the calls made to it."""
 
-    def __init__(self, producer: WireProducer, kafka: RecordingClients) -> None:
+    def __init__(self, producer: TransactionalProducer, kafka: RecordingClients) -> None:
         self._producer = producer
         self._kafka = kafka
 

@@ -28,15 +28,13 @@ from kafka.protocol.api_message import ApiMessage
 
 import tests.support.fetched_log as log
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
+from kafka_eos_source.kafka.access import Session, new_exchange
+from kafka_eos_source.kafka.compression import decompressed
+from kafka_eos_source.kafka.failure import LoginRefusedError
+from kafka_eos_source.kafka.fetched_batches import DamagedBatchError, FetchedBatches, decode
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.messages import check_size, decoded, fetch_answer
 from kafka_eos_source.kafka.tokens import OAuthService
-from kafka_eos_source.kafka.wire.access import Session
-from kafka_eos_source.kafka.wire.decompress import decompressed
-from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
-from kafka_eos_source.kafka.wire.messages import check_size, decoded
-from kafka_eos_source.kafka.wire.sasl import new_exchange
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.rescale_journal import CopyJournal
 from kafka_eos_source.protocol import offset_log

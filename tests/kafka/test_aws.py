@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 
 import pytest
 
-from kafka_eos_source.kafka import aws
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka import tokens
+from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.tokens import PROVIDER, Tokens
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -64,7 +64,7 @@ def signature(token: str, secret: str) -> str:
 
 
 def test_a_token_is_what_msk_expects() -> None:
-    token, expires = aws.token("awsRegion=eu-central-1")
+    token, expires = tokens.aws_token("awsRegion=eu-central-1")
     given = fields(token)
     assert given["Action"] == "kafka-cluster:Connect"
     assert given["X-Amz-Credential"].startswith(f"{KEY}/")
@@ -76,7 +76,7 @@ def test_a_token_is_what_msk_expects() -> None:
 
 
 def test_a_profile_has_credentials_of_its_own() -> None:
-    token, _ = aws.token("awsProfileName=prod awsRegion=eu-central-1")
+    token, _ = tokens.aws_token("awsProfileName=prod awsRegion=eu-central-1")
     assert fields(token)["X-Amz-Credential"].startswith("AKIDPROD/")
     assert fields(token)["X-Amz-Signature"] == signature(token, SECRET)
 
@@ -121,14 +121,16 @@ ROLE = "awsRegion=eu-central-1 awsRoleArn=arn:aws:iam::123456789012:role/"
 
 
 def test_a_role_is_assumed_for_each_token(sts: list[tuple[str, dict[str, list[str]]]]) -> None:
-    token, _ = aws.token(f"{ROLE}kafka awsRoleSessionName=spark awsRoleExternalId=77 awsStsRegion=eu-west-1")
+    token, _ = tokens.aws_token(
+        f"{ROLE}kafka awsRoleSessionName=spark awsRoleExternalId=77 awsStsRegion=eu-west-1"
+    )
     assert fields(token)["X-Amz-Credential"].startswith("ASIA1/")
     assert fields(token)["X-Amz-Security-Token"] == "session"
     assert fields(token)["X-Amz-Signature"] == signature(token, "of-role")
     region, form = sts[0]
     assert region == "eu-west-1"
     assert (form["RoleSessionName"], form["ExternalId"]) == (["spark"], ["77"])
-    assert fields(aws.token(f"{ROLE}kafka")[0])["X-Amz-Credential"].startswith("ASIA2/")
+    assert fields(tokens.aws_token(f"{ROLE}kafka")[0])["X-Amz-Credential"].startswith("ASIA2/")
     assert (sts[1][0], sts[1][1]["RoleSessionName"]) == ("eu-central-1", ["kafka-eos"])
 
 
@@ -151,7 +153,7 @@ def test_credentials_that_are_missing_or_refused_are_named(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tokens = Tokens.of({PROVIDER: aws.PROVIDER_PATH, "sasl.oauthbearer.config": config})
+    given = Tokens.of({PROVIDER: tokens.PROVIDER_PATH, "sasl.oauthbearer.config": config})
     with pytest.raises(kind, match=said) as caught:
-        tokens.current(Deadline.after_seconds(60))
+        given.current(Deadline.after_seconds(60))
     assert SECRET not in str(caught.value)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder, next_sequence
-from kafka_eos_source.kafka.wire.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
-from kafka_eos_source.kafka.wire.messages import produce_body
-from kafka_eos_source.kafka.wire.rows import PARTITIONERS, Rows
+from kafka_eos_source.kafka.batches import EncodedBatch, Encoder, next_sequence
+from kafka_eos_source.kafka.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
+from kafka_eos_source.kafka.kernel import PARTITIONERS, Rows
+from kafka_eos_source.kafka.messages import produce_body
 from kafka_eos_source.spark.schema import HEADERS_ARROW
 
 KERNEL = kernel.kernel()

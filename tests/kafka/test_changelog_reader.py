@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Pulled
-from kafka_eos_source.kafka.wire.consumer import Taken
-from kafka_eos_source.kafka.wire.damage import Damage
+from kafka_eos_source.kafka.damage import Damage
+from kafka_eos_source.kafka.fetch import Taken
+from kafka_eos_source.kafka.reader import ChangelogReader, Pulled
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.fetched_log import Batch, Record, decoded

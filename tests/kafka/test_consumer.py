@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kafka_eos_source.errors import AuthorizationError, DataLossError, InvalidRecordError, RecordsDamagedError
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire import consumer as wire_consumer
-from kafka_eos_source.kafka.wire import damage, fetched_batches
-from kafka_eos_source.kafka.wire.consumer import Taken, WireConsumer
-from kafka_eos_source.kafka.wire.fetched_batches import Arrived, FetchedBatches
+from kafka_eos_source.kafka import damage, fetched_batches, kernel
+from kafka_eos_source.kafka import fetch as wire_consumer
+from kafka_eos_source.kafka.fetch import RangeConsumer, Taken
+from kafka_eos_source.kafka.fetched_batches import Arrived, FetchedBatches
+from kafka_eos_source.kafka.reader import POOL, LogEnds
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.read import fetch
@@ -114,8 +112,8 @@ def expected(
 
 
 @contextmanager
-def consuming(cluster: SimulatedKafka, **more: str) -> Iterator[WireConsumer]:
-    consumer = WireConsumer(conf(cluster, **more))
+def consuming(cluster: SimulatedKafka, **more: str) -> Iterator[RangeConsumer]:
+    consumer = RangeConsumer(conf(cluster, **more))
     try:
         yield consumer
     finally:
@@ -131,7 +129,7 @@ def by_partition(taken: Taken) -> dict[TopicPartition, list[int]]:
     return found
 
 
-def take_until(consumer: WireConsumer, is_done: Callable[[Taken], bool]) -> Taken:
+def take_until(consumer: RangeConsumer, is_done: Callable[[Taken], bool]) -> Taken:
     deadline = time.monotonic() + SECONDS
     while True:
         taken = consumer.take(0.2)
@@ -495,14 +493,14 @@ def test_a_log_that_grows_later_is_read_to_the_end() -> None:
 def within(seconds: float) -> Iterator[None]:
     """Fails instead of hanging: `take` never returns silence after that time."""
     deadline = time.monotonic() + seconds
-    original = WireConsumer.take
+    original = RangeConsumer.take
 
-    def take(self: WireConsumer, wait_seconds: float) -> Taken:
+    def take(self: RangeConsumer, wait_seconds: float) -> Taken:
         assert time.monotonic() < deadline, "it hangs"
         return original(self, wait_seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WireConsumer, "take", take)
+        patch.setattr(RangeConsumer, "take", take)
         yield
 
 
@@ -724,8 +722,8 @@ def test_many_leaders_share_the_memory() -> None:
 def test_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one answer are decoded together: one by one, 1,000 partitions took three times as long."""
     takes = []
-    take = WireConsumer.take
-    monkeypatch.setattr(WireConsumer, "take", lambda *args: takes.append(take(*args)) or takes[-1])
+    take = RangeConsumer.take
+    monkeypatch.setattr(RangeConsumer, "take", lambda *args: takes.append(take(*args)) or takes[-1])
     logs = {("t", number): log_of(2) for number in range(300)}
     with brokers_with(logs, brokers=2) as cluster:
         assert read(cluster) == expected(cluster)

@@ -28,15 +28,15 @@ from kafka.protocol.metadata import MetadataRequest
 
 import tests.support.fetched_log as model
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka import connection
+from kafka_eos_source.kafka.compression import TooLargeError, decompressed
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.fetched_batches import DamagedBatchError, FetchedBatches, decode
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.wire import connection
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
-from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
-from kafka_eos_source.kafka.wire.messages import decoded
-from kafka_eos_source.kafka.wire.probe import broker_ids
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.messages import decoded
+from kafka_eos_source.kafka.probe import broker_ids
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.kafka.wire_kit import CODECS, any_records
@@ -98,14 +98,14 @@ def answers() -> list[Answer]:
     soon = Deadline.after_seconds(60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection.Connection.send, "__defaults__", (None, recording, 0.0))
-        patch.setattr("kafka_eos_source.kafka.wire.access.decoded", recording)
+        patch.setattr("kafka_eos_source.kafka.access.decoded", recording)
         for version in (2, 1, 0):
             with SimulatedKafka({"t": 3}, brokers=2, version=version) as cluster:
                 cluster.users = {"alice": "hunter2"}
                 login = {"security.protocol": "sasl_plaintext", "sasl.mechanisms": "PLAIN"}
                 login |= {"sasl.username": "alice", "sasl.password": "hunter2"}
                 config = producer_config({"bootstrap.servers": cluster.bootstrap, **login}, "app")
-                client = WireProducer(config)
+                client = TransactionalProducer(config)
                 client.init(soon)
                 client.begin()
                 client.send(pa.record_batch({"value": pa.array([b"v"] * 9, pa.binary())}), "t", soon)
@@ -472,7 +472,7 @@ def test_a_consumer_survives_whatever_brokers_answer(seed: int, share: float) ->
     with SimulatedKafka({"t": [log]}, brokers=2) as cluster:
         cluster.garble = garbling(seed, _ASKED, share)
         conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
-        consumer = WireConsumer({**conf, "socket.timeout.ms": "300"})
+        consumer = RangeConsumer({**conf, "socket.timeout.ms": "300"})
         try:
             limit = Deadline.after_seconds(1.0)
             while not limit.expired:
@@ -490,7 +490,7 @@ def test_a_consumer_survives_whatever_brokers_answer(seed: int, share: float) ->
                     assert not len(consumer.take(0.2).messages)
                 assert "epoch is newer" in consumer.last_complaint
                 consumer.close()
-                consumer = WireConsumer(conf)
+                consumer = RangeConsumer(conf)
                 consumer.assign({TP: 0}, WANTS, {TP: log.end})
             offsets: list[int] = []
             wanted = [each.offset for each in log.visible(0, log.end, committed=True)]

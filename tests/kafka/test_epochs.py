@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import DataLossError
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire import consumer as wire_consumer
-from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.kafka import fetch as wire_consumer
+from kafka_eos_source.kafka.cluster import Cluster
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.runtime.deadline import Deadline

@@ -20,11 +20,10 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.kafka.wire import connection, queue
-from kafka_eos_source.kafka.wire import producer as module
-from kafka_eos_source.kafka.wire.connection import Network
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka import connection, kernel, queue
+from kafka_eos_source.kafka import producer as module
+from kafka_eos_source.kafka.connection import Network
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset
 from tests.kafka.wire_kit import (
     FAULT,
@@ -213,7 +212,7 @@ def test_an_answer_that_leaves_out_a_partition_is_no_acknowledgement(
     client.close()
 
 
-def finish(zombie: WireProducer, step: str) -> None:
+def finish(zombie: TransactionalProducer, step: str) -> None:
     """Continues a transaction from a step on."""
     if step == "send":
         zombie.flush(soon())

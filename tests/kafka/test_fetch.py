@@ -20,11 +20,11 @@ from kafka.protocol.consumer import FetchResponse
 
 import tests.support.fetched_log as model
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.kafka import compression, fetched_batches
+from kafka_eos_source.kafka.compression import TooLargeError, decompressed
+from kafka_eos_source.kafka.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
 from kafka_eos_source.kafka.kernel import WANTS, kernel
-from kafka_eos_source.kafka.wire import decompress, fetched_batches
-from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
-from kafka_eos_source.kafka.wire.fetch_messages import fetch_answer
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, Part, decode
+from kafka_eos_source.kafka.messages import fetch_answer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.fetch import Progress
@@ -387,8 +387,8 @@ def test_lengths_that_lie_are_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("codec", [model.GZIP, model.SNAPPY, model.XERIAL, model.LZ4, model.ZSTD])
 def test_decompression_has_a_limit(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompress, "_LARGEST_PART_BYTES", 100_000)
-    monkeypatch.setattr(decompress, "_GZIP_PART_BYTES", 100_000)
+    monkeypatch.setattr(compression, "_LARGEST_PART_BYTES", 100_000)
+    monkeypatch.setattr(compression, "_GZIP_PART_BYTES", 100_000)
     for size in (0, 1, 65_535, 65_536, 65_537, 165_536, 165_537, 1 << 20):
         plain = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
         packed = memoryview(model.compressed(plain, codec))
@@ -405,7 +405,7 @@ from pathlib import Path
 
 from tests.support.fetched_log import compressed, sealed, varint
 from kafka_eos_source.kafka.kernel import kernel, wants
-from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, FetchedBatches, decode
+from kafka_eos_source.kafka.fetched_batches import DamagedBatchError, FetchedBatches, decode
 from kafka_eos_source.model import TopicPartition
 
 def peak():

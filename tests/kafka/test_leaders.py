@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.kafka.wire.cluster import Leaders
+from kafka_eos_source.kafka.cluster import Leaders
 from kafka_eos_source.model import TopicPartition
 
 FIRST, SECOND = uuid.UUID(int=1), uuid.UUID(int=2)

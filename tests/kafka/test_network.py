@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, UnavailableError
-from kafka_eos_source.kafka.wire import connection
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka import connection
+from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.model import TopicPartition
 from tests.kafka.wire_kit import (
     PARTITIONS,
@@ -84,7 +84,7 @@ def read(cluster: SimulatedKafka, topic: str = "r", **more: str) -> dict[TopicPa
         "socket.connection.setup.timeout.ms": "400",
         **more,
     }
-    consumer = WireConsumer({**ours, "isolation.level": "read_committed"})
+    consumer = RangeConsumer({**ours, "isolation.level": "read_committed"})
     try:
         ends = {tp: consumer.log_bounds(tp, soon())[1] for tp in tps}
         consumer.assign(dict.fromkeys(tps, 0), ["value"], ends)
@@ -289,7 +289,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_reported_as_gone() -> None:
     with SimulatedKafka({"r": [log_of(5)]}) as cluster:
         tp = TopicPartition("r", 0)
         ours = {"bootstrap.servers": cluster.bootstrap, "topic.metadata.propagation.max.ms": "1"}
-        consumer = WireConsumer({**ours, "isolation.level": "read_committed"})
+        consumer = RangeConsumer({**ours, "isolation.level": "read_committed"})
         consumer.assign({tp: 0}, ["value"])
         limit, reached = soon(), 0
         while reached < cluster.logs["r", 0].end and not limit.expired:

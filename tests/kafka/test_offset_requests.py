@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import named_partitions
-from kafka_eos_source.kafka.wire.group_offsets import LIMIT_BYTES, record_bytes, send_in_parts, split
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.group import LIMIT_BYTES, record_bytes, send_in_parts, split
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -82,8 +82,10 @@ def cluster() -> Iterator[SimulatedKafka]:
 
 
 @pytest.fixture
-def producer_in_transaction(cluster: SimulatedKafka) -> Iterator[WireProducer]:
-    producer = WireProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, transactional_id="app"))
+def producer_in_transaction(cluster: SimulatedKafka) -> Iterator[TransactionalProducer]:
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": cluster.bootstrap}, transactional_id="app")
+    )
     producer.init(deadline_soon())
     producer.begin()
     yield producer
@@ -95,7 +97,7 @@ def deadline_soon() -> Deadline:
 
 
 def test_the_producer_sends_many_offsets_in_several_requests(
-    cluster: SimulatedKafka, producer_in_transaction: WireProducer
+    cluster: SimulatedKafka, producer_in_transaction: TransactionalProducer
 ) -> None:
     wanted = offsets(PARTITIONS, "t" * 4000)
     producer_in_transaction.send_offsets(wanted, "app", deadline_soon())

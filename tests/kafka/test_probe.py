@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kafka_eos_source.errors import AuthorizationError, InvalidRecordError, KafkaEosError
-from kafka_eos_source.kafka.wire.probe import append_time, broker_ids, finalized_features
+from kafka_eos_source.kafka.probe import append_time, broker_ids, finalized_features
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka

@@ -21,7 +21,6 @@ from kafka_eos_source.kafka.properties import (
     Switch,
     Whole,
     documentation,
-    for_librdkafka,
 )
 from tests import ROOT
 
@@ -58,13 +57,6 @@ def librdkafka(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Their
 
 def test_the_table_has_every_property_of_librdkafka(librdkafka: dict[str, list[Theirs]]) -> None:
     assert librdkafka.keys() <= PROPERTIES.keys()
-
-
-def test_librdkafka_gets_no_property_that_it_does_not_have(librdkafka: dict[str, list[Theirs]]) -> None:
-    if libversion()[1] < WRITTEN_FOR:
-        pytest.skip("an older librdkafka has fewer properties")
-    passed = for_librdkafka({name: "" for name, each in PROPERTIES.items() if each.connection})
-    assert passed.keys() <= librdkafka.keys()
 
 
 def test_the_table_accepts_the_values_that_librdkafka_accepts(librdkafka: dict[str, list[Theirs]]) -> None:

@@ -11,14 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import login
-from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
-from kafka_eos_source.kafka.request import Complaints, request
-from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import connection, probe
-from kafka_eos_source.kafka.wire.cluster import Cluster
-from kafka_eos_source.kafka.wire.probe import check_reachable
+from kafka_eos_source.kafka import admin_client, connection, failure, probe
+from kafka_eos_source.kafka import cluster as cluster_module
+from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
+from kafka_eos_source.kafka.admin_client import Complaints, request
+from kafka_eos_source.kafka.cluster import Cluster
+from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka
@@ -31,7 +29,8 @@ SECONDS = 0.2
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_ADVERTISED_SECONDS", 0.1)
     monkeypatch.setattr(probe, "_PASS_SECONDS", 0.5)
-    monkeypatch.setattr(login, "_worked", set())
+    monkeypatch.setattr(failure, "_worked", set())
+    monkeypatch.setattr(admin_client, "_answered", set())
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_a_silent_broker_does_not_delay_a_start_while_another_answers() -> None:
 def test_brokers_that_accept_connections_and_are_silent_may_answer_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.kafka.wire.cluster._LEAST_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster._LEAST_CONNECT_SECONDS", 0.1)
     with SimulatedKafka({"t": 1}) as cluster:
         cluster.hung.add(1)
         found = check_reachable({"bootstrap.servers": cluster.bootstrap}, SECONDS)
@@ -156,7 +155,7 @@ def test_a_task_whose_time_is_up_names_the_advertised_address() -> None:
     assert "reading the ends" in caught.value.message
 
 
-# -- requests of librdkafka's admin client
+# -- admin requests
 
 
 def test_a_query_that_starts_names_the_advertised_address_within_seconds() -> None:
@@ -189,7 +188,7 @@ def test_only_a_query_that_starts_fails_soon(refusing: str, starts: bool) -> Non
     config = {"bootstrap.servers": refusing}
     complaints = Complaints(config)
     if starts:  # but this process has reached the brokers before
-        login.Login(config).record_success()
+        complaints.answered()
     deadline = Deadline.after_seconds(0.5)
     with pytest.raises(UnavailableError, match="the connection was refused"):
         request("asking", _no_answer, deadline, complaints, refusing, starts=starts)

@@ -19,9 +19,9 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
+from kafka_eos_source.kafka import queue, transaction
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire import queue, transaction
-from kafka_eos_source.kafka.wire.producer import RecordProducer, by_topic
+from kafka_eos_source.kafka.producer import RecordProducer, by_topic
 from kafka_eos_source.options.parse import parse_write
 from tests.kafka.wire_kit import FAULT, PARTITIONS, ROWS, TOPIC, expected, planned, rows, soon, write
 from tests.kafka.wire_kit import producer as transactional

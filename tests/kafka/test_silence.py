@@ -10,9 +10,9 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import EndTxnRequest, ProduceRequest, TxnOffsetCommitRequest
 
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire import cluster as cluster_module
-from kafka_eos_source.kafka.wire import connection
+from kafka_eos_source.kafka import cluster as cluster_module
+from kafka_eos_source.kafka import connection
+from kafka_eos_source.kafka.reader import POOL
 from tests.kafka.test_consumer import expected as expected_rows
 from tests.kafka.test_consumer import log_of, read
 from tests.kafka.test_faults import PARTITIONS, TOPIC, expected, producer, soon, write

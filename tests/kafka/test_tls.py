@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import tls
-from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.config import admin_config, check_consumer
-from kafka_eos_source.kafka.wire.access import Access
+from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.config import check_consumer
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.tls_server import GREETING, Authority, Pair, Server, tls_server
 
@@ -103,14 +101,12 @@ WAYS = ("files", "encrypted file", "text", "encrypted text", "text of Java", "st
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_to_give_a_key_works_in_both_clients(
+def test_each_way_to_give_a_key_works(
     way: str, tmp_path: Path, server: Server, authority: Authority, client: Pair
 ) -> None:
     options = {"ssl.ca.pem": authority.pem, **identities(tmp_path, authority, client)[way]}
     assert greeted(server, options) == GREETING
     assert server.seen.pop()[2] == "me"
-    checked = check_consumer({"security.protocol": "SSL", **options})
-    make(AdminClient, admin_config({**checked, "bootstrap.servers": "127.0.0.1:1"}))  # or it raises
 
 
 @pytest.mark.parametrize("has_memory", [True, False])

@@ -27,7 +27,7 @@ from kafka_eos_source.errors import (
     RetriableError,
 )
 from kafka_eos_source.kafka import tokens as module
-from kafka_eos_source.kafka.login import LoginRefusedError
+from kafka_eos_source.kafka.failure import LoginRefusedError
 from kafka_eos_source.kafka.tokens import PROVIDER, OAuthService, Tokens, check_tokens
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.doc_pages import ROOT, blocks
@@ -352,7 +352,7 @@ def test_a_function_gets_the_text_of_an_option_and_is_called_again_in_time(
 def test_what_a_function_may_not_return_is_described_without_the_token(
     provided: Callable[..., Tokens], answer: Any
 ) -> None:
-    with pytest.raises(LoginRefusedError, match="test_kafka_tokens:provide' returned") as caught:
+    with pytest.raises(LoginRefusedError, match="test_tokens:provide' returned") as caught:
         provided(answer).current(soon())
     assert SECRET not in str(caught.value)
 
@@ -385,7 +385,7 @@ def test_a_function_that_hangs_is_waited_for_and_not_called_twice(provided: Call
 
     tokens = provided(answer)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match="test_kafka_tokens:provide' has not returned for 0 s"):
+        with pytest.raises(TimeoutError, match="test_tokens:provide' has not returned for 0 s"):
             tokens.current(Deadline.after_seconds(0.05))
     released.set()
     assert tokens.current(soon()).token == SECRET

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError
-from kafka_eos_source.kafka.wire.cluster import GROUP, Cluster
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.cluster import GROUP, Cluster
+from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.model import TopicPartition
 from tests.kafka.wire_kit import (
     PARTITIONS,
@@ -120,7 +120,7 @@ def test_transactions_use_the_versions_that_brokers_announce(cluster: SimulatedK
 def test_records_are_read_with_the_versions_that_brokers_announce(cluster: SimulatedKafka) -> None:
     tps = [TopicPartition("r", 0), TopicPartition("r", 1)]
     conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
-    consumer = WireConsumer(conf)
+    consumer = RangeConsumer(conf)
     found: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
     ends = {tp: consumer.log_bounds(tp, soon())[1] for tp in tps}
     assert ends == {tp: cluster.logs["r", tp.partition].stable() for tp in tps}
@@ -176,7 +176,7 @@ def test_a_service_without_a_request_for_reading_is_named(missing: str) -> None:
     with SimulatedKafka({"r": [log_of(5)]}) as cluster:
         cluster.unsupported = {missing}
         conf = {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed"}
-        consumer = WireConsumer(conf)
+        consumer = RangeConsumer(conf)
         tp = TopicPartition("r", 0)
 
         def run() -> None:

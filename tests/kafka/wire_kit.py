@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tests.support.fetched_log as model
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.wire.producer import WireProducer
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.fetched_log import Record
@@ -66,7 +66,7 @@ def any_records(
     return st.builds(Record, st.just(0), contents, contents, headers, st.integers(lowest_ms, 2**41))
 
 
-def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
+def producer(cluster: SimulatedKafka, **properties: str) -> TransactionalProducer:
     """Returns a client whose batches are tiny, so that each partition has many of them."""
     config = {
         "bootstrap.servers": cluster.bootstrap,
@@ -75,7 +75,7 @@ def producer(cluster: SimulatedKafka, **properties: str) -> WireProducer:
         "batch.size": "300",
         **properties,
     }
-    return WireProducer(producer_config(config, "app"))
+    return TransactionalProducer(producer_config(config, "app"))
 
 
 def soon(seconds: float = SECONDS) -> Deadline:
@@ -90,7 +90,7 @@ def rows(transaction: int, count: int = ROWS) -> pa.RecordBatch:
     )
 
 
-def write(client: WireProducer, transaction: int, count: int = ROWS) -> None:
+def write(client: TransactionalProducer, transaction: int, count: int = ROWS) -> None:
     """Runs one transaction, whose token is its number."""
     client.begin()
     client.send(rows(transaction, count), TOPIC, soon())
@@ -112,7 +112,7 @@ def expected(transactions: int, count: int = ROWS) -> dict[int, list[bytes]]:
 
 def write_until_committed(cluster: SimulatedKafka, transactions: int, **properties: str) -> None:
     """Writes transactions as `commit.machine` does: after an error, a new producer and the token decide."""
-    client: WireProducer | None = None
+    client: TransactionalProducer | None = None
     limit = soon(60)
     number = 0
     while number < transactions:

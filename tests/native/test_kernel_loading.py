@@ -15,66 +15,66 @@ import pytest
 from click.testing import CliRunner
 
 import kafka_eos_source
+from kafka_eos_source import native
 from kafka_eos_source.cli import main
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.datasource.state import KafkaEosStateDataSource
 from kafka_eos_source.errors import KernelUnavailableError
-from kafka_eos_source.native import loader
 from kafka_eos_source.operate.exit_codes import ExitCode
 
-REAL = {name: Path(loader.load(name)._name) for name in loader.VERSIONS}
+REAL = {name: Path(native.load(name)._name) for name in native.VERSIONS}
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A source folder without libraries, from which the package seems to be imported."""
-    native = tmp_path / "clone" / "kafka_eos_source" / "native"
-    native.mkdir(parents=True)
-    monkeypatch.setattr(loader, "_HERE", native)
+    folder = tmp_path / "clone" / "kafka_eos_source" / "native"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(native, "_HERE", folder)
     environment = SimpleNamespace(
         path=[str(tmp_path / "clone")], executable=sys.executable, byteorder=sys.byteorder
     )
-    monkeypatch.setattr(loader, "sys", environment)
-    loader.load.cache_clear()
-    yield native
-    loader.load.cache_clear()
+    monkeypatch.setattr(native, "sys", environment)
+    native.load.cache_clear()
+    yield folder
+    native.load.cache_clear()
 
 
 def installation(tmp_path: Path, name: str = "site-packages") -> Path:
     """A folder of sys.path with the installed package."""
-    native = tmp_path / name / "kafka_eos_source" / "native"
-    native.mkdir(parents=True)
+    folder = tmp_path / name / "kafka_eos_source" / "native"
+    folder.mkdir(parents=True)
     for library in REAL.values():
-        shutil.copy(library, native)
-    loader.sys.path.append(str(tmp_path / name))
-    return native
+        shutil.copy(library, folder)
+    native.sys.path.append(str(tmp_path / name))
+    return folder
 
 
 def test_in_a_clone_the_library_of_the_installed_package_is_used(clone: Path, tmp_path: Path) -> None:
-    native = installation(tmp_path)
-    loader.check()
-    assert {Path(loader.load(name)._name).parent for name in loader.VERSIONS} == {native}
+    folder = installation(tmp_path)
+    native.check()
+    assert {Path(native.load(name)._name).parent for name in native.VERSIONS} == {folder}
 
 
 def test_the_library_next_to_the_package_comes_first(clone: Path, tmp_path: Path) -> None:
     installation(tmp_path)
     shutil.copy(REAL["avro"], clone)
-    assert Path(loader.load("avro")._name).parent == clone
-    assert Path(loader.load("kernel")._name).parent != clone
+    assert Path(native.load("avro")._name).parent == clone
+    assert Path(native.load("kernel")._name).parent != clone
 
 
 def test_the_working_directory_is_searched_as_python_does(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = installation(tmp_path)
-    monkeypatch.setattr(loader.sys, "path", [""])
+    folder = installation(tmp_path)
+    monkeypatch.setattr(native.sys, "path", [""])
     monkeypatch.chdir(tmp_path / "site-packages")
-    assert Path(loader.load("kernel")._name).parent == native
+    assert Path(native.load("kernel")._name).parent == folder
 
 
 def test_without_a_library_the_error_says_how_to_install_it(clone: Path) -> None:
     with pytest.raises(KernelUnavailableError) as raised:
-        loader.check()
+        native.check()
     assert f"there is no kernel.so in {clone}" in raised.value.message
     assert f"install the package into the Python {sys.executable}" in raised.value.fix
 
@@ -82,15 +82,15 @@ def test_without_a_library_the_error_says_how_to_install_it(clone: Path) -> None
 def test_libraries_that_do_not_fit_are_named_with_the_reason(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = installation(tmp_path)
+    folder = installation(tmp_path)
     (clone / "kernel.so").write_bytes(b"no library")
-    monkeypatch.setitem(loader.VERSIONS, "kernel", loader.VERSIONS["kernel"] + 1)
+    monkeypatch.setitem(native.VERSIONS, "kernel", native.VERSIONS["kernel"] + 1)
     with pytest.raises(KernelUnavailableError) as raised:
-        loader.load("kernel")
-    wanted = loader.VERSIONS["kernel"]
+        native.load("kernel")
+    wanted = native.VERSIONS["kernel"]
     assert f"{clone}/kernel.so cannot be loaded: " in raised.value.message
     assert (
-        f"{native}/kernel.so has version {wanted - 1}, but this package needs version {wanted}"
+        f"{folder}/kernel.so has version {wanted - 1}, but this package needs version {wanted}"
         in raised.value.message
     )
 
@@ -100,13 +100,13 @@ def test_an_older_library_next_to_the_package_does_not_hide_the_installed_one(
 ) -> None:
     installation(tmp_path)
     (clone / "kernel.so").write_bytes(b"")
-    assert isinstance(loader.load("kernel"), ctypes.CDLL)
+    assert isinstance(native.load("kernel"), ctypes.CDLL)
 
 
 def test_another_byte_order_is_refused(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader.sys, "byteorder", "big")
+    monkeypatch.setattr(native.sys, "byteorder", "big")
     with pytest.raises(KernelUnavailableError, match="highest byte first"):
-        loader.load("kernel")
+        native.load("kernel")
 
 
 @pytest.mark.parametrize("source", [KafkaEosDataSource, KafkaEosStateDataSource])

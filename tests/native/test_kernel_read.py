@@ -23,8 +23,8 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.consumer import POOL
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.columns import Run, record_batch, record_batches
@@ -202,7 +202,7 @@ class taking:  # noqa: N801
     """Returns the messages of a range without gaps, as runs, with nothing after them."""
 
     def __init__(self, mock: MockCluster, wanted: OffsetRange) -> None:
-        self._consumer = WireConsumer(conf(mock))
+        self._consumer = RangeConsumer(conf(mock))
         self._wanted = wanted
 
     def __enter__(self) -> list[Run]:
@@ -301,7 +301,7 @@ def test_errors_of_fetch_requests_are_raised(mock: MockCluster, writer: Writer) 
 def test_a_wait_ends_with_the_first_records_that_arrive(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     tp = TopicPartition(topic, 0)
-    consumer = WireConsumer(conf(mock))
+    consumer = RangeConsumer(conf(mock))
     consumer.assign({tp: 0}, ALL)
     taken = consumer.take(30)
     assert taken.log_ends == {tp: 0}

@@ -41,7 +41,7 @@ from kafka_eos_source.errors import (
     RestartQueryError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
@@ -869,7 +869,7 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[Ma
         made_with.append(config)
         return reader
 
-    monkeypatch.setattr("kafka_eos_source.kafka.cluster_reader.ClusterReader", make)
+    monkeypatch.setattr("kafka_eos_source.kafka.admin.ClusterReader", make)
     return made_with
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import dead_letters as operating
 from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary

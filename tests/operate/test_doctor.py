@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
+from kafka_eos_source import native
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import (
@@ -25,7 +26,6 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
-from kafka_eos_source.native import loader
 from kafka_eos_source.operate import json_shape, json_shapes
 from kafka_eos_source.operate.doctor import (
     cluster,
@@ -231,7 +231,7 @@ def test_a_missing_kernel_is_an_error_that_says_how_to_install_it(monkeypatch: p
     def check() -> None:
         raise KernelUnavailableError("there is no kernel.so", fix="install the package")
 
-    monkeypatch.setattr(loader, "check", check)
+    monkeypatch.setattr(native, "check", check)
     code, found = doctor("--check", "kernel")
     (finding,) = found["findings"]
     assert code == ExitCode.NEEDS_A_PERSON

@@ -13,7 +13,7 @@ import pytest
 
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import replay, replay_targets

@@ -14,12 +14,11 @@ from click.testing import CliRunner, Result
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
-from kafka_eos_source.kafka import token_topic, token_topic_reader
-from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, TokenTopic, partition_of
-from kafka_eos_source.kafka.token_topic_reader import last
+from kafka_eos_source.kafka import token_topic
+from kafka_eos_source.kafka.fetch import Taken
+from kafka_eos_source.kafka.reader import LogEnds
+from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, TokenTopic, last, partition_of
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.wire.consumer import Taken
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import token_topics
 from kafka_eos_source.protocol.token import Token
@@ -176,8 +175,8 @@ class FakeKafka:
     failures: list[Exception] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
-        monkeypatch.setattr(token_topic_reader, "ClusterReader", lambda _config: FakeReader(self))
-        monkeypatch.setattr(token_topic_reader, "POOL", self)
+        monkeypatch.setattr(token_topic, "ClusterReader", lambda _config: FakeReader(self))
+        monkeypatch.setattr(token_topic, "POOL", self)
         return self
 
     @contextmanager
@@ -394,7 +393,7 @@ def test_show_prints_records(topic_with_record: FakeKafka) -> None:
 
 def test_show_describes_the_topic(topic_with_record: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: FakeReader(topic_with_record)
+        "kafka_eos_source.kafka.admin.ClusterReader", lambda _config: FakeReader(topic_with_record)
     )
     shown = run("describe").output
     for text in ("id-1", "compact", "segment.bytes", "1048576", "tokens-1"):

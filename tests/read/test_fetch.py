@@ -19,8 +19,8 @@ from kafka_eos_source.errors import (
     KafkaEosError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.consumer import ConsumerPool
-from kafka_eos_source.kafka.wire.consumer import Taken
+from kafka_eos_source.kafka.fetch import Taken
+from kafka_eos_source.kafka.reader import ConsumerPool
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kafka_eos_source.native import loader
+from kafka_eos_source import native
 from kafka_eos_source.registry import avro as avro_decode
 from kafka_eos_source.registry import avro as avro_kernel
 from kafka_eos_source.registry import json_schema
@@ -105,7 +105,7 @@ def _compiled(name: str, largest_offset: int) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     library = _folder[0] / f"{name}-{largest_offset}.so"
-    source = Path(loader.__file__).with_name(f"{name}.c")
+    source = Path(native.__file__).with_name(f"{name}.c")
     flags = ["-O1", "-fPIC", "-shared", f"-DKAFKA_EOS_LARGEST_OFFSET={largest_offset}"]
     subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True)
     return library

@@ -22,7 +22,6 @@ from kafka_eos_source import option_values
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, OperatorError, SinkFailedError
 from kafka_eos_source.in_read.staged_frame import described
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
-from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.tokens import Tokens
 from kafka_eos_source.observe.exporters import exposition, queries_of_host
 from kafka_eos_source.observe.figures import BatchFigures, Outcome
@@ -31,7 +30,7 @@ from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.operate.doctor.finding import Finding, Severity
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.secrets import is_secret, shown_url, url_secrets
+from kafka_eos_source.secrets import MASK, Secrets, is_secret, shown_url, url_secrets
 from kafka_eos_source.sinks import specs as sinks
 from kafka_eos_source.sinks.contract import Fatal, SinkContext
 from kafka_eos_source.sinks.manifest import NotesFolder

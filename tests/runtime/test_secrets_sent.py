@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka import login_options
+from kafka_eos_source.kafka import config
 from kafka_eos_source.kafka.config import check_producer
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.tokens import Tokens, check_tokens
@@ -181,7 +181,7 @@ def test_a_password_without_encryption_is_warned_of_once(
     }
     for _ in range(2):
         check_producer(kafka, exactly_once=True)
-    found = [each.getMessage() for each in caplog.records if each.name == login_options.__name__]
+    found = [each.getMessage() for each in caplog.records if each.name == config.__name__]
     assert len(found) == (1 if warned else 0)
     assert SECRET not in caplog.text
 

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
-from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import MASK
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.http_client import (

@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source import quiet_logs
-from kafka_eos_source.kafka import clients
-from kafka_eos_source.kafka.secrets import MASK, Secrets
+from kafka_eos_source.kafka import admin_client
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import MASK, Secrets
 from kafka_eos_source.spark import quiet
 
 
@@ -31,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def made(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the properties that a Kafka client gets."""
-    found = clients.make(dict, config)
+    found = admin_client.make(dict, config)
     del found["logger"]
     return found
 
@@ -157,7 +157,7 @@ def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
         refusing.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{refusing.getsockname()[1]}"
         config = {"bootstrap.servers": address, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 1}
-        client: Any = clients.make(kind, {**config, "group.id": "g"} if kind is Consumer else config)
+        client: Any = admin_client.make(kind, {**config, "group.id": "g"} if kind is Consumer else config)
         deadline = Deadline.after_seconds(30)
         while "Connection refused" not in caplog.text:
             assert not deadline.expired

@@ -38,8 +38,8 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
 _CLIENTS = """
-from kafka_eos_source.kafka.wire import consumer, producer
-from kafka_eos_source.kafka.wire.cluster import Cluster
+from kafka_eos_source.kafka import fetch, producer
+from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
 _WRITE = """
@@ -87,11 +87,11 @@ def imported(code: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "not_needed"),
     [
-        (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.wire.producer", "http.server"}),
-        (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.wire.producer", "http.server", "psutil"}),
+        (_SCHEMA, {"pyarrow", "numpy", "pandas", "kafka_eos_source.kafka.producer", "http.server"}),
+        (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.producer", "http.server", "psutil"}),
         (_PLAN_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine"}),
         (_CLIENTS, {"kafka.net", "kafka.admin", "kafka.consumer", "kafka.producer", "urllib.request"}),
-        (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.wire.producer"}),
+        (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.producer"}),
     ],
     ids=["schema", "plan a read", "plan a write", "native clients", "write"],
 )
@@ -117,7 +117,7 @@ def test_a_process_does_not_import_what_it_does_not_use(
 )
 def test_kafka_python_is_complete_for_other_code_of_the_process(statement: str, tmp_path: Path) -> None:
     code = f"""
-from kafka_eos_source.kafka.wire import producer
+from kafka_eos_source.kafka import producer
 import sys
 assert "kafka.producer" not in sys.modules
 {statement}
@@ -133,7 +133,7 @@ assert "kafka.producer" in sys.modules
 
 
 def test_kafka_python_that_was_imported_before_stays_as_it_is(tmp_path: Path) -> None:
-    imported("import kafka, sys; from kafka_eos_source.kafka import wire; kafka.KafkaProducer", tmp_path)
+    imported("import kafka, sys; from kafka_eos_source.kafka import fetch; kafka.KafkaProducer", tmp_path)
 
 
 def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None
     code = """
 import sys
 sys.path.insert(0, ".")
-from kafka_eos_source.kafka.wire import install
+from kafka_eos_source.kafka import install
 sys.modules.pop("kafka", None)
 install()
 import kafka.part

@@ -16,11 +16,11 @@ from kafka.record.memory_records import MemoryRecords
 
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.kafka import kernel, topic_admin
+from kafka_eos_source.kafka.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.kernel import Rows
+from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, Encoder
-from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.kafka.wire.rows import Rows
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
@@ -106,7 +106,7 @@ class RecordingQueue:
 
 def sent(parts: Sequence[StagedPart], folder: StagingFolder | None = None) -> RecordingQueue:
     """Sends parts as a commit does."""
-    producer = WireProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"))
+    producer = TransactionalProducer(producer_config({"bootstrap.servers": "127.0.0.1:1"}, "t"))
     queue: Any = RecordingQueue()
     producer._queue = queue
     producer._counts._ask = lambda _topic, _deadline: PARTITIONS
@@ -270,7 +270,7 @@ def test_a_sealed_batch_that_changes_after_its_part_was_verified_is_refused(comp
     changed = bytearray(sealed)
     changed[-1] ^= 1
     with SimulatedKafka({"out": 1}) as cluster:
-        producer = WireProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, "t"))
+        producer = TransactionalProducer(producer_config({"bootstrap.servers": cluster.bootstrap}, "t"))
         deadline = Deadline.after_seconds(30)
         producer.init(deadline)
         producer.begin()

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from kafka_eos_source.errors import AuthorizationError
-from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, StateError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_list, state_verify
 from kafka_eos_source.operate.state_get import parse_key

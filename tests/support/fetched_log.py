@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from kafka.record.memory_records import MemoryRecords
 
+from kafka_eos_source.kafka.fetched_batches import FetchedBatches, decode
 from kafka_eos_source.kafka.kernel import WANTS, KernelMessages, kernel
-from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches, decode
 from kafka_eos_source.model import TopicPartition
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD, XERIAL = 0, 1, 2, 3, 4, 10

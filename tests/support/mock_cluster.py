@@ -19,11 +19,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal
 
-import pytest
-from confluent_kafka import KafkaError, Producer, cimpl, libversion
-
-if libversion()[1] < 0x020F0000:
-    pytest.skip("librdkafka's mock writes no control records before 2.15", allow_module_level=True)
+from confluent_kafka import KafkaError, Producer, cimpl
 
 
 @lru_cache(maxsize=1)

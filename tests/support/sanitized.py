@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from kafka_eos_source.native import loader
+from kafka_eos_source import native
 from tests import ROOT
 
 _NAME, _LIBRARY = "SANITIZED_NAME", "SANITIZED_LIBRARY"
@@ -35,7 +35,7 @@ def check(
         pytest.skip("no gcc, or no LD_PRELOAD")
     library = folder / f"{name}.so"
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared"]
-    source = Path(loader.__file__).with_name(f"{name}.c")
+    source = Path(native.__file__).with_name(f"{name}.c")
     built = subprocess.run(
         [compiler, *flags, "-o", library, source], capture_output=True, text=True, check=False
     )
@@ -70,9 +70,9 @@ if _LIBRARY in os.environ:
     # The same example fails again where a debugger is at hand; here, shrinking it would only take time.
     settings.register_profile("sanitized", phases=[Phase.generate], database=None, max_examples=15)
     settings.load_profile("sanitized")
-    _original = loader.candidates
+    _original = native.candidates
 
     def _candidates(name: str) -> Iterator[Path]:
         return iter([Path(os.environ[_LIBRARY])]) if name == os.environ[_NAME] else _original(name)
 
-    loader.candidates = _candidates
+    native.candidates = _candidates

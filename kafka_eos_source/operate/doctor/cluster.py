@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout, clock_difference, replicas_below
-from kafka_eos_source.kafka.wire.probe import finalized_features
+from kafka_eos_source.kafka.probe import finalized_features
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, failure, ok
 from kafka_eos_source.runtime.deadline import Deadline
 

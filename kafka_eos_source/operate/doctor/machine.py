@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
+from kafka_eos_source import native
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError, OperatorError
-from kafka_eos_source.native import loader
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, failure, ok
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import DAEMON_SETTING
@@ -57,10 +57,10 @@ def check_java() -> Finding:
 def check_kernel() -> Finding:
     """Checks that the libraries of the C kernel can be loaded."""
     try:
-        loader.check()
+        native.check()
     except KernelUnavailableError as error:
         return failure("kernel", error, "every process of a query needs it")
-    return ok("kernel", f"{len(loader.VERSIONS)} libraries can be loaded")
+    return ok("kernel", f"{len(native.VERSIONS)} libraries can be loaded")
 
 
 def discovery() -> Finding:

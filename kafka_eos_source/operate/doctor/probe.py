@@ -44,9 +44,9 @@ def describe(staging: str | None, probe: str, nonce: str) -> dict[str, Any]:
 
         found["files"] = list(resource.getrlimit(resource.RLIMIT_NOFILE))
         found["package"] = importlib.metadata.version("kafka-eos-source")
-        from kafka_eos_source.native import loader
+        from kafka_eos_source import native
 
-        loader.check()
+        native.check()
     except Exception as error:  # noqa: BLE001  whatever is broken on that machine is the result
         found["problem"] = f"{type(error).__name__}: {error}"
         return found

@@ -18,8 +18,7 @@ from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.health import layout
-from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.kafka.health import Rights, layout
 from kafka_eos_source.kafka.schema_registry import RETRY_TIMEOUT, SchemaRegistry
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate import inspect as inspecting

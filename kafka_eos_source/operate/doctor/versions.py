@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from kafka_eos_source.kafka.clients import librdkafka_version
+from kafka_eos_source.kafka.admin_client import librdkafka_version
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, ok
 
 _PACKAGES = ("kafka-eos-source", "pyspark", "confluent-kafka", "pyarrow", "pandas", "rocksdict")

@@ -30,8 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import ChangelogError, StateLostError, UnavailableError
-from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused

@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import ChangelogError, InvalidOptionError, StateMismatchError, UnavailableError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
-from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.group import stable_offsets
+from kafka_eos_source.kafka.producer import TransactionalProducer
+from kafka_eos_source.kafka.reader import POOL, ChangelogReader
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
-from kafka_eos_source.kafka.wire.group_offsets import stable_offsets
-from kafka_eos_source.kafka.wire.producer import WireProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.state.model import BATCH_PREFIX, Owner
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.wire.consumer import WireConsumer
+    from kafka_eos_source.kafka.fetch import RangeConsumer
 
 #: `Topic.MAX_NAME_LENGTH` in Kafka.
 _TOPIC_CHARACTERS = 249
@@ -193,7 +192,7 @@ END_AFTER_MS = 3_000
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.1
 
 
-def changelog_client(kafka: Mapping[str, str]) -> AbstractContextManager[WireConsumer]:
+def changelog_client(kafka: Mapping[str, str]) -> AbstractContextManager[RangeConsumer]:
     """Borrows the consumer that a shard uses for all requests.
 
     It is the same client for offsets, log bounds and restore, so that a task connects once. The process keeps
@@ -221,7 +220,7 @@ def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadli
         AuthorizationError: if the ACL on the transactional id is missing.
     """
     timeout = {key: value for key, value in kafka.items() if key == "transaction.timeout.ms"}
-    producer = WireProducer(producer_config({**admin_config(kafka), **timeout}, transactional_id))
+    producer = TransactionalProducer(producer_config({**admin_config(kafka), **timeout}, transactional_id))
     try:
         producer.init(deadline)
     finally:
@@ -282,7 +281,7 @@ class CommittedShard:
 
     def __init__(
         self,
-        consumer: WireConsumer,
+        consumer: RangeConsumer,
         group_id: str,
         tp: TopicPartition,
         *,

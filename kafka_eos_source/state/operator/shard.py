@@ -25,8 +25,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateLostError, StateMismatchError, TokenMissingError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
@@ -304,7 +304,7 @@ def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, d
 
 def _open_at_token(
     task: ShardTask,
-    consumer: WireConsumer,
+    consumer: RangeConsumer,
     committed: GroupOffset | None,
     token: Token | None,
     deadline: Deadline,

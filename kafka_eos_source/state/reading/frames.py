@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.restore import ForwardingTarget, restore
 from kafka_eos_source.state.changelog.topic import changelog_client
@@ -188,7 +188,9 @@ def _shortest_first(cut: Cut) -> list[int]:
     return sorted(range(cut.shards), key=lambda shard: cut.ends[shard])
 
 
-def _last_value(key: bytes, cut: Cut, shard: int, consumer: WireConsumer, deadline: Deadline) -> bytes | None:
+def _last_value(
+    key: bytes, cut: Cut, shard: int, consumer: RangeConsumer, deadline: Deadline
+) -> bytes | None:
     """Reads the newest value of one key from a changelog partition; None = no value, or a tombstone."""
     last: bytes | None = None
 

@@ -36,8 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import AuthorizationError, ChangelogCompactedError, ChangelogError
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
+from kafka_eos_source.kafka.fetch import RangeConsumer
+from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.recovery import (
@@ -230,7 +230,7 @@ class ChangelogCopy:
                 fix="read again.",
             )
 
-    def _has_batch_record(self, consumer: WireConsumer, tp: TopicPartition, end: int, owner: Owner) -> bool:
+    def _has_batch_record(self, consumer: RangeConsumer, tp: TopicPartition, end: int, owner: Owner) -> bool:
         """Returns whether the last record before an offset is a batch record, as every batch leaves it."""
         reader = ChangelogReader(consumer, tp)
         gone = "read again."

@@ -21,8 +21,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import restore as module

@@ -23,10 +23,10 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.consumer import ConsumerPool
+from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.reader import ConsumerPool
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import topic
@@ -288,7 +288,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedKafka]:
 
 
 @pytest.fixture
-def consumer(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireConsumer]:
+def consumer(cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeConsumer]:
     pool = ConsumerPool()
     monkeypatch.setattr(topic, "POOL", pool)
     with changelog_client({"bootstrap.servers": cluster.bootstrap}) as client:
@@ -304,13 +304,13 @@ def refusing(cluster: SimulatedKafka, code: int, times: int) -> None:
     )
 
 
-def test_the_request_returns_offset_and_metadata(consumer: WireConsumer) -> None:
+def test_the_request_returns_offset_and_metadata(consumer: RangeConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
     assert look.offset(deadline_in()) == HELD
     assert look.offsets([TopicPartition(TP.topic, 2)], deadline_in()) == {TP: HELD}
 
 
-def test_reading_the_offset_takes_one_request(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+def test_reading_the_offset_takes_one_request(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
     look.offset(deadline_in())
     before = dict(cluster.received)
@@ -327,14 +327,14 @@ def test_reading_the_offset_takes_one_request(cluster: SimulatedKafka, consumer:
         KafkaError.COORDINATOR_NOT_AVAILABLE,
     ],
 )
-def test_a_transient_error_is_retried(cluster: SimulatedKafka, consumer: WireConsumer, code: int) -> None:
+def test_a_transient_error_is_retried(cluster: SimulatedKafka, consumer: RangeConsumer, code: int) -> None:
     refusing(cluster, code, 2)
     assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) == HELD
 
 
 @pytest.mark.parametrize("kind", ["cut", "lost", "move"])
 def test_t146_a_coordinator_that_moves_or_dies_is_found_again(
-    cluster: SimulatedKafka, consumer: WireConsumer, kind: str
+    cluster: SimulatedKafka, consumer: RangeConsumer, kind: str
 ) -> None:
     look = CommittedShard(consumer, GROUP, TP)
     assert look.offset(deadline_in()) == HELD
@@ -346,7 +346,7 @@ def test_t146_a_coordinator_that_moves_or_dies_is_found_again(
 
 
 def test_an_open_transaction_is_distinguished_from_no_offset(
-    cluster: SimulatedKafka, consumer: WireConsumer
+    cluster: SimulatedKafka, consumer: RangeConsumer
 ) -> None:
     cluster.pending[TP.topic, TP.partition] = (50, "later")
 
@@ -363,7 +363,7 @@ def test_an_open_transaction_is_distinguished_from_no_offset(
         CommittedShard(consumer, GROUP, other).offset(deadline_in(0.1))
 
 
-def test_a_coordinator_that_loads_is_no_transaction(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+def test_a_coordinator_that_loads_is_no_transaction(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
     refusing(cluster, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 3)
     ended: list[Deadline] = []
     look = CommittedShard(consumer, GROUP, TP, end_transaction=ended.append, end_after_ms=0)
@@ -428,25 +428,25 @@ def test_deleting_a_group_ends_at_the_deadline() -> None:
             group.delete_group("group", Deadline.after_seconds(0.5))
 
 
-def test_the_error_names_the_missing_acl(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+def test_the_error_names_the_missing_acl(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
     refusing(cluster, KafkaError.GROUP_AUTHORIZATION_FAILED, 1)
     with pytest.raises(AuthorizationError, match=r"offsets of group 'orders' for .*-changelog-1"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in())
 
 
-def test_no_coordinator_is_an_error(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+def test_no_coordinator_is_an_error(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
     refusing(cluster, KafkaError.COORDINATOR_NOT_AVAILABLE, 1000)
     with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in(0.3))
 
 
-def test_a_group_that_does_not_exist_has_no_offsets(cluster: SimulatedKafka, consumer: WireConsumer) -> None:
+def test_a_group_that_does_not_exist_has_no_offsets(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
     refusing(cluster, KafkaError.GROUP_ID_NOT_FOUND, 1)
     assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) is None
 
 
 def test_a_broker_that_cannot_tell_stable_offsets_is_refused(
-    cluster: SimulatedKafka, consumer: WireConsumer
+    cluster: SimulatedKafka, consumer: RangeConsumer
 ) -> None:
     cluster.announced = {"OffsetFetch": (0, 6)}
     with pytest.raises(OperatorError, match="does not support OffsetFetchRequest"):

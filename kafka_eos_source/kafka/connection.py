@@ -17,9 +17,8 @@ import numpy as np
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka.wire import debug
-from kafka_eos_source.kafka.wire.access import Access, open_session
-from kafka_eos_source.kafka.wire.messages import check_size, decoded, encoded, produce_head
+from kafka_eos_source.kafka.access import Access, broker_log, log_answer, log_request, open_session
+from kafka_eos_source.kafka.messages import check_size, decoded, encoded, produce_head
 from kafka_eos_source.runtime.deadline import Deadline, limit
 
 #: Requests that may wait for an answer on one connection. Brokers recognise a batch that was sent again only
@@ -188,7 +187,7 @@ class Connection:
         """
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         self._used = time.monotonic()
-        debug.request(self.address, request, self._next_id)
+        log_request(self.address, request, self._next_id)
         if self.failure is not None:
             on_answer(None, self.failure)
             return
@@ -312,7 +311,7 @@ class Connection:
         if self.failure is not None:
             return
         self.failure = error
-        debug.broker.debug("%s: the connection ends: %s", self.address, error)
+        broker_log.debug("%s: the connection ends: %s", self.address, error)
         self._on_end(self)
         self.socket.close()
         self._out.clear()
@@ -328,7 +327,7 @@ class Connection:
             return
         first = self._in_flight[0]
         self._used = time.monotonic()
-        debug.answer(self.address, first.request, first.correlation_id, len(data))
+        log_answer(self.address, first.request, first.correlation_id, len(data))
         try:
             answer = first.decode(first.request, data, first.correlation_id)
         except (ValueError, IndexError, struct.error, KeyError) as error:

@@ -17,14 +17,20 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
-from kafka_eos_source.kafka.login import Login, LoginRefusedError
-from kafka_eos_source.kafka.secrets import Secrets
-from kafka_eos_source.kafka.wire.access import Access
-from kafka_eos_source.kafka.wire.connection import SILENT_SECONDS, Connection, Decode, Network
-from kafka_eos_source.kafka.wire.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
+from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.connection import SILENT_SECONDS, Connection, Decode, Network
+from kafka_eos_source.kafka.failure import (
+    Login,
+    LoginRefusedError,
+    classify,
+    is_transient,
+    kafka_error,
+    unreachable,
+)
+from kafka_eos_source.kafka.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
 from kafka_eos_source.model import Epochs, LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
+from kafka_eos_source.secrets import Secrets
 
 T = TypeVar("T")
 
@@ -64,6 +70,7 @@ class Cluster:
         bootstrap: addresses of the brokers that are asked first.
         network: serves the connections.
         complaint: what went wrong last; "" if nothing did.
+        login_error: what a broker said when it refused a login that worked before; None = they accept it.
         leaders: the leaders of partitions, as of the last metadata.
     """
 
@@ -78,6 +85,7 @@ class Cluster:
         self.leaders = Leaders()
         #: why brokers refuse a login that worked before; None = they accept it
         self._refusal: AuthorizationError | None = None
+        self.login_error: KafkaError | None = None
         self._access = Access.of(
             kafka,
             connect_seconds=int(kafka.get("socket.connection.setup.timeout.ms", "10000")) / 1000,
@@ -556,7 +564,7 @@ class Cluster:
         seconds = self._answer_seconds.get(address, _LEAST_CONNECT_SECONDS)
         try:
             connection = self.network.connect(host, port, self._access, deadline, seconds)
-            self._refusal = None
+            self._refusal = self.login_error = None
             self._away.pop(address, None)
             self._attempts.pop(address, None)
             self._answer_seconds[address] = self._patience(time.monotonic() - started)
@@ -574,6 +582,7 @@ class Cluster:
             self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
                 raise self._refusal from None  # the broker's own words may quote a secret
+            self.login_error = error
             raise TemporaryError(said) from None
         except (OSError, ValueError, LookupError, OverflowError, struct.error) as failure:
             # the connection failed, or the other side is not a Kafka broker

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.kafka.compression import TooLargeError, decompressed
 from kafka_eos_source.kafka.kernel import Block, Kernel, KernelMessages
-from kafka_eos_source.kafka.wire.decompress import TooLargeError, decompressed
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES
 

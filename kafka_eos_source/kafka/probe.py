@@ -13,9 +13,9 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import ProduceRequest
 
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.failure import ADVERTISED_FIX, START_SECONDS, UNREACHABLE_FIX
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.messages import VERSIONS_WITH_FEATURES
+from kafka_eos_source.kafka.messages import VERSIONS_WITH_FEATURES
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 

@@ -1,18 +1,19 @@
-"""Decompresses the records of fetched batches, and accepts what Java's clients accept.
+"""Compresses the records of batches, and decompresses what Java's clients accept.
 
-They read all members of a gzip stream, all frames of a zstd stream and all parts of a snappy stream, but only
-the first frame of an lz4 stream. They ignore what follows a gzip or lz4 stream; behind a zstd frame, it is an
-error.
+Java's clients read all members of a gzip stream, all frames of a zstd stream and all parts of a snappy
+stream, but only the first frame of an lz4 stream. They ignore what follows a gzip or lz4 stream; behind a
+zstd frame, it is an error.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
-_SNAPPY_FRAME = b"\x82SNAPPY\x00"
+_SNAPPY_MARK = b"\x82SNAPPY\x00"
 _SNAPPY_FRAME_BYTES = 16
 #: Three bytes of a snappy block repeat at most 64.
 _MOST_SNAPPY_RATIO = 22
@@ -30,6 +31,63 @@ _USUAL_RATIO = {1: 8, 3: 4, 4: 8}
 _MEMBER_BYTES = 4 << 10
 #: How much of a gzip stream is decompressed at a time behind the first part; zlib needs twice as much.
 _GZIP_PART_BYTES = 8 << 20
+
+
+#: Bytes that are compressed at a time.
+_LZ4_BLOCK_BYTES = 64 << 10
+_SNAPPY_BLOCK_BYTES = 32 << 10
+#: gzip's highest level. As in librdkafka, higher ones, which other codecs have, mean the same.
+_GZIP_LEVEL = 9
+
+#: An LZ4 frame's magic number and descriptor: version 1, independent blocks of 64 KiB, no checksums (Kafka
+#: refuses dependent blocks). The last byte is the descriptor's checksum.
+_LZ4_FRAME = b"\x04\x22\x4d\x18\x60\x40\x82"
+#: The frame that Java's snappy library (xerial) expects.
+_SNAPPY_FRAME = _SNAPPY_MARK + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+
+
+def compressor(name: str, level: int | None) -> tuple[int, Callable[[memoryview], bytes] | None]:
+    """Returns the number of a compression in a batch's attributes, and the function that compresses."""
+    if name == "none":
+        return 0, None
+    if name == "gzip":
+        return 1, lambda data: _gzip(data, -1 if level is None else min(level, _GZIP_LEVEL))
+    if name == "snappy":
+        return 2, _snappy
+    if name == "lz4":
+        return 3, lambda data: _lz4(data, level)
+    if name != "zstd":
+        raise ValueError(f"unknown compression {name!r}")
+    codec = pa.Codec("zstd", compression_level=3 if level is None else level)
+    return 4, lambda data: codec.compress(pa.py_buffer(data), asbytes=True)
+
+
+def _gzip(data: memoryview, level: int) -> bytes:
+    packer = zlib.compressobj(level, wbits=31)
+    return packer.compress(data) + packer.flush()
+
+
+def _snappy(data: memoryview) -> bytes:
+    codec = pa.Codec("snappy")
+    parts = [_SNAPPY_FRAME]
+    for start in range(0, len(data), _SNAPPY_BLOCK_BYTES):
+        block = codec.compress(pa.py_buffer(data[start : start + _SNAPPY_BLOCK_BYTES]), asbytes=True)
+        parts += [len(block).to_bytes(4, "big"), block]
+    return b"".join(parts)
+
+
+def _lz4(data: memoryview, level: int | None) -> bytes:
+    codec = pa.Codec("lz4_raw", compression_level=level)
+    parts = [_LZ4_FRAME]
+    for start in range(0, len(data), _LZ4_BLOCK_BYTES):
+        block = data[start : start + _LZ4_BLOCK_BYTES]
+        packed = codec.compress(pa.py_buffer(block), asbytes=True)
+        if len(packed) < len(block):
+            parts += [len(packed).to_bytes(4, "little"), packed]
+        else:
+            parts += [(len(block) | 1 << 31).to_bytes(4, "little"), bytes(block)]
+    parts.append(bytes(4))
+    return b"".join(parts)
 
 
 class TooLargeError(ValueError):
@@ -139,13 +197,13 @@ def _past_lz4_frame(packed: memoryview) -> int:
 def _from_snappy(packed: memoryview, most_bytes: int) -> memoryview:
     """Decompresses Java's frames of blocks (xerial), or a block without a frame, as librdkafka writes it."""
     codec = pa.Codec("snappy")
-    if packed[: len(_SNAPPY_FRAME)] != _SNAPPY_FRAME:
+    if packed[: len(_SNAPPY_MARK)] != _SNAPPY_MARK:
         size = _snappy_bytes(packed, most_bytes)
         return memoryview(codec.decompress(pa.py_buffer(packed), size)).cast("B")
     parts: list[memoryview] = []
     at, room = _SNAPPY_FRAME_BYTES, most_bytes
     while at + 4 <= len(packed):
-        if packed[at : at + len(_SNAPPY_FRAME)] == _SNAPPY_FRAME:
+        if packed[at : at + len(_SNAPPY_MARK)] == _SNAPPY_MARK:
             at += _SNAPPY_FRAME_BYTES
             continue
         size = int.from_bytes(packed[at : at + 4], "big")

@@ -18,9 +18,17 @@ from typing import Any
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.fetched_batches import (
+    MAGIC,
+    DamagedBatchError,
+    FetchedBatches,
+    decode,
+    listed,
+    what_is_wrong,
+)
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.fetch_messages import (
+from kafka_eos_source.kafka.messages import (
     HIGHEST,
     LOWEST,
     FetchAnswer,
@@ -28,14 +36,6 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     Wanted,
     decoded_fetch,
     fetch_request,
-)
-from kafka_eos_source.kafka.wire.fetched_batches import (
-    MAGIC,
-    DamagedBatchError,
-    FetchedBatches,
-    decode,
-    listed,
-    what_is_wrong,
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES

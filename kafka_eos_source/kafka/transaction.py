@@ -17,10 +17,10 @@ from kafka.protocol.producer import (
 )
 
 from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError, OperatorError, RetriableError
+from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
+from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.failure import FENCED_FIX, classify, is_transient, kafka_error
-from kafka_eos_source.kafka.wire.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.messages import features_of, versions_request
+from kafka_eos_source.kafka.messages import features_of, versions_request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

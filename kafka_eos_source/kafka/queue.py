@@ -17,13 +17,13 @@ from kafka_eos_source.errors import (
     RestartQueryError,
     StagedPartError,
 )
+from kafka_eos_source.kafka.batches import EncodedBatch, next_sequence
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.connection import MOST_IN_FLIGHT, Connection
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.wire.batches import EncodedBatch, next_sequence
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import MOST_IN_FLIGHT, Connection
-from kafka_eos_source.kafka.wire.messages import produce_body
-from kafka_eos_source.kafka.wire.transaction import (
+from kafka_eos_source.kafka.messages import produce_body
+from kafka_eos_source.kafka.transaction import (
     FORGOTTEN,
     ProducerId,
     TransactionRequests,

@@ -8,10 +8,8 @@ was answered can always run another one.
 
 from __future__ import annotations
 
-import base64
 import enum
 import logging
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,14 +27,14 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.batches import CollectedRows, EncodedBatch, Encoder
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.kafka.wire.batches import CollectedRows, EncodedBatch, Encoder
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.group_offsets import send_in_parts
-from kafka_eos_source.kafka.wire.queue import Owner, PartitionCounts, RecordQueue
-from kafka_eos_source.kafka.wire.rows import DEFAULT_PARTITIONER
-from kafka_eos_source.kafka.wire.transaction import NewTopics, ProducerId, TransactionRequests
+from kafka_eos_source.kafka.group import send_in_parts
+from kafka_eos_source.kafka.kernel import DEFAULT_PARTITIONER, kernel
+from kafka_eos_source.kafka.messages import topic_id_text
+from kafka_eos_source.kafka.queue import Owner, PartitionCounts, RecordQueue
+from kafka_eos_source.kafka.transaction import NewTopics, ProducerId, TransactionRequests
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -244,7 +242,9 @@ class _Sender:
             return self._cluster.metadata(wanted, deadline)
 
         answer = self._cluster.retried(doing, deadline, ask)
-        return {each.name: _base64(each.topic_id) for each in answer.topics or () if each.error_code == 0}
+        return {
+            each.name: topic_id_text(each.topic_id) for each in answer.topics or () if each.error_code == 0
+        }
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         """Checks that every topic exists and has enough partitions.
@@ -314,7 +314,7 @@ class RecordProducer(_Sender):
             self._id.init(deadline)
 
 
-class WireProducer(_Sender):
+class TransactionalProducer(_Sender):
     """The `commit.interfaces.Producer` that speaks Kafka's protocol itself. Not thread-safe.
 
     After any error, call only `abort` and `close`.
@@ -481,11 +481,3 @@ def by_topic(
     for code, name in enumerate(names):
         rows = pa.array(np.flatnonzero(codes == code))
         yield name, {column: array.take(rows) for column, array in columns.items()}
-
-
-def _base64(topic_id: uuid.UUID | None) -> str:
-    """Returns a topic id as librdkafka prints it, so that ids of both clients compare: without padding.
-
-    Brokers that do not know ids (before Metadata, version 10) have the id 0 for each topic.
-    """
-    return base64.b64encode((topic_id or uuid.UUID(int=0)).bytes).decode().rstrip("=")

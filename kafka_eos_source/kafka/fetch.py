@@ -18,12 +18,13 @@ from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.connection import Connection
+from kafka_eos_source.kafka.damage import CORRUPT, Damage, Examination
 from kafka_eos_source.kafka.failure import classify, is_transient
+from kafka_eos_source.kafka.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.connection import Connection
-from kafka_eos_source.kafka.wire.damage import CORRUPT, Damage, Examination
-from kafka_eos_source.kafka.wire.fetch_messages import (
+from kafka_eos_source.kafka.messages import (
     HIGHEST,
     LOWEST,
     FetchAnswer,
@@ -32,8 +33,7 @@ from kafka_eos_source.kafka.wire.fetch_messages import (
     decoded_fetch,
     fetch_request,
 )
-from kafka_eos_source.kafka.wire.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
-from kafka_eos_source.kafka.wire.partitions import FetchSizes, LeaderLookup, Partition
+from kafka_eos_source.kafka.partitions import FetchSizes, LeaderLookup, Partition
 from kafka_eos_source.model import Epochs, TopicPartition
 from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.runtime.deadline import Deadline
@@ -76,7 +76,7 @@ _LOOKS_AGAIN = frozenset({_UNKNOWN, KafkaError.UNKNOWN})
 
 @dataclass(slots=True)
 class Taken:
-    """The messages and events that one call of `WireConsumer.take` returned.
+    """The messages and events that one call of `RangeConsumer.take` returned.
 
     Attributes:
         messages: messages of any assigned partitions, in offset order within each.
@@ -104,7 +104,7 @@ class Taken:
         return not (len(self.messages) or events)
 
 
-class WireConsumer:
+class RangeConsumer:
     """A consumer that reads the partitions assigned to it, and joins no group. Not thread-safe.
 
     Args:

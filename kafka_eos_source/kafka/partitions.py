@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
 
-from kafka_eos_source.kafka.wire.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.wire.fetched_batches import FetchedBatches
+from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.fetched_batches import FetchedBatches
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import StagedPartError
-from kafka_eos_source.kafka.kernel import Kernel
-from kafka_eos_source.kafka.wire.rows import Groups, Rows
+from kafka_eos_source.kafka.compression import compressor
+from kafka_eos_source.kafka.kernel import Groups, Kernel, Rows
 from kafka_eos_source.protocol.record_batch import HEADER_BYTES, records_of
 
 #: Bit of the attributes that marks the records of a transaction.
@@ -28,17 +27,6 @@ TRANSACTIONAL = 0x10
 #: Where a header has the checksum and the attributes.
 _CHECKSUM, _ATTRIBUTES = slice(17, 21), slice(21, 23)
 
-#: Bytes that are compressed at a time.
-_LZ4_BLOCK_BYTES = 64 << 10
-_SNAPPY_BLOCK_BYTES = 32 << 10
-#: gzip's highest level. As in librdkafka, higher ones, which other codecs have, mean the same.
-_GZIP_LEVEL = 9
-
-#: An LZ4 frame's magic number and descriptor: version 1, independent blocks of 64 KiB, no checksums (Kafka
-#: refuses dependent blocks). The last byte is the descriptor's checksum.
-_LZ4_FRAME = b"\x04\x22\x4d\x18\x60\x40\x82"
-#: The frame that Java's snappy library (xerial) expects.
-_SNAPPY_FRAME = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 _COLUMNS = ("key", "value", "partition", "timestamp", "headers")
 
 
@@ -167,7 +155,7 @@ class Encoder:
     ) -> None:
         self._kernel = kernel
         self._kind = TRANSACTIONAL if transactional else 0
-        codec, self._compress = _codec(compression, level)
+        codec, self._compress = compressor(compression, level)
         self._attributes = codec | self._kind
 
     def seal(self, rows: Rows, groups: Groups, limit_bytes: int) -> SealedBatches:
@@ -232,50 +220,6 @@ class Encoder:
 def next_sequence(sequence: int, records: int) -> int:
     """Returns the sequence number that follows; it wraps after 2^31 - 1 to 0, as in Java's client."""
     return (sequence + records) & 0x7FFFFFFF
-
-
-def _codec(name: str, level: int | None) -> tuple[int, Callable[[memoryview], bytes] | None]:
-    """Returns the number of a compression in a batch's attributes, and the function that compresses."""
-    if name == "none":
-        return 0, None
-    if name == "gzip":
-        return 1, lambda data: _gzip(data, -1 if level is None else min(level, _GZIP_LEVEL))
-    if name == "snappy":
-        return 2, _snappy
-    if name == "lz4":
-        return 3, lambda data: _lz4(data, level)
-    if name != "zstd":
-        raise ValueError(f"unknown compression {name!r}")
-    codec = pa.Codec("zstd", compression_level=3 if level is None else level)
-    return 4, lambda data: codec.compress(pa.py_buffer(data), asbytes=True)
-
-
-def _gzip(data: memoryview, level: int) -> bytes:
-    packer = zlib.compressobj(level, wbits=31)
-    return packer.compress(data) + packer.flush()
-
-
-def _snappy(data: memoryview) -> bytes:
-    codec = pa.Codec("snappy")
-    parts = [_SNAPPY_FRAME]
-    for start in range(0, len(data), _SNAPPY_BLOCK_BYTES):
-        block = codec.compress(pa.py_buffer(data[start : start + _SNAPPY_BLOCK_BYTES]), asbytes=True)
-        parts += [len(block).to_bytes(4, "big"), block]
-    return b"".join(parts)
-
-
-def _lz4(data: memoryview, level: int | None) -> bytes:
-    codec = pa.Codec("lz4_raw", compression_level=level)
-    parts = [_LZ4_FRAME]
-    for start in range(0, len(data), _LZ4_BLOCK_BYTES):
-        block = data[start : start + _LZ4_BLOCK_BYTES]
-        packed = codec.compress(pa.py_buffer(block), asbytes=True)
-        if len(packed) < len(block):
-            parts += [len(packed).to_bytes(4, "little"), packed]
-        else:
-            parts += [(len(block) | 1 << 31).to_bytes(4, "little"), bytes(block)]
-    parts.append(bytes(4))
-    return b"".join(parts)
 
 
 @dataclass

@@ -1,23 +1,29 @@
-"""How to connect to a broker: its addresses, TLS, the login, and the first requests of a connection."""
+"""How to connect to a broker: its addresses, TLS, the login, and the first requests of a connection.
+
+Also the log of connections and requests, which the options ``debug`` and ``log_level`` control.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import random
+import re
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_eos_source.kafka.login import LoginRefusedError, mechanism
-from kafka_eos_source.kafka.tls import context, uses_tls
-from kafka_eos_source.kafka.wire import debug
-from kafka_eos_source.kafka.wire.messages import (
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.failure import LoginRefusedError, mechanism
+from kafka_eos_source.kafka.messages import (
     LARGEST_ANSWER_BYTES,
     SOFTWARE,
     check_size,
@@ -26,10 +32,11 @@ from kafka_eos_source.kafka.wire.messages import (
     features_of,
     versions_request,
 )
+from kafka_eos_source.kafka.tls import context, uses_tls
 from kafka_eos_source.runtime.deadline import Deadline, limit, receive
 
 if TYPE_CHECKING:
-    from kafka_eos_source.kafka.tokens import Tokens
+    from kafka_eos_source.kafka.tokens import Issued, Tokens
 
 _DEFAULT_PORT = 9092
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
@@ -122,14 +129,14 @@ class Addresses:
             except OSError as error:
                 plain.close()
                 failures.append((str(address[0]), error))
-                debug.broker.debug(
+                broker_log.debug(
                     "%s:%d does not accept a connection at %s: %s", host, port, address[0], error
                 )
             except BaseException:
                 plain.close()
                 raise
             else:
-                debug.broker.debug("connected to %s:%d at %s", host, port, address[0])
+                broker_log.debug("connected to %s:%d at %s", host, port, address[0])
                 return plain
         raise _failure(failures)
 
@@ -144,7 +151,7 @@ class Addresses:
             for *_, address in found:
                 name, _ = socket.getnameinfo(address, socket.NI_NUMERICSERV)  # the address if it has no name
                 names[name, port] = None
-        debug.broker.debug("canonical names of %s: %s", self.bootstrap_servers, list(names))
+        broker_log.debug("canonical names of %s: %s", self.bootstrap_servers, list(names))
         return list(names)
 
 
@@ -209,7 +216,7 @@ class Access:
         # an answer may have a little more than the records that a Fetch asks for
         asked = int(kafka.get("receive.message.max.bytes", "0")), int(kafka.get("fetch.max.bytes", "0")) + 512
         most_bytes = max(LARGEST_ANSWER_BYTES, *asked)
-        debug.configure(kafka)
+        configure_log(kafka)
         addresses = Addresses.of(kafka)
         return cls(kafka, tls, tokens, addresses, connect_seconds, request_seconds, most_bytes)
 
@@ -236,7 +243,7 @@ class Access:
         if self.tls is None:
             return plain
         encrypted = self.tls.wrap_socket(plain, server_hostname=host)
-        debug.security.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
+        security_log.debug("%s: %s, %s", host, encrypted.version(), encrypted.cipher())
         return encrypted
 
 
@@ -290,7 +297,7 @@ def open_session(
 
     def answer_to(request: Any, until: Deadline = deadline) -> bytes:
         session.requests += 1
-        debug.request(address, request, session.requests)
+        log_request(address, request, session.requests)
         limit(connection, until)
         connection.sendall(encoded(request, session.requests, access.client_id))
         (size,) = struct.unpack(">i", receive(connection, 4, until))
@@ -309,8 +316,7 @@ def open_session(
     name = mechanism(access.kafka)
     if not name:
         return session
-    debug.security.debug("%s: login with %s", address, name)
-    from kafka_eos_source.kafka.wire.sasl import new_exchange  # imports the network layer of kafka-python
+    security_log.debug("%s: login with %s", address, name)
 
     exchange = new_exchange(name, access.kafka, access.tokens, host, deadline)
     answer = ask(SaslHandshakeRequest(mechanism=name, version=1))
@@ -337,3 +343,265 @@ def open_session(
     if answer.session_lifetime_ms:
         session.expires = time.monotonic() + answer.session_lifetime_ms / 1000 * _SESSION_SHARE
     return session
+
+
+# -- SASL ---------------------------------------------------------------------------------------
+
+#: Kerberos' codes for "cannot contact any KDC" and "cannot resolve a KDC".
+_KDC_UNREACHABLE = frozenset({-1765328228 & 0xFFFFFFFF, -1765328164 & 0xFFFFFFFF})
+#: The only protection that Kafka has for GSSAPI is none, because TLS does that.
+_NO_PROTECTION = b"\x01\x00\x00\x00"
+#: How often SCRAM hashes the password. Kafka creates users with 4,096 to 16,384 iterations. With fewer,
+#: whoever pretends to be the broker could guess the password quickly; far more would keep the client busy.
+_LEAST_ITERATIONS, _MOST_ITERATIONS = 4096, 1_000_000
+
+
+class Exchange(Protocol):
+    """The client's side of one login."""
+
+    def is_done(self) -> bool:
+        """Returns whether the broker has accepted the login."""
+
+    def auth_bytes(self) -> bytes:
+        """Returns what to send next."""
+
+    def receive(self, auth_bytes: bytes) -> Any:
+        """Takes the broker's answer. Raises ValueError if it is wrong."""
+
+
+def new_exchange(
+    name: str, kafka: Mapping[str, str], tokens: Tokens | None, host: str, deadline: Deadline
+) -> Exchange:
+    """Begins a login.
+
+    Args:
+        name: the mechanism.
+        kafka: librdkafka properties of SASL.
+        tokens: for OAUTHBEARER.
+        host: of the broker.
+        deadline: for services that give credentials.
+
+    Raises:
+        LoginRefusedError: if there are no credentials, because a service or Kerberos refused them.
+        OSError: if a service with credentials cannot be reached in time.
+        InvalidOptionError: if a Python package is missing on this machine.
+    """
+    if name == "GSSAPI":
+        return KerberosExchange(kafka, host)
+    from kafka.net.sasl import get_sasl_mechanism  # imports the network layer of kafka-python
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
+    more: dict[str, Any] = {}
+    if tokens is not None:
+        AbstractTokenProvider.register(_Given)
+        more["sasl_oauth_token_provider"] = _Given(tokens.current(deadline))
+    user = kafka.get("sasl.username", "")
+    if name.startswith("SCRAM-"):  # RFC 5802 needs this for commas; kafka-python does not do it
+        user = user.replace("=", "=3D").replace(",", "=2C")
+    exchange: Exchange = get_sasl_mechanism(name)(
+        host=host,
+        sasl_mechanism=name,
+        sasl_plain_username=user,
+        sasl_plain_password=kafka.get("sasl.password", ""),
+        **more,
+    )
+    return _Scram(exchange) if name.startswith("SCRAM-") else exchange
+
+
+class _Scram:
+    """A login with SCRAM (RFC 5802) that refuses a broker which asks for too few or too many iterations.
+
+    Args:
+        exchange: that of kafka-python, which accepts any number.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.is_done, self.auth_bytes = exchange.is_done, exchange.auth_bytes
+
+    def receive(self, auth_bytes: bytes) -> None:
+        asked = re.search(rb"(?:^|,)i=([^,]*)", auth_bytes)
+        if asked is not None:
+            try:
+                iterations = int(asked[1])
+            except ValueError:
+                iterations = 0
+            if not _LEAST_ITERATIONS <= iterations <= _MOST_ITERATIONS:
+                raise LoginRefusedError(
+                    f"the broker asks for {asked[1].decode(errors='replace')} iterations of SCRAM; expected "
+                    f"{_LEAST_ITERATIONS} to {_MOST_ITERATIONS}. Somebody may pretend to be the broker to "
+                    "learn the password"
+                )
+        self._exchange.receive(auth_bytes)
+
+
+class _Given:
+    """Gives one token to one exchange of kafka-python."""
+
+    def __init__(self, issued: Issued) -> None:
+        self._issued = issued
+
+    def token(self) -> str:
+        return self._issued.token
+
+    def extensions(self) -> Mapping[str, str]:
+        return self._issued.extensions
+
+
+class KerberosExchange:
+    """A login with GSSAPI (RFC 4752), with a ticket of a keytab or of the ticket cache.
+
+    The Kerberos library gets tickets from the keytab without a ``kinit``, keeps them in memory, and renews
+    them before they expire.
+
+    Args:
+        kafka: librdkafka properties: ``sasl.kerberos.*``.
+        host: of the broker.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], host: str) -> None:
+        try:
+            import gssapi
+        except (ImportError, OSError) as error:
+            raise InvalidOptionError(
+                f"kafka.sasl.mechanism=GSSAPI needs the Python package 'gssapi': {error}.",
+                fix="install it on every machine: pip install 'kafka-eos-source[kerberos]'; it needs a C "
+                "compiler and the headers of MIT Kerberos (libkrb5-dev).",
+            ) from error
+        self._error: type[Exception] = gssapi.exceptions.GSSError
+        service = f"{kafka.get('sasl.kerberos.service.name', 'kafka')}@{host}"
+        principal, keytab = kafka.get("sasl.kerberos.principal"), kafka.get("sasl.kerberos.keytab")
+        self._is_done = self._is_last = False
+        try:
+            name = gssapi.Name(principal, gssapi.NameType.kerberos_principal) if principal else None
+            store = None
+            if keytab:
+                cache = hashlib.sha256(f"{principal}\0{keytab}".encode()).hexdigest()[:16]
+                store = {"client_keytab": keytab, "ccache": f"MEMORY:kafka-eos-{cache}"}
+            credentials = gssapi.Credentials(name=name, usage="initiate", store=store)
+            self._context = gssapi.SecurityContext(
+                name=gssapi.Name(service, gssapi.NameType.hostbased_service),
+                creds=credentials,
+                mech=gssapi.MechType.kerberos,
+                usage="initiate",
+            )
+            self._next = self._context.step() or b""
+        except self._error as error:
+            who = f"{principal or 'the first principal'} of {keytab}" if keytab else "the ticket cache"
+            text = f"Kerberos, with {who}, for the service {service}: {error}"
+            if getattr(error, "min_code", 0) & 0xFFFFFFFF in _KDC_UNREACHABLE:
+                raise ConnectionError(text) from error
+            raise LoginRefusedError(text) from error
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def auth_bytes(self) -> bytes:
+        return self._next
+
+    def receive(self, auth_bytes: bytes) -> None:
+        try:
+            if not self._context.complete:
+                self._next = self._context.step(auth_bytes) or b""
+            elif self._is_last:
+                self._is_done = True
+            else:
+                offered = self._context.unwrap(auth_bytes).message
+                if len(offered) != 4 or not offered[0] & _NO_PROTECTION[0]:
+                    raise ValueError("it asks for a protection of messages that Kafka does not have")
+                self._next = self._context.wrap(_NO_PROTECTION, False).message
+                self._is_last = True
+        except self._error as error:
+            raise ValueError(f"Kerberos: {error}") from error
+
+
+# -- the log ------------------------------------------------------------------------------------
+
+_PACKAGE = "kafka_eos_source.kafka"
+_client = logging.getLogger(_PACKAGE)
+
+broker_log = _client.getChild("broker")
+security_log = _client.getChild("security")
+_requests = _client.getChild("requests")
+
+_TRANSACTION = (
+    "FindCoordinator",
+    "InitProducerId",
+    "AddPartitionsToTxn",
+    "AddOffsetsToTxn",
+    "TxnOffsetCommit",
+    "EndTxn",
+)
+_READ = ("Fetch", "ListOffsets", "OffsetForLeaderEpoch")
+#: Contexts of librdkafka that have lines here, and their loggers below this package's.
+_CONTEXTS: Mapping[str, tuple[str, ...]] = {
+    "all": ("broker", "security", "requests"),
+    "generic": ("broker", "security"),
+    "broker": ("broker",),
+    "security": ("security",),
+    "protocol": ("requests",),
+    "feature": ("requests.ApiVersions",),
+    "metadata": ("requests.Metadata",),
+    "topic": ("requests.Metadata",),
+    "fetch": tuple(f"requests.{each}" for each in _READ),
+    "consumer": tuple(f"requests.{each}" for each in _READ),
+    "msg": ("requests.Produce",),
+    "queue": ("requests.Produce",),
+    "eos": tuple(f"requests.{each}" for each in _TRANSACTION),
+}
+#: Levels of syslog below which `log_level` hides lines; those with a higher number are for ``debug``.
+_LEVELS = (*[logging.ERROR] * 4, logging.WARNING, *[logging.INFO] * 3)
+
+
+#: The levels that the clients of this process have asked for.
+_asked: set[int] = set()
+
+
+def configure_log(kafka: Mapping[str, str]) -> None:
+    """Applies the options ``debug`` and ``log_level`` to this process. They stay for later clients.
+
+    The logger has the lowest level that any client asked for: one that wants errors only must not hide the
+    warnings of another, such as those of damaged records.
+    """
+    _asked.add(_LEVELS[int(kafka["log_level"])] if kafka.get("log_level") else logging.NOTSET)
+    others = logging.getLogger(_PACKAGE.rpartition(".")[0]).getEffectiveLevel()
+    lowest = min(each or others for each in _asked)
+    _client.setLevel(logging.NOTSET if lowest == others and logging.NOTSET in _asked else lowest)
+    contexts = [each for each in kafka.get("debug", "").split(",") if each in _CONTEXTS]
+    for each in contexts:
+        for name in _CONTEXTS[each]:
+            _client.getChild(name).setLevel(logging.DEBUG)
+    if contexts and not _is_shown():
+        # a worker of Spark configures no logging, so that Python would print warnings only
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        _client.addHandler(handler)
+
+
+def log_request(address: str, sent: Any, correlation_id: int) -> None:
+    """Logs a request that is sent."""
+    log = _logger(type(sent).__name__)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s: request %d, version %d", address, correlation_id, sent.API_VERSION)
+
+
+def log_answer(address: str, sent: Any, correlation_id: int, size: int) -> None:
+    """Logs the answer to a request."""
+    log = _logger(type(sent).__name__)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s: answer %d, %d bytes", address, correlation_id, size)
+
+
+@cache
+def _logger(kind: str) -> logging.Logger:
+    return _requests.getChild(kind.removesuffix("Request"))
+
+
+def _is_shown() -> bool:
+    """Returns whether any handler shows the lines of this client."""
+    log: logging.Logger | None = _client
+    while log is not None:
+        if any(not isinstance(each, logging.NullHandler) for each in log.handlers):
+            return True
+        log = log.parent if log.propagate else None
+    return False
