@@ -114,7 +114,7 @@ class _Sum:
         return exact.plan_sum(states[0], self.result, self._column)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [exact.add(old[0], new[0], self._column)]
+        return [exact.add_sums(old[0], new[0], self._column)]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -150,10 +150,10 @@ class _Mean:
         return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [exact.add(old[0], new[0], self._column), pc.add(old[1], new[1])]
+        return [exact.add_sums(old[0], new[0], self._column), pc.add(old[1], new[1])]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return exact.divide(states[0], states[1], self.result)
+        return exact.divide_sums(states[0], states[1], self.result)
 
 
 class _Extreme:

@@ -234,7 +234,7 @@ class DeduplicateProcessor:
         new = due.next_entries(old, floor[changed], np.ones(len(keys), np.bool_), None)
         state.put_many(places.filter(pa.array(changed)), self._values.encode([pa.array(last[changed]), new]))
         first = old.is_null()
-        due.move(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
+        due.move_due(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
         return np.asarray(positions[passed], np.int64)
 
     def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
@@ -248,7 +248,7 @@ class DeduplicateProcessor:
             kept = ends > until_ms
             values = self._values.encode([last, pa.array(ends)])
             state.put_many(places, pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())))
-            due.move(state, TIMES, group_keys, entry, pa.array(ends, mask=~kept))
+            due.move_due(state, TIMES, group_keys, entry, pa.array(ends, mask=~kept))
 
     @cached_property
     def _codec(self) -> KeyCodec:

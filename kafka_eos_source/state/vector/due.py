@@ -110,7 +110,7 @@ def first_after(state: StateAccess, table: int, after_ms: int) -> int | None:
     return None if first is None else int(split_keys(pa.array([first[0]], pa.binary())).times_ms[0])
 
 
-def delete(state: StateAccess, keys: pa.BinaryArray) -> None:
+def delete_keys(state: StateAccess, keys: pa.BinaryArray) -> None:
     """Deletes these keys from the state."""
     if len(keys):
         state.put_many(keys, pa.nulls(len(keys), pa.binary()))
@@ -121,7 +121,7 @@ def is_not_in(keys: pa.BinaryArray, others: pa.BinaryArray) -> pa.BooleanArray:
     return pc.invert(pc.is_in(keys, value_set=others))
 
 
-def move(
+def move_due(
     state: StateAccess,
     table: int,
     group_keys: pa.BinaryArray,

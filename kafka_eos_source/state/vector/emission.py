@@ -238,7 +238,9 @@ class Emission:
             rests = None
             if entries.tables[0] == TIMES:
                 rests = binary.from_matrix(entries.times_ms.astype(">i8").view(np.uint8).reshape(-1, 8))
-            due.move(state, HELD, entries.group_keys, before.filter(differs), after.filter(differs), rests)
+            due.move_due(
+                state, HELD, entries.group_keys, before.filter(differs), after.filter(differs), rests
+            )
 
 
 _NEVER = int(np.iinfo(np.int64).max)
@@ -285,7 +287,7 @@ def _store(
     if keeps is None:
         state.put_many(keys, codec.encode(columns))
         return
-    due.delete(state, keys.filter(pc.and_(pc.invert(keeps), had_value)))
+    due.delete_keys(state, keys.filter(pc.and_(pc.invert(keeps), had_value)))
     kept = keys.filter(keeps)
     if len(kept):
         state.put_many(kept, codec.encode(_where(columns, keeps)))

@@ -39,7 +39,7 @@ def mean_type(type_: pa.DataType) -> pa.DataType:
     return pa.float64()
 
 
-def divide(total: pa.Array, counts: pa.Array, type_: pa.DataType) -> pa.Array:
+def divide_sums(total: pa.Array, counts: pa.Array, type_: pa.DataType) -> pa.Array:
     """Returns the mean of each group from its sum and its number of values; null for a group without values.
 
     Args:
@@ -87,7 +87,7 @@ def plan_sum(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
     return Plan([(high, "sum", NO_NULLS_ONLY), (low, "sum", NO_NULLS_ONLY)], join_halves)
 
 
-def add(left: pa.Array, right: pa.Array, name: str) -> pa.Array:
+def add_sums(left: pa.Array, right: pa.Array, name: str) -> pa.Array:
     """Adds two columns of sums row by row; a null counts as zero, and two nulls give null.
 
     Args:

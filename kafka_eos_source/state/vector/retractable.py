@@ -49,7 +49,7 @@ class RetractableCount:
         return states[0]
 
 
-class _Total:
+class _RetractableTotal:
     """Base of sum and mean; the state is the sum, and the number of values that it covers."""
 
     def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
@@ -99,10 +99,10 @@ class _Total:
         )
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [exact.add(old[0], new[0], self._column), *self._counted.combine(old[1:], new[1:])]
+        return [exact.add_sums(old[0], new[0], self._column), *self._counted.combine(old[1:], new[1:])]
 
 
-class _Sum(_Total):
+class _RetractableSum(_RetractableTotal):
     """The aggregate sum of integers or decimals."""
 
     def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
@@ -114,7 +114,7 @@ class _Sum(_Total):
         return pc.if_else(pc.equal(counts, 0), pa.scalar(None, self.result), total)
 
 
-class _Mean(_Total):
+class _RetractableMean(_RetractableTotal):
     """The aggregate mean of integers or decimals."""
 
     def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
@@ -122,12 +122,12 @@ class _Mean(_Total):
         self.result = exact.mean_type(type_)
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return exact.divide(states[0], states[1], self.result)
+        return exact.divide_sums(states[0], states[1], self.result)
 
 
 def retractable(
     name: str, aggregate: Aggregate, types: Sequence[pa.DataType], removed: str
-) -> RetractableCount | _Sum | _Mean:
+) -> RetractableCount | _RetractableSum | _RetractableMean:
     """Returns an accumulator of a declared aggregate that can take rows back.
 
     Args:
@@ -142,9 +142,9 @@ def retractable(
     if aggregate.kind == "count":
         return RetractableCount(name, aggregate.column, removed)
     if aggregate.kind == "sum":
-        return _Sum(name, aggregate, types[0], removed)
+        return _RetractableSum(name, aggregate, types[0], removed)
     if aggregate.kind == "mean":
-        return _Mean(name, aggregate, types[0], removed)
+        return _RetractableMean(name, aggregate, types[0], removed)
     raise _not_retractable(
         name,
         f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",

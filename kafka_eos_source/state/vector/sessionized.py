@@ -154,7 +154,7 @@ class Sessionized(Grouping):
     def _join_parts(self, number: Ints, first: Ints, last: Ints, is_valid: _Mask) -> pa.Array:
         # Rows without a time form a separate session per key, which `update` drops and counts.
         key = np.where(is_valid, number, number + len(number))
-        return pa.array(sessions.join(key, first, last + self._window.gap_ms))
+        return pa.array(sessions.join_spans(key, first, last + self._window.gap_ms))
 
     def _partial(self, group_keys: pa.BinaryArray, grouped: Grouped) -> pa.RecordBatch:
         number, *extra = grouped.extra
@@ -227,7 +227,7 @@ class Sessionized(Grouping):
             the number of late rows.
         """
         both = old.followed_by(new)
-        session = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
+        session = sessions.join_spans(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
         is_of_batch = np.arange(len(both)) >= len(old)
         rows = np.concatenate([np.zeros(len(old), np.int64), counts])
         extra = [
@@ -285,7 +285,7 @@ class Sessionized(Grouping):
         state.put_many(keyed_keys(VALUES, group_keys), values)
         differs = pc.not_equal(entry.fill_null(-1), due_ms.fill_null(-1))
         differs = pc.or_(differs, pc.not_equal(entry.is_null(), due_ms.is_null()))
-        due.move(state, TIMES, group_keys.filter(differs), due_ms.filter(differs), entry.filter(differs))
+        due.move_due(state, TIMES, group_keys.filter(differs), due_ms.filter(differs), entry.filter(differs))
 
     def _is_closed(self, checked: _Sessions, until_ms: int | None) -> _Mask:
         if until_ms is None:

@@ -7,7 +7,7 @@ import numpy as np
 from kafka_eos_source.state.encoding.binary import Ints
 
 
-def join(keys: Ints, starts: Ints, ends: Ints) -> Ints:
+def join_spans(keys: Ints, starts: Ints, ends: Ints) -> Ints:
     """Joins spans ``[start, end)`` of the same key that overlap, directly or through others.
 
     Args:

@@ -136,7 +136,7 @@ class Windowed(Grouping):
             unchanged = due.is_not_in(store_keys, changed)
             store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
             if not self._emission.emits_unchanged:
-                due.delete(state, store_keys)
+                due.delete_keys(state, store_keys)
                 continue
             groups = self._stored(store_keys, values)
             closed = pa.array(np.ones(len(groups.store_keys), np.bool_))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
 from kafka_eos_source.state.vector.lists import ListCodec
-from kafka_eos_source.state.vector.sessions import join
+from kafka_eos_source.state.vector.sessions import join_spans
 from kafka_eos_source.state.vector.windows import Session
 from tests.state.vector.vector_model import (
     BASE,
@@ -279,7 +279,7 @@ def test_an_earlier_session_of_a_key_is_closed_on_time() -> None:
     )
 )
 def test_overlapping_spans_are_merged(spans: list[tuple[int, int, int]]) -> None:
-    found = join(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
+    found = join_spans(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
     groups = [{number} for number in range(len(spans))]
     for one, (key, start, end) in enumerate(spans):
         for other, (other_key, other_start, other_end) in enumerate(spans):
