@@ -26,7 +26,7 @@ from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
     count,
-    due,
+    groups,
     max_,
     processor,
     sum_,
@@ -112,7 +112,7 @@ class ClosedWindows:
     schema = ""
 
     def __init__(self) -> None:
-        rows_by_key.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10
+        rows_by_key.MOST_ROWS, processor.KEYED_ROWS, groups.SCAN_ROWS = 20, 10, 10
         self._inner = AggregateProcessor(
             pa.schema([("key", pa.string()), ("time", pa.int64())]),
             ["key"],

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.windows import Duration, Window
+    from kafka_eos_source.state.vector.declarations import Duration, Window
 
 
 _log = logging.getLogger(__name__)

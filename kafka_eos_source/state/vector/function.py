@@ -17,15 +17,14 @@ from kafka_eos_source.state.encoding.describe import Description, TableDescripti
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered_in_order
 from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.vector.evolution import agree, versions_of
-from kafka_eos_source.state.vector.grouping import (
+from kafka_eos_source.state.vector.arrays import chunks, conform, output_batches
+from kafka_eos_source.state.vector.declarations import check_time_column, times_ms
+from kafka_eos_source.state.vector.groups import (
     VALUES,
     key_columns,
     without_cached,
 )
-from kafka_eos_source.state.vector.intake import chunks, conform, output_batches
-from kafka_eos_source.state.vector.versions import VersionedRows
-from kafka_eos_source.state.vector.windows import check_time_column, times_ms
+from kafka_eos_source.state.vector.versions import VersionedRows, agree, versions_of
 
 
 @dataclass(frozen=True)

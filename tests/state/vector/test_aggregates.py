@@ -296,8 +296,8 @@ def test_the_store_contains_a_description_of_its_state() -> None:
 
 def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.state.vector.processor.PARTIAL_ROWS", 8)
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 3)
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.OUTPUT_ROWS", 4)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 3)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.OUTPUT_ROWS", 4)
     processor = AggregateProcessor(pa.schema([("k", pa.int64())]), ["k"], {"n": count()})
     batches = [pa.RecordBatch.from_pydict({"k": [number % 10, 10 + number % 3]}) for number in range(60)]
     parts = list(processor.partial(batches))

@@ -29,7 +29,7 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.windows import Tumbling
+from kafka_eos_source.state.vector.declarations import Tumbling
 from tests import ROOT
 from tests.state.vector.vector_model import (
     BASE,

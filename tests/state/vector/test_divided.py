@@ -22,10 +22,10 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
     DeduplicateProcessor,
+    arrays,
     count,
-    due,
+    groups,
     hopping,
-    intake,
     latest,
     mean,
     min_,
@@ -92,8 +92,8 @@ def limits(rows_in_memory: int, chunk: int, files: int, scanned: int) -> Iterato
     with (
         mock.patch.multiple(rows_by_key, MOST_ROWS=rows_in_memory, _FILES=files),
         mock.patch.object(processor, "KEYED_ROWS", chunk),
-        mock.patch.object(intake, "CHUNK_ROWS", chunk),
-        mock.patch.multiple(due, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
+        mock.patch.object(arrays, "CHUNK_ROWS", chunk),
+        mock.patch.multiple(groups, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
     ):
         yield
 

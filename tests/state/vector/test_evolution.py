@@ -28,9 +28,9 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.decode import decode_entries
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
+from kafka_eos_source.state.vector.processor import decode_entries
 from tests.state.state_kit import EFFORT
 from tests.state.vector.vector_model import BASE, DictState, Row, Stream, batch_of, same
 

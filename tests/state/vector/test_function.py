@@ -89,7 +89,7 @@ def test_state_is_passed_from_one_call_to_the_next(some: list[Row], data: st.Dat
 def test_a_function_called_twice_for_a_key_sees_its_state_and_unchanged_state_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 2)
     schema = pa.schema([("k", pa.int64())])
     calls: list[Any] = []
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
-from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.declarations import Session
 from kafka_eos_source.state.vector.sessions import join_spans
-from kafka_eos_source.state.vector.windows import Session
+from kafka_eos_source.state.vector.versions import ListCodec
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
@@ -228,7 +228,7 @@ def test_sessions_grow_merge_and_close() -> None:
 def test_partial_rows_of_one_session_are_merged_in_the_read(some: list[Row], window: Session) -> None:
     processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
+        patched.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 2)
         partial = list(processor.partial([batch_of([row]) for row in some]))
     assert len(partial) <= 1  # each session once, however it was combined
     assert partial == [] or partial[0].num_rows <= len(some)

@@ -24,7 +24,7 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.windows import Tumbling, milliseconds, times_ms
+from kafka_eos_source.state.vector.declarations import Tumbling, milliseconds, times_ms
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
