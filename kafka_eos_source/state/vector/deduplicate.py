@@ -60,7 +60,7 @@ class DeduplicateProcessor:
     ``dropDuplicatesWithinWatermark``. A row without an event time is dropped and counted as
     ``null_time_rows``.
 
-    Layout of the store (a timed entry exists only with ``within``; see `due`)::
+    Layout of the store (a timed entry exists only with ``within``; see `groups`)::
 
         keyed 0x02 │ group key           →    version [ │ passed │ due ]
         timed 0x81 │ time │ group key    →    (empty)

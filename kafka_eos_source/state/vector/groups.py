@@ -29,7 +29,7 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.versions import Version, VersionedRows, only_version
 
-#: First byte of the values of operators whose values have only one version (`versions`).
+#: First byte of the values of operators whose values have only one version.
 VALUE_VERSION = b"\x01"
 
 #: Numbers of the table with the values of the keys, of the timed table (window ends or due entries), and of

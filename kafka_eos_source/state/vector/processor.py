@@ -65,7 +65,7 @@ class AggregateProcessor:
         schema: columns of the input rows; unused columns are ignored.
         keys: names of the columns to group by.
         aggregates: aggregates by the name of their result.
-        window: `windows.tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
+        window: `tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
         emit: ``"on_update"`` or ``"changes"``; or ``"on_close"`` if there is a window.
         removed: name of a boolean column; the aggregates take back the rows in which it is true. A key or
             window without rows left is deleted, and with ``emit="on_update"`` emitted once more: with true

@@ -107,12 +107,12 @@ class Sessionized(Grouping):
 
     Layout of the store::
 
-        keyed 0x02 │ group key           →    list of: first │ last │ states    (`lists`)
+        keyed 0x02 │ group key           →    list of: first │ last │ states    (`versions`)
         timed 0x81 │ time │ group key    →    (empty)
 
     A key has few open sessions, so one value holds them all. A batch reads and writes the value of each of
     its keys once, however many sessions it joins. The timed table holds due entries, which record when the
-    sessions of a key must be checked again (see `due`).
+    sessions of a key must be checked again (see `groups`).
 
     A partial row is a session too: one of the rows of a single input partition. Partial rows are joined by
     the same rule as rows.

@@ -148,7 +148,7 @@ class Windowed(Grouping):
 
     The first table is ordered by time, so the windows that close are a range at its start. The processor
     finds and deletes them without reading any other window, and without an index. The second table exists
-    only if results are held back (see `emission`).
+    only if results are held back (see `groups`).
 
     A partial row belongs to a *pane*, which is the longest span that lies entirely inside or outside every
     window. The rows of hopping windows are merged into panes first, and the panes are then added to each of
