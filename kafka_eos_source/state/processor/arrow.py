@@ -7,7 +7,7 @@ from pyspark.sql import types as t
 
 from kafka_eos_source.errors import InvalidSchemaError
 
-_SIMPLE: dict[type[t.DataType], pa.DataType] = {
+_ARROW_TYPES: dict[type[t.DataType], pa.DataType] = {
     t.BooleanType: pa.bool_(),
     t.ByteType: pa.int8(),
     t.ShortType: pa.int16(),
@@ -46,8 +46,8 @@ def _field(field: t.StructField, timezone: str) -> pa.Field:
 def _type(type_: t.DataType, name: str, timezone: str) -> pa.DataType:
     if isinstance(type_, t.TimestampType):
         return pa.timestamp("us", timezone)
-    if type(type_) in _SIMPLE:
-        return _SIMPLE[type(type_)]
+    if type(type_) in _ARROW_TYPES:
+        return _ARROW_TYPES[type(type_)]
     if isinstance(type_, t.DecimalType):
         return pa.decimal128(type_.precision, type_.scale)
     if isinstance(type_, t.StructType):

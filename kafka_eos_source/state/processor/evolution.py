@@ -29,7 +29,7 @@ def shape(type_: t.DataType) -> str:
     return type_.simpleString()
 
 
-def problem(old: t.StructType, new: t.StructType) -> str | None:
+def schema_problem(old: t.StructType, new: t.StructType) -> str | None:
     """Returns why rows of ``old`` cannot be read as rows of ``new``; None if they can."""
     was = {field.name: field.dataType for field in old.fields}
     now = {field.name: field.dataType for field in new.fields}
@@ -43,7 +43,7 @@ def problem(old: t.StructType, new: t.StructType) -> str | None:
     return None
 
 
-def converter(old: t.StructType, new: t.StructType) -> Callable[[Value], Value]:
+def row_converter(old: t.StructType, new: t.StructType) -> Callable[[Value], Value]:
     """Returns a function that converts rows of ``old`` to ``new``. Requires that `problem` is None."""
     position = {name: i for i, name in enumerate(old.names)}
     sources = [position.get(name, -1) for name in new.names]

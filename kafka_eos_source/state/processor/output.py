@@ -86,7 +86,7 @@ class Output:
         for field, column in zip(self._schema, zip(*values, strict=True), strict=True):
             nested = _is_nested(field.type)
             columns.append(
-                _array([_nested(value, field.type) for value in column] if nested else column, field)
+                _output_array([_nested(value, field.type) for value in column] if nested else column, field)
             )
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -147,11 +147,11 @@ class Output:
                 column = column.dt.tz_localize(self._timezone)
             if _is_nested(field.type):
                 column = [_nested(value, field.type) for value in column]
-            columns.append(_array(column, field))
+            columns.append(_output_array(column, field))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _array(values: Any, field: pa.Field) -> pa.Array:
+def _output_array(values: Any, field: pa.Field) -> pa.Array:
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

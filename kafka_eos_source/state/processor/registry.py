@@ -278,7 +278,7 @@ def _evolve(stored: VariableInfo, wanted: Declaration) -> VariableInfo:
     if was == now:
         return stored
     for schema in stored.schemas:
-        reason = evolution.problem(schema, wanted.value)
+        reason = evolution.schema_problem(schema, wanted.value)
         if reason is not None:
             raise mismatch(f"values were {evolution.shape(schema)} and are now {now}: {reason}")
     if len(stored.schemas) == _MAX_SCHEMAS:
