@@ -22,9 +22,8 @@ from kafka_eos_source.state.operator.frame import (
 )
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
+from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor

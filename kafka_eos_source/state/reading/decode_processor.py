@@ -21,9 +21,9 @@ from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.encoding.keys import split_keys
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
+from kafka_eos_source.state.processor.rows import StateEntry, read_entries
+from kafka_eos_source.state.processor.schema import arrow_schema
 from kafka_eos_source.state.reading.decode import (
     BATCH_ROWS,
     Choice,

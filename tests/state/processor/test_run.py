@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
-from kafka_eos_source.state.processor import rows, ttl, window
+from kafka_eos_source.state.processor import rows, variables
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import Shard, check_indexes, runner
@@ -104,9 +104,9 @@ class TestTimers:
     def test_no_timer_is_missed_if_more_expire_than_are_read_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in (window, rows):
+        for module in (variables, rows):
             monkeypatch.setattr(module, "WINDOW_KEYS", 3)
-        monkeypatch.setattr("kafka_eos_source.state.processor.batch.WINDOW_KEYS", 3)
+        monkeypatch.setattr("kafka_eos_source.state.processor.run.WINDOW_KEYS", 3)
         shard = Shard(scripted(), INPUT)
         shard.batch([row for i in range(20) for row in ops(f"k{i}", f"t.set {i % 4}", f"t.set {i}")], 0)
         out = shard.batch(time_ms=100)
@@ -187,7 +187,7 @@ class TestTimeToLive:
     def test_many_expired_values_are_removed_over_several_batches(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ttl, "SWEEP_VALUES", 4)
+        monkeypatch.setattr(variables, "SWEEP_VALUES", 4)
         shard = Shard(scripted(ttl_ms=50), INPUT)
         shard.batch(ops("a", "l.put 1 9"), 100)
         for left in (6, 2, 0):
