@@ -31,7 +31,7 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
+from kafka_eos_source.state.operator.shard_store import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due

@@ -10,13 +10,8 @@ from kafka_eos_source.errors import ForeignQueryError
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
-from kafka_eos_source.state.operator.shard_action import (
-    Action,
-    LocalState,
-    RequestedBatch,
-    check_owner,
-    shard_action,
-)
+from kafka_eos_source.state.operator.shard import RequestedBatch, check_owner
+from kafka_eos_source.state.operator.shard_store import Action, LocalState, shard_action
 
 TOKEN = Token("app", "query", "run", 4, 4, "s", "e", 10, shard=ShardProgress("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")

@@ -17,10 +17,11 @@ from kafka_eos_source.state.operator.frame import (
     Shards,
     combine_partitions,
     grouping,
+    publish,
     shard_count,
     with_operator,
 )
-from kafka_eos_source.state.operator.initial import InitialTopic, publish
+from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct

@@ -21,7 +21,7 @@ from kafka_eos_source.state.batch_record import Owner, record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
+from kafka_eos_source.state.operator.shard_store import SnapshotUse
 
 #: What the state must reflect (KIP-796): a batch id, or for each input partition the offset of a record.
 Bound = int | Mapping[TopicPartition, int]
