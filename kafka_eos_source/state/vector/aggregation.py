@@ -7,13 +7,18 @@ the rows were split before they reached the state. There are three ways to compu
 * ``plan_states`` plans an Arrow grouping of states that were computed from parts of the rows;
 * ``combine`` merges two states of the same groups, row by row: the stored one and the one of this batch.
 
+Count, sum and mean of numbers that add up exactly can also take rows back, which a boolean column of the
+input marks. Such a row cancels an equal row that the group received before, in this batch or in an earlier
+one.
+
 `Aggregation` computes all aggregates of a processor together, with one grouping of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +46,7 @@ from kafka_eos_source.state.vector.arrays import (
 from kafka_eos_source.state.vector.declarations import Aggregate
 
 
-class Accumulator(Protocol):
+class Accumulator(ABC):
     """Computes one aggregate over columns of known types.
 
     Attributes:
@@ -52,17 +57,21 @@ class Accumulator(Protocol):
     state: list[pa.Field]
     result: pa.DataType
 
+    @abstractmethod
     def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         """Plans how to compute states from input rows, given as columns by name."""
 
+    @abstractmethod
     def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         """Plans how to merge states that were computed from parts of the rows."""
 
+    @abstractmethod
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         """Merges two states of the same groups row by row; see `Aggregation.combine`."""
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         """Computes the result of each group from its state."""
+        return states[0]
 
 
 def accumulator(
@@ -88,20 +97,43 @@ def accumulator(
                 fix=f"use one of the columns {', '.join(schema.names)}.",
             )
         types.append(schema.field(column).type)
+    if aggregate.kind == "count":
+        return _Count(name, aggregate.column, removed)
+    if aggregate.kind == "mean" or (aggregate.kind == "sum" and removed is not None):
+        return _CountedSum(name, aggregate, types[0], removed)
+    if aggregate.kind == "sum":
+        return _Sum(name, aggregate, types[0])
     if removed is not None:
-        return retractable(name, aggregate, types, removed)
-    return _KINDS[aggregate.kind](name, aggregate, types)
+        raise _not_retractable(
+            name,
+            f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",
+            "aggregate with count, sum_ or mean; for another aggregate use transform_with_changelog_state "
+            "with a map of the values and how often each occurs.",
+        )
+    return (_Latest if aggregate.kind == "latest" else _Extreme)(name, aggregate, types)
 
 
-class _Count:
-    """The aggregate count; the state is the count so far."""
+class _Count(Accumulator):
+    """The aggregate count; the state is the number of rows, or of values, that were not taken back.
 
-    def __init__(self, name: str, aggregate: Aggregate, _types: list[pa.DataType]) -> None:
-        self._column = aggregate.column
+    Args:
+        name: name of the result.
+        column: the column whose values are counted; None = count rows.
+        removed: name of the column that marks the rows to take back; None = no row is taken back.
+    """
+
+    def __init__(self, name: str, column: str | None, removed: str | None) -> None:
+        self._column = column
+        self._removed = removed
         self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
         self.result = pa.int64()
 
     def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        if self._removed is not None:
+            signs = pc.if_else(_is_removed(rows, self._removed), -1, 1)
+            if self._column is not None:
+                signs = pc.if_else(rows[self._column].is_valid(), signs, 0)
+            return Plan([(signs, "sum", ZERO_FOR_NULLS)], lambda sums: [sums[0].cast(pa.int64())])
         if self._column is None:
             return Plan([(None, "count_all", None)], lambda counts: counts)
         return Plan([(rows[self._column], "count", pc.CountOptions("only_valid"))], lambda counts: counts)
@@ -112,16 +144,13 @@ class _Count:
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         return [pc.add(old[0], new[0])]
 
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
 
-
-class _Sum:
+class _Sum(Accumulator):
     """The aggregate sum; the state is the sum so far."""
 
-    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType) -> None:
         self._column = str(aggregate.column)
-        self.result = _sum_type(name, aggregate, types[0])
+        self.result = _sum_type(name, aggregate, type_)
         self.state = [pa.field(f"{name}__sum", self.result)]
 
     def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
@@ -133,47 +162,78 @@ class _Sum:
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         return [add_sums(old[0], new[0], self._column)]
 
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
 
+class _CountedSum(Accumulator):
+    """The aggregate mean, and the aggregate sum if rows are taken back.
 
-class _Mean:
-    """The aggregate mean; the state is the sum and the number of the values so far."""
+    The state is the sum, and the number of values that it covers: a group whose last value was taken back
+    must return to null and not to zero.
+    """
 
-    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str | None) -> None:
         self._column = str(aggregate.column)
-        summed = _sum_type(name, aggregate, types[0])
-        self.result = mean_type(types[0])
-        if pa.types.is_floating(self.result):
+        self._removed = removed
+        self._is_mean = aggregate.kind == "mean"
+        if removed is None:
+            summed = _sum_type(name, aggregate, type_)
             # Spark also adds integers as doubles to compute a mean, so this sum cannot overflow.
-            summed = self.result
-        self._sum_type = summed
-        self.state = [
-            pa.field(f"{name}__sum", summed),
-            pa.field(f"{name}__count", pa.int64(), nullable=False),
-        ]
+            self._sum_type = summed if pa.types.is_decimal(summed) else pa.float64()
+        else:
+            self._sum_type = sum_type(type_)
+            if self._sum_type is None or pa.types.is_floating(self._sum_type):
+                raise _not_retractable(
+                    name,
+                    f"reads column {self._column!r} of type {type_}, whose sums are not exact",
+                    f"cast {self._column!r} to a decimal before the aggregation.",
+                )
+        self.result = mean_type(type_) if self._is_mean else self._sum_type
+        self._counted = _Count(name, self._column, removed)
+        self.state = [pa.field(f"{name}__sum", self._sum_type), *self._counted.state]
 
     def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         column = rows[self._column]
-        if pa.types.is_floating(self._sum_type):
-            column = column.cast(pa.float64(), safe=False)
-        total = plan_sum(column, self._sum_type, self._column)
-        counted = (column, "count", pc.CountOptions("only_valid"))
-        return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
+        if not pa.types.is_decimal(self._sum_type):
+            column = column.cast(self._sum_type, safe=False)
+        if self._removed is not None:
+            removed = _is_removed(rows, self._removed)
+            if bool(pc.any(removed).as_py()):
+                column = pc.if_else(removed, self._negated(column, removed), column)
+        return self._both(plan_sum(column, self._sum_type, self._column), self._counted.plan_rows(rows))
 
     def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         total = plan_sum(states[0], self._sum_type, self._column)
-        counted = (states[1], "sum", ZERO_FOR_NULLS)
-        return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
+        return self._both(total, self._counted.plan_states(states[1:]))
+
+    def _negated(self, column: pa.Array, removed: pa.BooleanArray) -> pa.Array:
+        if pa.types.is_decimal(column.type):
+            return pc.negate(column)
+        try:
+            # Negate only the removed values, so that the smallest integer remains usable in other rows.
+            return pc.negate_checked(pc.if_else(removed, column, 0))
+        except pa.ArrowInvalid as error:
+            raise StateError(
+                f"column {self._column!r} of a removed row is the smallest bigint: it has no negative.",
+                fix=f"cast {self._column!r} to a decimal before the aggregation.",
+            ) from error
+
+    def _both(self, total: Plan, counted: Plan) -> Plan:
+        cut = len(total.requests)
+        return Plan(
+            [*total.requests, *counted.requests],
+            lambda found: [*total.collect(found[:cut]), *counted.collect(found[cut:])],
+        )
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [add_sums(old[0], new[0], self._column), pc.add(old[1], new[1])]
+        return [add_sums(old[0], new[0], self._column), *self._counted.combine(old[1:], new[1:])]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return divide_sums(states[0], states[1], self.result)
+        total, counts = states
+        if self._is_mean:
+            return divide_sums(total, counts, self.result)
+        return pc.if_else(pc.equal(counts, 0), pa.scalar(None, self.result), total)
 
 
-class _Extreme:
+class _Extreme(Accumulator):
     """The aggregates min and max; the state is the extreme value so far."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
@@ -199,11 +259,8 @@ class _Extreme:
         replaces = pc.or_(less(left, right), old[0].is_null())
         return [pc.if_else(replaces, new[0], old[0])]
 
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
 
-
-class _Latest:
+class _Latest(Accumulator):
     """The aggregate latest; the state is the newest value and the row's ``by`` columns, if there are any."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
@@ -237,19 +294,6 @@ class _Latest:
         newer = pc.or_(not_before(new[1:], old[1:]), pc.and_(old[1].is_null(), new[1].is_valid()))
         return [pc.if_else(newer, after, before) for before, after in zip(old, new, strict=True)]
 
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
-
-_KINDS: dict[str, Callable[[str, Aggregate, list[pa.DataType]], Accumulator]] = {
-    "count": _Count,
-    "sum": _Sum,
-    "mean": _Mean,
-    "min": _Extreme,
-    "max": _Extreme,
-    "latest": _Latest,
-}
-
 
 def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
     summed = sum_type(type_)
@@ -281,149 +325,15 @@ def _unsupported_type(
     )
 
 
-# -- aggregates that can also take rows back
-#
-# A boolean column of the input marks the rows that are taken back. Such a row cancels an equal row that the
-# group received before, in this batch or in an earlier one. Each state contains the number of values that it
-# covers, because a group whose last value was taken back must return to null and not to zero.
+def _is_removed(rows: Mapping[str, pa.Array], removed: str) -> pa.BooleanArray:
+    return rows[removed].fill_null(False)
 
 
-class RetractableCount:
-    """The aggregate count; the state is the number of rows, or of values, that were not taken back.
-
-    Args:
-        name: name of the result.
-        column: the column whose values are counted; None = count rows.
-        removed: name of the column that marks the rows to take back.
-    """
-
-    def __init__(self, name: str, column: str | None, removed: str) -> None:
-        self._column = column
-        self._removed = removed
-        self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
-        self.result: pa.DataType = pa.int64()
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        signs = pc.if_else(_is_removed(rows, self._removed), -1, 1)
-        if self._column is not None:
-            signs = pc.if_else(rows[self._column].is_valid(), signs, 0)
-        return Plan([(signs, "sum", ZERO_FOR_NULLS)], lambda sums: [sums[0].cast(pa.int64())])
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        return Plan([(states[0], "sum", ZERO_FOR_NULLS)], lambda sums: sums)
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [pc.add(old[0], new[0])]
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
+def _not_retractable(name: str, why: str, fix: str) -> InvalidSchemaError:
+    return InvalidSchemaError(f"aggregate {name!r} cannot take rows back: it {why}.", fix=fix)
 
 
-class _RetractableTotal:
-    """Base of sum and mean; the state is the sum, and the number of values that it covers."""
-
-    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
-        self._column = str(aggregate.column)
-        self._removed = removed
-        summed = sum_type(type_)
-        if summed is None or pa.types.is_floating(summed):
-            raise _not_retractable(
-                name,
-                f"reads column {self._column!r} of type {type_}, whose sums are not exact",
-                f"cast {self._column!r} to a decimal before the aggregation.",
-            )
-        self._sum_type: pa.DataType = summed
-        self._counted = RetractableCount(name, self._column, removed)
-        self.state = [pa.field(f"{name}__sum", summed), *self._counted.state]
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        column = rows[self._column]
-        if pa.types.is_integer(column.type):
-            column = column.cast(pa.int64())
-        removed = _is_removed(rows, self._removed)
-        if bool(pc.any(removed).as_py()):
-            column = pc.if_else(removed, self._negated(column, removed), column)
-        return self._both(plan_sum(column, self._sum_type, self._column), self._counted.plan_rows(rows))
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        total = plan_sum(states[0], self._sum_type, self._column)
-        return self._both(total, self._counted.plan_states(states[1:]))
-
-    def _negated(self, column: pa.Array, removed: pa.BooleanArray) -> pa.Array:
-        if pa.types.is_decimal(column.type):
-            return pc.negate(column)
-        try:
-            # Negate only the removed values, so that the smallest integer remains usable in other rows.
-            return pc.negate_checked(pc.if_else(removed, column, 0))
-        except pa.ArrowInvalid as error:
-            raise StateError(
-                f"column {self._column!r} of a removed row is the smallest bigint: it has no negative.",
-                fix=f"cast {self._column!r} to a decimal before the aggregation.",
-            ) from error
-
-    def _both(self, total: Plan, counted: Plan) -> Plan:
-        cut = len(total.requests)
-        return Plan(
-            [*total.requests, *counted.requests],
-            lambda found: [*total.collect(found[:cut]), *counted.collect(found[cut:])],
-        )
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [add_sums(old[0], new[0], self._column), *self._counted.combine(old[1:], new[1:])]
-
-
-class _RetractableSum(_RetractableTotal):
-    """The aggregate sum of integers or decimals."""
-
-    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
-        super().__init__(name, aggregate, type_, removed)
-        self.result = self._sum_type
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        total, counts = states
-        return pc.if_else(pc.equal(counts, 0), pa.scalar(None, self.result), total)
-
-
-class _RetractableMean(_RetractableTotal):
-    """The aggregate mean of integers or decimals."""
-
-    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str) -> None:
-        super().__init__(name, aggregate, type_, removed)
-        self.result = mean_type(type_)
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return divide_sums(states[0], states[1], self.result)
-
-
-def retractable(
-    name: str, aggregate: Aggregate, types: Sequence[pa.DataType], removed: str
-) -> RetractableCount | _RetractableSum | _RetractableMean:
-    """Returns an accumulator of a declared aggregate that can take rows back.
-
-    Args:
-        name: name of the result.
-        aggregate: the declaration.
-        types: types of the aggregate's columns.
-        removed: name of the column that marks the rows to take back.
-
-    Raises:
-        InvalidSchemaError: if the aggregate cannot forget a value, or its column has an unsupported type.
-    """
-    if aggregate.kind == "count":
-        return RetractableCount(name, aggregate.column, removed)
-    if aggregate.kind == "sum":
-        return _RetractableSum(name, aggregate, types[0], removed)
-    if aggregate.kind == "mean":
-        return _RetractableMean(name, aggregate, types[0], removed)
-    raise _not_retractable(
-        name,
-        f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",
-        "aggregate with count, sum_ or mean; for another aggregate use transform_with_changelog_state with a "
-        "map of the values and how often each occurs.",
-    )
-
-
-def check_removed_column(schema: pa.Schema, removed: str) -> None:
+def _check_removed_column(schema: pa.Schema, removed: str) -> None:
     """Checks the column that marks the rows to take back.
 
     Raises:
@@ -440,14 +350,6 @@ def check_removed_column(schema: pa.Schema, removed: str) -> None:
             f"removed={removed!r} names a column of type {schema.field(removed).type}; expected boolean.",
             fix="use a boolean column that is true in the rows to take back.",
         )
-
-
-def _is_removed(rows: Mapping[str, pa.Array], removed: str) -> pa.BooleanArray:
-    return rows[removed].fill_null(False)
-
-
-def _not_retractable(name: str, why: str, fix: str) -> InvalidSchemaError:
-    return InvalidSchemaError(f"aggregate {name!r} cannot take rows back: it {why}.", fix=fix)
 
 
 # -- all aggregates of a processor
@@ -497,7 +399,7 @@ class Aggregation:
                 "no aggregate is declared.", fix="declare at least one, such as {'rows': count()}."
             )
         if removed is not None:
-            check_removed_column(schema, removed)
+            _check_removed_column(schema, removed)
         self.aggregates = dict(aggregates)
         self.removed = removed
         self._accumulators = [accumulator(name, each, schema, removed) for name, each in aggregates.items()]
@@ -506,7 +408,7 @@ class Aggregation:
         self._hidden: list[Accumulator] = []
         if removed is not None:
             read.add(removed)
-            self._hidden = [RetractableCount(_LIVE, None, removed)]
+            self._hidden = [_Count(_LIVE, None, removed)]
         self.columns = sorted(read)
         self._schema = pa.schema([schema.field(column) for column in self.columns])
         self.state = pa.schema([field for each in self._all for field in each.state])
