@@ -40,7 +40,6 @@ class RunningCounts:
     """A minimal processor that counts rows per key, so that tests exercise the operator itself."""
 
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = "running-counts"
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
@@ -76,7 +75,6 @@ class ChangingAggregates:
         "longest": max_("size"),
     }
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = ""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._size = pa.int64() if "wide" in names else pa.int32()
@@ -109,7 +107,6 @@ class ClosedWindows:
     """
 
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = ""
 
     def __init__(self) -> None:
         rows_by_key.MOST_ROWS, processor.KEYED_ROWS, groups.SCAN_ROWS = 20, 10, 10

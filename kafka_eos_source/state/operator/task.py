@@ -202,7 +202,6 @@ class Operator:
                 changelog_topic=changelog.name,
                 topic_id=changelog.topic_id,
                 cluster_id=changelog.cluster_id,
-                schema=self.processor.schema,
             ),
             changelog=changelog,
             options=self.options,

@@ -334,11 +334,6 @@ class StatefulProcessorRunner:
         """Arrow schema of the batches that `process` yields."""
         return self._output
 
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the registry in the store with what ``init`` declares."""
-        return ""
-
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:

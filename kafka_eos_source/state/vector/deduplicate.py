@@ -25,24 +25,26 @@ from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_
 from kafka_eos_source.state.vector.declarations import Duration, check_time_column, milliseconds, times_ms
 from kafka_eos_source.state.vector.groups import (
     TIMES,
-    VALUE_VERSION,
     VALUES,
+    Declared,
     DueEntries,
     key_columns,
     move_due,
     next_entries,
-    without_cached,
 )
 from kafka_eos_source.state.vector.versions import agree
 
 #: Columns of the rows that are compared within the batch: group key, event time, and position in the batch.
 _TIMED = pa.schema([("key", pa.binary()), ("time_ms", pa.int64()), ("position", pa.int64())])
 
+#: First byte of the values, which have only one version.
+_VALUE_VERSION = b"\x01"
+
 #: Value of a key when ``within`` is set: event time of its newest row that passed, and time of its due entry.
 _PASSED = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("passed_ms", "due_ms")])
 
 
-class DeduplicateProcessor:
+class DeduplicateProcessor(Declared):
     """Passes the first row of each key, with all its columns, and drops the duplicates.
 
     It implements `state.model.ShardProcessor`; `deduplicate_with_changelog_state` creates it for a streaming
@@ -117,11 +119,6 @@ class DeduplicateProcessor:
         """Columns of the rows that `partial` yields: those of the input rows."""
         return self._schema
 
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
-
     @cached_property
     def description(self) -> Description:
         """Description of the state; ``grace`` and the length of ``within`` do not affect it."""
@@ -195,7 +192,7 @@ class DeduplicateProcessor:
         places = keyed_keys(VALUES, group_keys)
         new = ~binary.valid(state.get_many(places))
         added = places.filter(pa.array(new))
-        state.put_many(added, pa.repeat(pa.scalar(VALUE_VERSION, pa.binary()), len(added)))
+        state.put_many(added, pa.repeat(pa.scalar(_VALUE_VERSION, pa.binary()), len(added)))
         return np.sort(_first_positions(number)[new])
 
     def _on_time(self, rows: pa.RecordBatch, on: str, context: BatchContext) -> tuple[pa.Array, Ints]:
@@ -258,11 +255,7 @@ class DeduplicateProcessor:
 
     @cached_property
     def _values(self) -> RowCodec:
-        return RowCodec(_PASSED, lead=VALUE_VERSION)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)
+        return RowCodec(_PASSED, lead=_VALUE_VERSION)
 
 
 def _first_positions(number: Ints) -> Ints:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,8 @@ from kafka_eos_source.state.vector.arrays import chunks, conform, output_batches
 from kafka_eos_source.state.vector.declarations import check_time_column, times_ms
 from kafka_eos_source.state.vector.groups import (
     VALUES,
+    Declared,
     key_columns,
-    without_cached,
 )
 from kafka_eos_source.state.vector.versions import VersionedRows, agree, versions_of
 
@@ -68,7 +67,7 @@ class KeyedBatch:
 Function = Callable[[KeyedBatch], tuple[pa.RecordBatch | pa.Table | None, pa.StructArray]]
 
 
-class FunctionProcessor:
+class FunctionProcessor(Declared):
     """Calls a user's function with batches of rows and the state of their keys.
 
     It implements `state.model.ShardProcessor`; `apply_with_changelog_state` creates it for a streaming
@@ -132,11 +131,6 @@ class FunctionProcessor:
     def output(self) -> pa.Schema:
         """Columns of the rows that the function returns."""
         return self._output
-
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
 
     @cached_property
     def description(self) -> Description:
@@ -219,7 +213,3 @@ class FunctionProcessor:
     @cached_property
     def _codec(self) -> KeyCodec:
         return KeyCodec(self._keys)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)

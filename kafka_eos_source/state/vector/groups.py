@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,22 +21,32 @@ from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys, timed_keys
+from kafka_eos_source.state.event_times import record_event_times
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.versions import Version, VersionedRows, only_version
-
-#: First byte of the values of operators whose values have only one version.
-VALUE_VERSION = b"\x01"
 
 #: Numbers of the table with the values of the keys, of the timed table (window ends or due entries), and of
 #: the timed table of results that are held back.
 VALUES = 0x02
 TIMES = 0x81
 HELD = 0x82
+
+
+class Declared:
+    """A processor's declared attributes, which the driver pickles; a task computes the cached ones again."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes except the cached properties."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+        }
 
 
 class Grouping(ABC):
@@ -47,7 +57,8 @@ class Grouping(ABC):
         aggregation: the aggregates that are computed.
     """
 
-    #: Columns of a partial row between the key and the states.
+    #: Columns of a partial row between the key and the states. With a window: the earliest event time (or the
+    #: start of the pane), the latest event time, and the number of rows.
     extra: ClassVar[pa.Schema]
     #: Whether `update` accepts several partial rows of the same group.
     merges: ClassVar[bool] = False
@@ -86,12 +97,22 @@ class Grouping(ABC):
         """Largest number of entries of the state that one partial row changes."""
         return 1
 
-    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002
+    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
         """Returns the partial rows that have an event time, and records their times in the context.
 
-        Call it for all partial rows of a batch before `update`, which compares windows with these times. A
-        grouping without windows needs no times, and admits all rows.
+        Call it for all partial rows of a batch before `update`, which compares windows with these times. Rows
+        without a time belong to no window: they are dropped and counted. A grouping without windows needs no
+        times, and admits all rows.
         """
+        if not len(self.extra):
+            return partial
+        _, (first, last, rows), _ = self.split(partial)
+        if last.null_count:
+            without = rows.filter(last.is_null())
+            context.count("null_time_rows", int(cells.raw(without, np.int64).sum()))
+            partial = partial.filter(last.is_valid())
+            _, (first, last, rows), _ = self.split(partial)
+        record_event_times(context, *(cells.raw(column, np.int64) for column in (first, last, rows)))
         return partial
 
     @abstractmethod
@@ -114,6 +135,12 @@ class Grouping(ABC):
     @abstractmethod
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         """Decodes entries of a table into columns, for readers of the state."""
+
+    def read_held(self, keys: pa.BinaryArray) -> pa.Table:
+        """Decodes the due entries of groups that are held back, for readers of the state."""
+        entries = split_keys(keys)
+        columns = [*self.codec.decode(entries.group_keys), pa.array(entries.times_ms)]
+        return pa.Table.from_arrays(columns, schema=pa.schema([*self.keys, pa.field("due_ms", pa.int64())]))
 
     def key_arrays(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """Returns the key columns of input rows."""
@@ -146,15 +173,6 @@ def key_columns(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, schema.field(name).type) for name in keys])
 
 
-def without_cached(declared: object) -> dict[str, Any]:
-    """Returns the attributes of an object except its cached properties, for pickling."""
-    return {
-        name: value
-        for name, value in vars(declared).items()
-        if not isinstance(getattr(type(declared), name, None), cached_property)
-    }
-
-
 def sort_by_store_key(
     store_keys: pa.BinaryArray, keys: list[pa.Array], states: list[pa.Array]
 ) -> tuple[pa.BinaryArray, list[pa.Array], list[pa.Array]]:
@@ -165,43 +183,6 @@ def sort_by_store_key(
         [key.take(order) for key in keys],
         [column.take(order) for column in states],
     )
-
-
-class Combined(NamedTuple):
-    """States of groups after this batch, and what was stored before it.
-
-    Attributes:
-        states: columns of `Aggregation.state`.
-        stored: columns of the stored values; null, or zero, for a group without a value.
-        had_value: whether the group has a stored value.
-    """
-
-    states: list[pa.Array]
-    stored: list[pa.Array]
-    had_value: pa.BooleanArray
-
-
-def combine_with_stored(
-    state: StateAccess,
-    keys: pa.BinaryArray,
-    codec: VersionedRows,
-    aggregation: Aggregation,
-    new: list[pa.Array],
-) -> Combined:
-    """Combines the stored states of keys with new states.
-
-    Args:
-        state: state of the shard.
-        keys: distinct keys in the store.
-        codec: codec of the values, whose first columns are the states.
-        aggregation: the aggregates.
-        new: states that this batch adds, in the order of ``keys``.
-    """
-    values = state.get_many(keys)
-    stored = codec.decode(values)
-    if values.null_count == len(values):
-        return Combined(new, stored, values.is_valid())
-    return Combined(aggregation.combine(stored[: len(new)], new), stored, values.is_valid())
 
 
 # -- timed tables: what is due by a time is at the start of a table that is ordered by time
@@ -404,6 +385,9 @@ class Emission:
         on_close: whether only closed windows are emitted.
         emits_unchanged: whether a window may emit a result in a batch that closes but does not change it.
         limit_ms: the argument.
+        output: columns of the emitted rows after those that identify the group.
+        details: what the store's description says about the emission, if it affects the state.
+        held_tables: description of the table of groups that are held back, if there is one.
     """
 
     def __init__(
@@ -418,12 +402,28 @@ class Emission:
         held = [] if limit_ms is None else aggregation.held(changes=self._changes)
         self.value = pa.schema([*aggregation.state, *held])
         self.codec = VersionedRows(versions or only_version(self.value))
-        self._details = details_of(emit, limit_ms)
+        self.output = pa.schema([*aggregation.results, *([_REMOVED] if self._marks_removed else [])])
+        self.details: dict[str, Any] = {"emit": "changes"} if self._changes else {}
+        self.held_tables: dict[int, TableDescription] = {}
+        if limit_ms is not None:
+            self.details["held"] = True
+            self.held_tables[HELD] = TableDescription("held", encoding="due")
 
-    @property
-    def output(self) -> pa.Schema:
-        """Columns of the emitted rows after those that identify the group."""
-        return pa.schema([*self._aggregation.results, *([_REMOVED] if self._marks_removed else [])])
+    def combined(
+        self, store_keys: pa.BinaryArray, place: list[pa.Array], new: list[pa.Array], state: StateAccess
+    ) -> Groups:
+        """Returns groups with their stored states and new states combined.
+
+        Args:
+            store_keys: keys of the groups in the store, distinct and in order.
+            place: columns that identify the groups in the output.
+            new: states that this batch adds.
+            state: state of the shard.
+        """
+        groups = self.stored(store_keys, place, state.get_many(store_keys))
+        if not groups.had_value.true_count:
+            return replace(groups, states=new)
+        return replace(groups, states=self._aggregation.combine(groups.states, new))
 
     def stored(self, store_keys: pa.BinaryArray, place: list[pa.Array], values: pa.BinaryArray) -> Groups:
         """Returns groups as they are stored.
@@ -434,7 +434,7 @@ class Emission:
             values: stored values of the groups.
         """
         stored = self.codec.decode(values)
-        return Groups(store_keys, place, self.states(stored), stored, values.is_valid())
+        return Groups(store_keys, place, self._states(stored), stored, values.is_valid())
 
     def current(self, groups: Groups) -> list[pa.Array]:
         """Returns the newest results of stored groups with their ``place``, for readers of the state."""
@@ -444,13 +444,9 @@ class Emission:
             place, states = _where(place, lives), _where(states, lives)
         return [*place, *self._aggregation.finish(states)]
 
-    def states(self, stored: list[pa.Array]) -> list[pa.Array]:
+    def _states(self, stored: list[pa.Array]) -> list[pa.Array]:
         """Returns the columns of `Aggregation.state` among those of a stored value."""
         return stored[: len(self._aggregation.state)]
-
-    def details(self) -> dict[str, Any]:
-        """Returns what the store's description says about the emission, if it affects the state."""
-        return self._details
 
     def settle(
         self,
@@ -482,7 +478,7 @@ class Emission:
         keeps = lives if keeps is None else keeps
         _store(state, groups.store_keys, self.codec, groups.states, keeps, groups.had_value)
         if not self.on_close and changed:
-            before = self._aggregation.finish(self.states(groups.stored)) if self._changes else None
+            before = self._aggregation.finish(self._states(groups.stored)) if self._changes else None
             yield from self._rows(groups.place, groups.states, lives, groups.had_value, before)
         elif self.on_close and closed is not None:
             emitted = pc.and_(closed, lives) if lives is not None else closed
@@ -573,24 +569,6 @@ class Emission:
 
 
 _NEVER = int(np.iinfo(np.int64).max)
-
-
-def details_of(emit: str, limit_ms: int | None) -> dict[str, Any]:
-    """Returns what a store's description says about the emission, if it affects the state."""
-    details: dict[str, Any] = {"emit": "changes"} if emit == "changes" else {}
-    return details if limit_ms is None else {**details, "held": True}
-
-
-def held_table(emission: Emission) -> dict[int, TableDescription]:
-    """Returns the description of the table of groups that are held back, if there is one."""
-    return {} if emission.limit_ms is None else {HELD: TableDescription("held", encoding="due")}
-
-
-def read_held(codec: KeyCodec, key: pa.Schema, keys: pa.BinaryArray) -> pa.Table:
-    """Decodes the due entries of groups that are held back, for readers of the state."""
-    entries = split_keys(keys)
-    columns = [*codec.decode(entries.group_keys), pa.array(entries.times_ms)]
-    return pa.Table.from_arrays(columns, schema=pa.schema([*key, pa.field("due_ms", pa.int64())]))
 
 
 def held_windows(keys: pa.BinaryArray) -> tuple[pa.BinaryArray, Ints]:

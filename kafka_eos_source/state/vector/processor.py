@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +29,10 @@ from kafka_eos_source.state.vector.declarations import (
     milliseconds,
     window_from_json,
 )
-from kafka_eos_source.state.vector.groups import EMIT, TIMES, Emission, Grouping, key_columns, without_cached
+from kafka_eos_source.state.vector.groups import EMIT, TIMES, Declared, Emission, Grouping, key_columns
 from kafka_eos_source.state.vector.sessions import Sessionized
 from kafka_eos_source.state.vector.versions import Version, VersionedRows, agree, versions_of
-from kafka_eos_source.state.vector.windowed import HeldRunning, Running, Windowed
+from kafka_eos_source.state.vector.windowed import ByKey, Windowed
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
@@ -42,7 +41,7 @@ PARTIAL_ROWS = 1 << 20
 KEYED_ROWS = 1 << 17
 
 
-class AggregateProcessor:
+class AggregateProcessor(Declared):
     """Computes aggregates by key, or by key and window.
 
     It implements `state.model.ShardProcessor`; `aggregate_with_changelog_state` creates it for a streaming
@@ -132,11 +131,6 @@ class AggregateProcessor:
     def partial_schema(self) -> pa.Schema:
         """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
-
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
 
     @cached_property
     def description(self) -> Description:
@@ -254,10 +248,6 @@ class AggregateProcessor:
         aggregation = Aggregation(self._aggregates, self._schema, self._removed)
         return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit, self._limit_ms)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)
-
 
 def grouping_of(
     keys: pa.Schema,
@@ -283,7 +273,7 @@ def grouping_of(
         return Sessionized(keys, aggregation, versions, window, time, emit)
     emission = Emission(aggregation, versions, emit, limit_ms)
     if window is None:
-        return (Running if limit_ms is None else HeldRunning)(keys, aggregation, emission)
+        return ByKey(keys, aggregation, emission)
     return Windowed(keys, aggregation, window, time, emission)
 
 

@@ -15,7 +15,7 @@ from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import keyed_keys, numbered, numbered_in_order, split_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
+from kafka_eos_source.state.event_times import closed_until
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.arrays import NO_NULLS_ONLY, ZERO_FOR_NULLS
@@ -25,7 +25,6 @@ from kafka_eos_source.state.vector.groups import (
     VALUES,
     DueEntries,
     Grouping,
-    details_of,
     is_not_in,
     move_due,
     next_entries,
@@ -159,7 +158,7 @@ class Sessionized(Grouping):
 
     @property
     def details(self) -> dict[str, Any]:
-        return details_of("changes" if self._changes else "on_update", None)
+        return {"emit": "changes"} if self._changes else {}
 
     # -- partial rows
 
@@ -200,12 +199,6 @@ class Sessionized(Grouping):
         return self.batch(Grouped(self.codec.decode(group_keys.take(number)), extra, grouped.states))
 
     # -- state
-
-    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-        partial = self._drop_rows_without_time(partial, context)
-        names = ("__first_ms", "__last_ms", "__rows")
-        record_event_times(context, *(cells.raw(partial.column(name), np.int64) for name in names))
-        return partial
 
     def update(
         self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
@@ -330,15 +323,6 @@ class Sessionized(Grouping):
         if until_ms is None:
             return np.zeros(len(checked), np.bool_)
         return checked.last_ms + self._window.gap_ms <= until_ms
-
-    def _drop_rows_without_time(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-        """Drops and counts partial rows without an event time, which belong to no session."""
-        times = partial.column("__first_ms")
-        if not times.null_count:
-            return partial
-        none = partial.column("__rows").filter(times.is_null())
-        context.count("null_time_rows", int(cells.raw(none, np.int64).sum()))
-        return partial.filter(times.is_valid())
 
     # -- output
 

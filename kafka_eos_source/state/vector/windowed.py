@@ -12,7 +12,7 @@ from kafka_eos_source.state.encoding import cells
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
 from kafka_eos_source.state.encoding.keys import keyed_keys, split_keys, timed_keys
-from kafka_eos_source.state.event_times import closed_until, record_event_times
+from kafka_eos_source.state.event_times import closed_until
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.arrays import NO_NULLS_ONLY, ZERO_FOR_NULLS
@@ -25,19 +25,16 @@ from kafka_eos_source.state.vector.groups import (
     Emission,
     Grouping,
     Groups,
-    combine_with_stored,
     delete_keys,
     first_after,
-    held_table,
     held_windows,
     is_not_in,
-    read_held,
     sort_by_store_key,
 )
 
 
 class ByKey(Grouping):
-    """Groups rows by key alone; the base of both ways to emit the results.
+    """Groups rows by key alone. Results that are held back become due in processing time.
 
     Layout of the store (a timed entry exists only for a result that is held back)::
 
@@ -57,11 +54,11 @@ class ByKey(Grouping):
 
     @property
     def tables(self) -> dict[int, TableDescription]:
-        return {VALUES: TableDescription("aggregates", self._emission.value), **held_table(self._emission)}
+        return {VALUES: TableDescription("aggregates", self._emission.value), **self._emission.held_tables}
 
     @property
     def details(self) -> dict[str, Any]:
-        return self._emission.details()
+        return self._emission.details
 
     def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: rows.column(name) for name in self.aggregation.columns}
@@ -73,58 +70,32 @@ class ByKey(Grouping):
 
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         if table == HELD:
-            return read_held(self.codec, self.keys, keys)
+            return self.read_held(keys)
         groups = self._emission.stored(keys, self.codec.decode(split_keys(keys).group_keys), values)
         fields = [*self.keys, *self.aggregation.results]
         return pa.Table.from_arrays(self._emission.current(groups), schema=pa.schema(fields))
 
-    def _combined(self, partial: pa.RecordBatch, state: StateAccess) -> Groups:
-        """Returns the groups of partial rows with their new states."""
-        keys, _, new = self.split(partial)
-        store_keys = keyed_keys(VALUES, self.codec.encode(keys))
-        store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
-        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
-        return Groups(store_keys, keys, *combined)
-
-
-class Running(ByKey):
-    """Emits each changed result in the batch that changes it."""
-
-    def update(
-        self,
-        parts: Iterator[pa.RecordBatch],
-        state: StateAccess,
-        _context: BatchContext,
-        *,
-        divided: bool,  # noqa: ARG002  nothing is due, so nothing depends on it
-    ) -> Iterator[list[pa.Array]]:
-        for partial in parts:
-            groups = self._combined(partial, state)
-            yield from self._emission.settle(groups, state, None, None, changed=True)
-
-
-class HeldRunning(ByKey):
-    """Holds changed results back in processing time.
-
-    `update` does something without rows too, because a result may be due.
-    """
-
     def update(
         self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
     ) -> Iterator[list[pa.Array]]:
-        now_ms = context.time_ms
+        limit_ms = self._emission.limit_ms
+        now_ms = None if limit_ms is None else context.time_ms
         waiting = DueEntries(state, HELD, now_ms, divided=divided)
-        first_ms = first_after(state, HELD, now_ms)
+        first_ms = None if now_ms is None else first_after(state, HELD, now_ms)
         if first_ms is not None:
             context.request_batch_at(first_ms)
         changed = pa.array([], pa.binary())
         for partial in parts:
-            if self._emission.limit_ms is not None:
-                context.request_batch_at(now_ms + self._emission.limit_ms)
-            groups = self._combined(partial, state)
+            if limit_ms is not None:
+                context.request_batch_at(context.time_ms + limit_ms)
+            keys, _, new = self.split(partial)
+            store_keys = keyed_keys(VALUES, self.codec.encode(keys))
+            store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
+            groups = self._emission.combined(store_keys, keys, new, state)
             yield from self._emission.settle(groups, state, None, now_ms, changed=True)
-            if not divided:
-                changed = split_keys(groups.store_keys).group_keys
+            if limit_ms is not None and not divided:
+                changed = split_keys(store_keys).group_keys
+        # A result may be due although the batch has no rows.
         for group_keys in waiting.group_keys():
             group_keys = group_keys.filter(is_not_in(group_keys, changed))
             if not len(group_keys):
@@ -183,11 +154,11 @@ class Windowed(Grouping):
     @property
     def tables(self) -> dict[int, TableDescription]:
         windows = TableDescription("windows", self._emission.value, details={"time": "window_end"})
-        return {TIMES: windows, **held_table(self._emission)}
+        return {TIMES: windows, **self._emission.held_tables}
 
     @property
     def details(self) -> dict[str, Any]:
-        return self._emission.details()
+        return self._emission.details
 
     @property
     def _place(self) -> list[pa.Field]:
@@ -211,12 +182,6 @@ class Windowed(Grouping):
     @property
     def entries_per_row(self) -> int:
         return -(-self._window.size_ms // self._window.every_ms)
-
-    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-        panes = _drop_rows_without_time(partial, context)
-        names = ("__pane_ms", "__seen_ms", "__rows")
-        record_event_times(context, *(cells.raw(panes.column(name), np.int64) for name in names))
-        return panes
 
     def update(
         self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
@@ -313,10 +278,9 @@ class Windowed(Grouping):
         store_keys = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
         store_keys, [begins, *keys], new = sort_by_store_key(store_keys, [pa.array(starts), *keys], new)
         ends = cells.raw(begins, np.int64) + self._window.size_ms
-        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
         is_closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
         closed = pa.array(is_closed) if bool(is_closed.any()) else None
-        groups = Groups(store_keys, self._window_columns(keys, ends), *combined)
+        groups = self._emission.combined(store_keys, self._window_columns(keys, ends), new, state)
         yield from self._emission.settle(groups, state, closed, now_ms, changed=True)
         return store_keys if now_ms is not None else store_keys.filter(pa.array(is_closed))
 
@@ -332,20 +296,10 @@ class Windowed(Grouping):
 
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         if table == HELD:
-            return read_held(self.codec, self.keys, keys)
+            return self.read_held(keys)
         fields = [*self._place, *self.aggregation.results]
         current = self._emission.current(self._stored(keys, values))
         return pa.Table.from_arrays(current, schema=pa.schema(fields))
-
-
-def _drop_rows_without_time(partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-    """Drops and counts partial rows without an event time, which belong to no window."""
-    times = partial.column(partial.schema.get_field_index("__seen_ms"))
-    if not times.null_count:
-        return partial
-    none = times.is_null()
-    context.count("null_time_rows", int(cells.raw(partial.column("__rows").filter(none), np.int64).sum()))
-    return partial.filter(times.is_valid())
 
 
 def _is_range(pane: Ints) -> bool:

@@ -265,7 +265,7 @@ class TestEventTime:
 
 def test_state_of_a_processor_survives_commit_and_reopening_of_the_store(tmp_path: Path) -> None:
     """Processing continues on the reopened store."""
-    identity = StoreIdentity("app", "s", 0, 1, "t", schema=scripted().schema)
+    identity = StoreIdentity("app", "s", 0, 1, "t")
     shard = Shard(scripted(ttl_ms=50), INPUT)
     expected = Shard(scripted(ttl_ms=50), INPUT)
     for number in range(4):

@@ -155,7 +155,7 @@ def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: st
     declared = PROCESSORS[name]
     whole, seen, divided, spilled = DictState(), None, 0, 0
     tp = TopicPartition("app-store-changelog", 0)
-    identity = StoreIdentity("app", "store", 0, 1, tp.topic, schema=declared.schema)
+    identity = StoreIdentity("app", "store", 0, 1, tp.topic)
     some = [row_at(f"k{number * 7 % 300}", number * 17 % 9_000) for number in range(1000)]
     # The second batch changes windows and also closes them; the third one is a single row that closes others.
     batches = [some[:500], [*some[300:], row_at("other", 30_000)], some[500:], [row_at("other", 90_000)], []]

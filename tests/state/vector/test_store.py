@@ -47,7 +47,7 @@ def folders(tmp_path: Path) -> Iterator[Path]:
 
 def _open(path: Path, processor: Any) -> TransactionalStateStore:
     return TransactionalStateStore.open(
-        path, StoreIdentity("app", "store", 0, 1, CHANGELOG.topic, schema=processor.schema)
+        path, StoreIdentity("app", "store", 0, 1, CHANGELOG.topic)
     )
 
 
