@@ -54,10 +54,10 @@ class TestChangedProcessors:
     def test_an_incompatible_change_of_a_variable_is_refused(self, init: Any, message: str) -> None:
         shard = custom(lambda h: h.getValueState("v", "n LONG"), time_mode="ProcessingTime")
         shard.batch([(1, 1)])
-        before = dict(shard.state.data)  # type: ignore[attr-defined]
+        before = dict(shard.state.rows)  # type: ignore[attr-defined]
         with pytest.raises(StateMismatchError, match=message):
             self._declared(init, shard.state, time_mode="ProcessingTime")
-        assert shard.state.data == before  # type: ignore[attr-defined]
+        assert shard.state.rows == before  # type: ignore[attr-defined]
 
     def test_a_changed_key_or_time_mode_is_refused(self) -> None:
         shard = custom(nothing, time_mode="ProcessingTime")

@@ -194,7 +194,7 @@ class TestTimeToLive:
             assert results(shard.batch(ops("a", "l.get", "l.exists"), 150)) == ["[]", "False"]
             assert len(shard.entries()) == left
             check_indexes(shard)
-        assert [key for key in shard.state.data if key[0] != 1] == []  # type: ignore[attr-defined]
+        assert [key for key in shard.state.rows if key[0] != 1] == []  # type: ignore[attr-defined]
 
     def test_a_shorter_time_to_live_applies_from_the_next_update(self) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT)
@@ -212,7 +212,7 @@ def test_computing_a_batch_again_gives_the_same_state() -> None:
     again = copy.deepcopy(first)
     batch = ops("b", "m.get 1", "m.put 1 2", "t.set -5") + ops("a", "v.get", "v.update 3")
     assert first.batch(batch, 150) == again.batch(batch, 150)
-    assert list(first.state.data.items()) == list(again.state.data.items())  # type: ignore[attr-defined]
+    assert list(first.state.rows.items()) == list(again.state.rows.items())  # type: ignore[attr-defined]
 
 
 class TestEventTime:
@@ -283,4 +283,4 @@ def test_state_of_a_processor_survives_commit_and_reopening_of_the_store(tmp_pat
             assert shard.batch(batch, 20 * number) == expected.batch(batch, 20 * number)
             store.commit({TopicPartition("t", 0): number + 1})
     with TransactionalStateStore.open(tmp_path / "store", identity) as store:
-        assert dict(store.range()) == expected.state.data  # type: ignore[attr-defined]
+        assert dict(store.range()) == expected.state.rows  # type: ignore[attr-defined]

@@ -18,9 +18,9 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Unav
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import DeduplicateProcessor, arrays
 from kafka_eos_source.state.vector.deduplicate import _passing
+from tests.state.model_state import ModelState
 from tests.state.vector.vector_model import (
     SCHEMA,
-    DictState,
     Row,
     Stream,
     batch_of,
@@ -136,7 +136,7 @@ def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
     cut = [batch_of([row_at(key, 0)]) for key in "abc"]
-    found = processor.process(iter(cut), DictState(), BatchContext(0, 0, 1, True, 0, None))
+    found = processor.process(iter(cut), ModelState(), BatchContext(0, 0, 1, True, 0, None))
     assert next(found).num_rows == 1
     assert list(tmp_path.iterdir()) == [], "the file has no name"
     open_files = len(os.listdir("/proc/self/fd"))
@@ -148,7 +148,7 @@ def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_full_disk_is_reported_with_the_folder(monkeypatch: pytest.MonkeyPatch, rows_of_chunk: int) -> None:
     monkeypatch.setattr(arrays, "CHUNK_ROWS", 1)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
-    state = DictState()
+    state = ModelState()
     processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
     cut = [batch_of([row_at(key, 0)] * rows_of_chunk) for key in "abc"]
     open_files = len(os.listdir("/proc/self/fd"))

@@ -34,10 +34,10 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
+from tests.state.model_state import ModelState
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
-    DictState,
     Row,
     Stream,
     batch_of,
@@ -153,7 +153,7 @@ def _batch(some: list[Row], declared: Any) -> pa.RecordBatch:
 def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: str, tmp_path: Path) -> None:
     """Due entries are read while their changes go to disk. The last batches close all windows."""
     declared = PROCESSORS[name]
-    whole, seen, divided, spilled = DictState(), None, 0, 0
+    whole, seen, divided, spilled = ModelState(), None, 0, 0
     tp = TopicPartition("app-store-changelog", 0)
     identity = StoreIdentity("app", "store", 0, 1, tp.topic)
     some = [row_at(f"k{number * 7 % 300}", number * 17 % 9_000) for number in range(1000)]

@@ -31,8 +31,9 @@ from kafka_eos_source.state.vector import (
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
 from kafka_eos_source.state.vector.processor import decode_entries
+from tests.state.model_state import ModelState
 from tests.state.state_kit import EFFORT
-from tests.state.vector.vector_model import BASE, DictState, Row, Stream, batch_of, same
+from tests.state.vector.vector_model import BASE, Row, Stream, batch_of, same
 
 TIME = pa.timestamp("us", "UTC")
 KEYS = pa.schema([("k", pa.string()), ("ts", TIME)])
@@ -231,7 +232,7 @@ def declared(
     return AggregateProcessor(schema, keys or ["k", "j"], aggregates or BEFORE, **options)
 
 
-def filled(processor: Any) -> DictState:
+def filled(processor: Any) -> ModelState:
     """Returns the state of a processor that has seen a few rows."""
     stream = Stream(processor)
     row = {"k": "x", "j": "y", "a": 3, "b": 4, "f": 0.5, "d": None, "ts": BASE, "late": BASE}
@@ -239,7 +240,7 @@ def filled(processor: Any) -> DictState:
     return stream.states[0]
 
 
-def start(processor: Any, state: DictState) -> list[Row]:
+def start(processor: Any, state: ModelState) -> list[Row]:
     """Runs a batch without rows, as the first one after a restart."""
     batches: Iterator[pa.RecordBatch] = processor.process(iter([]), state, BatchContext(1, 0, 1, False, 0))
     return [row for batch in batches for row in batch.to_pylist()]
@@ -436,14 +437,14 @@ def function(state: Mapping[str, Any], **options: Any) -> FunctionProcessor:
     return FunctionProcessor(SCHEMA, ["k"], show_state, output=OUTPUT, state=pa.schema(fields), **options)
 
 
-def states(processor: FunctionProcessor, state: DictState, *keys: str) -> list[str]:
+def states(processor: FunctionProcessor, state: ModelState, *keys: str) -> list[str]:
     rows = [{**dict.fromkeys(SCHEMA.names), "k": key} for key in keys]
     batches = processor.process(iter([batch_of(rows, SCHEMA)]), state, BatchContext(1, 0, 1, False, 0))
     return sorted(row["seen"] for batch in batches for row in batch.to_pylist())
 
 
 def test_columns_of_a_function_s_state_are_added_dropped_reordered_and_widened() -> None:
-    state = DictState()
+    state = ModelState()
     assert states(function({"n": pa.int32()}), state, "x", "y") == ["None", "None"]
     wider = function({"m": pa.float64(), "n": pa.int64()})
     assert states(wider, state, "x", "z") == ["None", "{'m': None, 'n': 1}"]
@@ -475,7 +476,7 @@ def test_columns_of_a_function_s_state_are_added_dropped_reordered_and_widened()
     ],
 )
 def test_other_changes_of_a_function_s_state_are_refused(after: FunctionProcessor, reason: str) -> None:
-    state = DictState()
+    state = ModelState()
     states(function({"n": pa.int32()}), state, "x")
     held = dict(state.rows)
     with pytest.raises(StateMismatchError, match=reason):

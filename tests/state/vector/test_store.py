@@ -24,7 +24,8 @@ from kafka_eos_source.state.vector import (
     session,
     sum_,
 )
-from tests.state.vector.vector_model import SCHEMA, DictState, Row, batch_of, rows, same, split
+from tests.state.model_state import ModelState
+from tests.state.vector.vector_model import SCHEMA, Row, batch_of, rows, same, split
 
 SOME = {"n": count(), "sum": sum_("i"), "max": max_("s"), "new": latest("f", by=("ts", "seq"))}
 CHANGELOG = TopicPartition("app-store-changelog", 0)
@@ -46,9 +47,7 @@ def folders(tmp_path: Path) -> Iterator[Path]:
 
 
 def _open(path: Path, processor: Any) -> TransactionalStateStore:
-    return TransactionalStateStore.open(
-        path, StoreIdentity("app", "store", 0, 1, CHANGELOG.topic)
-    )
+    return TransactionalStateStore.open(path, StoreIdentity("app", "store", 0, 1, CHANGELOG.topic))
 
 
 def _emit(processor: Any, batch: list[Row], state: Any, context: BatchContext) -> list[Any]:
@@ -65,7 +64,7 @@ def test_a_processor_gives_the_same_results_on_the_store_as_on_a_dict(
     folders: Iterator[Path], name: str, some: list[Row], data: st.DataObject
 ) -> None:
     processor = PROCESSORS[name]
-    path, model, seen = next(folders), DictState(), None
+    path, model, seen = next(folders), ModelState(), None
     store = _open(path, processor)
     for batch_id, batch in enumerate(split(data.draw, some)):
         context = BatchContext(batch_id, 0, 1, batch_id == 0, batch_id, seen)
