@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -86,7 +86,10 @@ def open_shard_store(
     def log_start() -> int:
         return source.readable(deadline)[0]
 
-    with snapshots_of(snapshots, Path(path), identity, end, log_start, delete_retention_ms) as found:
+    found: ShardSnapshots | None = None
+    if snapshots is not None and end is not None and identity.topic_id:
+        found = ShardSnapshots(snapshots, Path(path), identity, end, log_start, delete_retention_ms)
+    with nullcontext() if found is None else closing(found):
 
         def bring_store(store: TransactionalStateStore) -> Restored | WipeNeeded:
             limit = deadline
@@ -334,29 +337,3 @@ class ShardSnapshots:
             manifest.size_bytes / 1e6,
             time.monotonic() - began,
         )
-
-
-@contextmanager
-def snapshots_of(
-    use: SnapshotUse | None,
-    path: Path,
-    identity: StoreIdentity,
-    end: int | None,
-    log_start: Callable[[], int],
-    delete_retention_ms: int | None,
-) -> Iterator[ShardSnapshots | None]:
-    """Yields the snapshots of a shard; None if there can be none that fits.
-
-    Args:
-        use: where they are; None = they are not used.
-        end: committed offset that the token confirms; None = there is no token.
-        path, identity, log_start, delete_retention_ms: as in `ShardSnapshots`.
-    """
-    if use is None or end is None or not identity.topic_id:
-        yield None
-        return
-    snapshots = ShardSnapshots(use, path, identity, end, log_start, delete_retention_ms)
-    try:
-        yield snapshots
-    finally:
-        snapshots.close()

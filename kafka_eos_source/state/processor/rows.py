@@ -6,7 +6,6 @@ those of a large micro-batch first.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -23,7 +22,7 @@ from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.processor.codec import StructCodec, Value, VersionedCodec, make_row
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
 from kafka_eos_source.state.processor.schema import arrow_schema
-from kafka_eos_source.state.processor.variables import EXPIRY_BYTES, WINDOW_KEYS
+from kafka_eos_source.state.processor.variables import EXPIRY_BYTES, POSITION, WINDOW_KEYS, time_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -348,8 +347,6 @@ def _nested(value: Any, type_: pa.DataType) -> Any:
 
 TIMER_NAME = "$timers"
 _BATCH = 4096
-_SIGN = 1 << 63
-_POSITION = struct.Struct(">Q")
 
 
 class StateEntry(NamedTuple):
@@ -392,7 +389,7 @@ def read_entries(registry: Registry, pairs: Iterable[tuple[bytes, bytes]]) -> It
         keys = columns.keys(pa.array([entry.group_key for entry, _ in entries], pa.binary()))
         for key, (entry, value) in zip(keys, entries, strict=True):
             if entry.table == TIMERS:
-                yield StateEntry(TIMER_NAME, key, None, None, (), int.from_bytes(entry.rest, "big") - _SIGN)
+                yield StateEntry(TIMER_NAME, key, None, None, (), time_of(entry.rest))
             else:
                 yield readers[entry.table].read(key, entry, value)
 
@@ -412,8 +409,8 @@ class _Reader:
     def read(self, key: tuple[Any, ...], entry: layout.Entry, value: bytes) -> StateEntry:
         expiry_ms = None
         if self._variable.ttl:
-            expiry_ms = int.from_bytes(value[:EXPIRY_BYTES], "big") - _SIGN
+            expiry_ms = time_of(value[:EXPIRY_BYTES])
             value = value[EXPIRY_BYTES:]
         map_key = None if self._map_keys is None else self._map_keys.decode(entry.rest)
-        position = _POSITION.unpack(entry.rest)[0] if self._variable.kind == "list" else None
+        position = POSITION.unpack(entry.rest)[0] if self._variable.kind == "list" else None
         return StateEntry(self._variable.name, key, map_key, position, self._codec.decode(value), expiry_ms)

@@ -141,6 +141,12 @@ SWEEP_DELAY_MS = 60_000
 
 #: Size in bytes of the time of expiry at the start of a value.
 EXPIRY_BYTES = 8
+_SIGN = 1 << 63
+
+
+def time_of(encoded: bytes) -> int:
+    """Returns a time in ms that is encoded as in a timed key."""
+    return int.from_bytes(encoded, "big") - _SIGN
 
 
 class ExpiryIndex:
@@ -257,10 +263,6 @@ class Variable:
         """Returns when a batch must remove expired values; None if no value expires."""
         return None if self._expiries is None else self._expiries.next_sweep_ms()
 
-    def _section(self) -> bytes:
-        section = self._keys.section
-        return self._keys.current() if section is None else section
-
     def _pack(self, row: Value) -> bytes:
         """Returns the row as this batch stores it, with its time of expiry if it has one."""
         if row is None:
@@ -297,13 +299,13 @@ class ValueState(Variable, spark.ValueState):
 
     def exists(self) -> bool:
         """Whether the key has a row that has not expired."""
-        section = self._section()
+        section = self._keys.current()
         value = self._read(section)
         return value is not None and self._is_live(value)
 
     def get(self) -> Value | None:
         """Returns the row; None if the key has no row."""
-        section = self._keys.section or self._section()
+        section = self._keys.section or self._keys.current()  # saves a call on the hot path
         value = self._read(section)
         if value is None:
             return None
@@ -313,7 +315,7 @@ class ValueState(Variable, spark.ValueState):
 
     def update(self, newValue: Value) -> None:
         """Writes the row; its time to live starts now."""
-        section = self._keys.section or self._section()
+        section = self._keys.section or self._keys.current()
         value = self._pack(newValue)
         if self._expiries is not None:
             self._expiries.wrote(self._read(section), section)
@@ -321,7 +323,7 @@ class ValueState(Variable, spark.ValueState):
 
     def clear(self) -> None:
         """Removes the row."""
-        section = self._section()
+        section = self._keys.current()
         if self._expiries is not None:
             old = self._read(section)
             if old is not None:
@@ -330,7 +332,7 @@ class ValueState(Variable, spark.ValueState):
 
 
 _HEAD = struct.Struct(">QQ")
-_POSITION = struct.Struct(">Q")
+POSITION = struct.Struct(">Q")
 _FEW = 8  # up to this many elements, single reads are faster than a scan
 
 
@@ -366,21 +368,21 @@ class ListState(Variable, spark.ListState):
 
     def exists(self) -> bool:
         """Whether the list has an element that has not expired."""
-        section = self._section()
+        section = self._keys.current()
         if self._heads.read(section) is None:
             return False
         return self._expiries is None or any(self._is_live(value) for _, value in self._elements(section))
 
     def get(self) -> Iterator[Value]:
         """Returns the elements at the time of the call, in list order."""
-        section = self._section()
+        section = self._keys.current()
         head = self._heads.read(section)
         if head is None:
             return iter(())
         position, count = _HEAD.unpack(head)
         if self._expiries is None and count <= _FEW:
             get, prefix = self._keys.state.get, self._prefix + section
-            values = [get(prefix + _POSITION.pack(at)) for at in range(position - count, position)]
+            values = [get(prefix + POSITION.pack(at)) for at in range(position - count, position)]
             # Decoding b"" raises: an element of the list is missing.
             return iter([self._decode(value or b"") for value in values])
         elements = self._elements(section)
@@ -389,7 +391,7 @@ class ListState(Variable, spark.ListState):
     def put(self, newState: list[Value]) -> None:
         """Replaces the list."""
         values = self._packed(newState)
-        section = self._section()
+        section = self._keys.current()
         self._clear(section)
         self._append(section, 0, 0, values)
 
@@ -400,14 +402,14 @@ class ListState(Variable, spark.ListState):
     def appendList(self, newState: list[Value]) -> None:
         """Appends rows; at least one is required."""
         values = self._packed(newState)
-        section = self._section()
+        section = self._keys.current()
         head = self._heads.read(section)
         position, count = _HEAD.unpack(head) if head is not None else (0, 0)
         self._append(section, position, count, values)
 
     def clear(self) -> None:
         """Removes all elements."""
-        self._clear(self._section())
+        self._clear(self._keys.current())
 
     def _packed(self, rows: Iterable[Value]) -> list[bytes]:
         if rows is None:
@@ -421,7 +423,7 @@ class ListState(Variable, spark.ListState):
         put = self._keys.state.put
         prefix = self._prefix + section
         for offset, value in enumerate(values):
-            rest = _POSITION.pack(position + offset)
+            rest = POSITION.pack(position + offset)
             put(prefix + rest, value)
             if self._expiries is not None:
                 self._expiries.wrote(None, section, rest)
@@ -436,7 +438,7 @@ class ListState(Variable, spark.ListState):
         if self._expiries is None:  # without expiry, the positions have no gaps
             position, count = _HEAD.unpack(head)
             for at in range(position - count, position):
-                delete(prefix + _POSITION.pack(at))
+                delete(prefix + POSITION.pack(at))
         else:
             for rest, value in self._elements(section):
                 delete(prefix + rest)
@@ -460,13 +462,13 @@ class MapState(Variable, spark.MapState):
 
     def exists(self) -> bool:
         """Whether the map has an entry that has not expired."""
-        section = self._section()
+        section = self._keys.current()
         scan = self._keys.state.prefix_scan(self._prefix + section)
         return any(self._is_live(value) for _, value in scan)
 
     def getValue(self, key: Value) -> Value | None:
         """Returns the row of a map key, with field names as in Spark; None if it has no row."""
-        section = self._section()
+        section = self._keys.current()
         value = self._keys.state.get(self._prefix + section + self._map_key(key))
         if value is None or not self._is_live(value):
             return None
@@ -474,13 +476,13 @@ class MapState(Variable, spark.MapState):
 
     def containsKey(self, key: Value) -> bool:
         """Whether a map key has a row that has not expired."""
-        section = self._section()
+        section = self._keys.current()
         value = self._keys.state.get(self._prefix + section + self._map_key(key))
         return value is not None and self._is_live(value)
 
     def updateValue(self, key: Value, value: Value) -> None:
         """Writes the row of a map key; its time to live starts now."""
-        section, rest = self._section(), self._map_key(key)
+        section, rest = self._keys.current(), self._map_key(key)
         packed = self._pack(value)
         at = self._prefix + section + rest
         if self._expiries is not None:
@@ -501,11 +503,11 @@ class MapState(Variable, spark.MapState):
 
     def removeKey(self, key: Value) -> None:
         """Removes a map key and its row."""
-        self._remove(self._section(), self._map_key(key))
+        self._remove(self._keys.current(), self._map_key(key))
 
     def clear(self) -> None:
         """Removes all entries."""
-        section = self._section()
+        section = self._keys.current()
         for rest, _ in self._entries(section):
             self._remove(section, rest)
 
@@ -523,7 +525,7 @@ class MapState(Variable, spark.MapState):
         return self._map_keys.encode(key)
 
     def _live(self) -> list[tuple[bytes, bytes]]:
-        return [(rest, value) for rest, value in self._entries(self._section()) if self._is_live(value)]
+        return [(rest, value) for rest, value in self._entries(self._keys.current()) if self._is_live(value)]
 
     def _entries(self, section: bytes) -> list[tuple[bytes, bytes]]:
         prefix = self._prefix + section
@@ -538,7 +540,6 @@ class MapState(Variable, spark.MapState):
 
 _BY_TIME = TIMERS | layout.TIMED
 _KEYED = bytes([TIMERS])
-_LIMIT = 1 << 63
 
 
 class Timers:
@@ -573,8 +574,7 @@ class Timers:
         """Returns the times of the current key's timers, earliest first."""
         prefix = _KEYED + self._keys.current()
         entries = self._keys.state.prefix_scan(prefix)
-        # The time is encoded as in a timed key of `layout`.
-        return [int.from_bytes(key[len(prefix) :], "big") - _LIMIT for key, _ in entries]
+        return [time_of(key[len(prefix) :]) for key, _ in entries]
 
     def due(self, until_ms: int) -> Iterator[layout.Entry]:
         """Returns the timers of all keys up to this time (inclusive), earliest first, as of the call."""
@@ -596,7 +596,7 @@ def _time_prefix(time_ms: int) -> bytes:
         time_ms = operator.index(time_ms)
     except TypeError as error:
         raise _invalid_time(time_ms) from error
-    if not -_LIMIT <= time_ms < _LIMIT:
+    if not -_SIGN <= time_ms < _SIGN:
         raise _invalid_time(time_ms)
     return layout.before(_BY_TIME, time_ms)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,19 +12,9 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.model import StateAccess, StoreIdentity
-from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.model import StateAccess
 from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import check_indexes, custom, nothing, variables_in, with_state
-
-
-@pytest.fixture(params=["model", "store"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAccess]:
-    if request.param == "model":
-        yield ModelState()
-        return
-    with TransactionalStateStore.open(tmp_path / "store", StoreIdentity("app", "s", 0, 1, "t")) as store:
-        yield store
 
 
 class TestChangedProcessors:

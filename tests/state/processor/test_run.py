@@ -16,18 +16,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
 from kafka_eos_source.state.processor import rows, variables
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.model_state import ModelState
 from tests.state.processor.processor_shard import Shard, check_indexes, runner
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
-
-
-@pytest.fixture(params=["model", "store"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAccess]:
-    if request.param == "model":
-        yield ModelState()
-        return
-    with TransactionalStateStore.open(tmp_path / "store", StoreIdentity("app", "s", 0, 1, "t")) as store:
-        yield store
 
 
 def test_every_kind_of_variable_keeps_its_state_between_batches(state: StateAccess) -> None:
