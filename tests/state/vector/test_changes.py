@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateMismatchError
 from kafka_eos_source.state.encoding.describe import META_KEY
+from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
@@ -277,8 +278,6 @@ def test_results_without_windows_are_held_back_in_processing_time() -> None:
 
 
 def test_a_shard_requests_a_batch_for_what_it_holds_back() -> None:
-    from kafka_eos_source.state.model import BatchContext
-
     processor = AggregateProcessor(SCHEMA, KEYS, {"n": count()}, at_most_every="3s")
     state = Stream(processor).states[0]
 
@@ -440,18 +439,15 @@ def test_hopping_windows_take_rows_back() -> None:
     window = hopping("4s", every="2s", on="ts", grace="1h")
     stream = Stream(AggregateProcessor(SIGNED, KEYS, {"sum": sum_("d")}, window=window, removed="gone"))
     row = {**row_at("a", 3000), "d": decimal.Decimal("1.5"), "gone": False}
-    assert len(stream.run([as_partials_signed(stream, [row])])) == 2
-    assert [
-        each["removed"] for each in stream.run([as_partials_signed(stream, [{**row, "gone": True}])])
-    ] == [
-        True,
-        True,
-    ]
+
+    def run(one: Row) -> list[bool]:
+        return [
+            each["removed"] for each in stream.run([list(stream.processor.partial([signed_batch([one])]))])
+        ]
+
+    assert run(row) == [False, False]
+    assert run({**row, "gone": True}) == [True, True]
     assert list(stream.states[0].rows) == [META_KEY]
-
-
-def as_partials_signed(stream: Stream, some: list[Row]) -> list[pa.RecordBatch]:
-    return list(stream.processor.partial([signed_batch(some)]))
 
 
 def test_the_page_about_windows_shows_what_two_steps_emit() -> None:
