@@ -28,7 +28,7 @@ from kafka_eos_source.state.changelog.recovery import Restored, RestoreProgress,
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
+from kafka_eos_source.state.operator.shard_store import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.restored import ChangelogCopy
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage

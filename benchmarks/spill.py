@@ -140,7 +140,7 @@ def _run(keys: int, limit_mib: int, operator: str, folder: str, batch_id: int) -
     tp = TopicPartition("bench-changelog", 0)
     schema = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("time", pa.int64())])
     processor = _processor(operator, schema)
-    identity = StoreIdentity("bench", "counts", 0, 1, tp.topic, schema=processor.schema)
+    identity = StoreIdentity("bench", "counts", 0, 1, tp.topic)
     record = BatchRecord("query", batch_id, "attempt")
     limit = limit_mib * _MIB if limit_mib > 0 else -1
     parts: list[dict[str, Any]] = [{"part": "began at", "seconds": 0.0, "peak_mib": _peak_mib()}]

@@ -29,7 +29,7 @@ from kafka_eos_source.state import (
     transform_with_changelog_state,
 )
 from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
-from kafka_eos_source.state.vector.windows import Window
+from kafka_eos_source.state.vector.declarations import Window
 
 ROWS, KEYS = 300, 7
 #: Whether this PySpark supports read limits (4.2 and later).

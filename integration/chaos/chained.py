@@ -90,7 +90,7 @@ class ChainedRun(Run):
 
 
 def _by_shard(rows: pa.RecordBatch, key: str) -> list[pa.RecordBatch]:
-    """Returns the rows of each shard, placed by Spark's hash as in `operator.sharding.by_shard`."""
+    """Returns the rows of each shard, placed by Spark's hash as in `operator.frame.by_shard`."""
     placed = shards_of([rows.column(key)], SHARDS)
     return [
         rows.filter(pa.array(placed == shard)).append_column(

@@ -363,7 +363,7 @@ def _no_packets_before() -> None:
 
 def _wrong_removal() -> None:
     """Removes the newest result of a group instead of the one that was emitted before."""
-    from kafka_eos_source.state.vector.emission import Emission
+    from kafka_eos_source.state.vector.groups import Emission
 
     rows = Emission._rows
 

@@ -27,7 +27,7 @@ from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
     count,
-    due,
+    groups,
     max_,
     processor,
     sum_,
@@ -41,7 +41,6 @@ class RunningCounts:
     """A minimal processor that counts rows per key, so that tests exercise the operator itself."""
 
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = "running-counts"
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
@@ -77,7 +76,6 @@ class ChangingAggregates:
         "longest": max_("size"),
     }
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = ""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._size = pa.int64() if "wide" in names else pa.int32()
@@ -110,7 +108,6 @@ class ClosedWindows:
     """
 
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
-    schema = ""
 
     def __init__(self) -> None:
         shard_rows.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10

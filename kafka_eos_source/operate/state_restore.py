@@ -16,8 +16,12 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.recovery import Restored, RestoreProgress, WipeNeeded
 from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.operator.shard_action import Action
-from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
+from kafka_eos_source.state.operator.shard_store import (
+    Action,
+    ReadChangelog,
+    bring_to_batch,
+    open_shard_store,
+)
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

@@ -247,14 +247,6 @@ class ShardProcessor(Protocol):
     def output(self) -> pa.Schema:
         """Arrow schema of the output rows."""
 
-    @property
-    def schema(self) -> str:
-        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`.
-
-        It is empty if `process` compares the description in the store (`encoding.describe`) with what the
-        query declares. A database may be restored from a changelog, which has no fingerprint.
-        """
-
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:

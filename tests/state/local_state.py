@@ -56,7 +56,7 @@ class Machine:
         self.topic_id = TOPIC_ID
 
     def identity(self, shard: int) -> StoreIdentity:
-        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id, self.processor.schema)
+        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id)
 
     def path(self, shard: int) -> Path:
         return self.identity(shard).folder(self.root)

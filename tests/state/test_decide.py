@@ -9,13 +9,8 @@ import pytest
 from kafka_eos_source.errors import ForeignQueryError
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, record_of
-from kafka_eos_source.state.operator.shard_action import (
-    Action,
-    LocalState,
-    RequestedBatch,
-    check_owner,
-    shard_action,
-)
+from kafka_eos_source.state.operator.shard import RequestedBatch, check_owner
+from kafka_eos_source.state.operator.shard_store import Action, LocalState, shard_action
 
 TOKEN = Token("app", "query", "run", 4, 4, "s", "e", 10, shard=ShardProgress("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")

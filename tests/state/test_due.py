@@ -15,7 +15,7 @@ from kafka_eos_source.protocol.packet import pack, unpack
 from kafka_eos_source.protocol.token import Due
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
-from kafka_eos_source.state.processor import ttl
+from kafka_eos_source.state.processor import variables
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.processor.processor_shard import Shard, scan_table
 from tests.state.processor.scripted_processor import INPUT, ops, scripted
@@ -96,11 +96,11 @@ def test_values_that_live_long_are_removed_within_a_minute() -> None:
     day_ms = 24 * 3_600_000
     shard = Shard(scripted(ttl_ms=day_ms), INPUT)
     shard.batch(ops("a", "v.update 1"), 5000)
-    assert shard.context.due_ms == 5000 + day_ms + ttl.SWEEP_DELAY_MS
+    assert shard.context.due_ms == 5000 + day_ms + variables.SWEEP_DELAY_MS
 
 
 def test_what_a_sweep_leaves_is_due_in_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttl, "SWEEP_VALUES", 2)
+    monkeypatch.setattr(variables, "SWEEP_VALUES", 2)
     shard = Shard(scripted(ttl_ms=1000), INPUT)
     shard.batch([row for key in "abcde" for row in ops(key, "v.update 1")], 5000)
     for left in (3, 1):

@@ -15,7 +15,7 @@ from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
 from tests.state.processor.processor_shard import custom, with_state
 from tests.state.state_kit import EFFORT
-from tests.state.vector.vector_model import DictState
+from tests.state.store.model_state import ModelState
 
 #: Types of columns, each with its Arrow type and the types to which it may be widened.
 TYPES: dict[str, tuple[pa.DataType, set[str]]] = {
@@ -79,7 +79,7 @@ SCHEMA = pa.schema([("k", pa.string())])
 
 def through_function(old: Columns, new: Columns, row: dict[str, Any]) -> Any:
     """Writes the row as the state of a function, and returns what the function of the changed query gets."""
-    state = DictState()
+    state = ModelState()
     seen: list[Any] = []
 
     def run(declared: Columns, wanted: dict[str, Any] | None) -> None:

@@ -34,7 +34,7 @@ from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.state.changelog.move import Placement
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.model import ShardsBy
-from kafka_eos_source.state.operator import frame_in_read
+from kafka_eos_source.state.operator import frame
 from kafka_eos_source.state.operator.in_read import OperatorInRead
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
@@ -286,13 +286,13 @@ def test_keys_with_the_records_key_or_its_partition_stay_in_one_partition(
     columns: list[tuple[str, str]], keys: list[str], checked: tuple[str, ...]
 ) -> None:
     source = Lineage({}, None, ReadColumns(tuple(ReadColumn(*each) for each in columns)))
-    assert frame_in_read._record_keys(source, keys) == checked
+    assert frame._record_keys(source, keys) == checked
 
 
 def test_keys_of_other_columns_are_refused() -> None:
     source = Lineage({}, None, ReadColumns((ReadColumn("key", "value"), ReadColumn("k", "key"))))
     with pytest.raises(InvalidSchemaError, match="groups by key; expected the column 'key' of the source"):
-        frame_in_read._record_keys(source, ["key"])
+        frame._record_keys(source, ["key"])
 
 
 @pytest.mark.parametrize(
@@ -321,14 +321,14 @@ def test_the_number_of_shards_is_that_of_the_partitions_of_each_topic(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(frame_in_read, "SourceAdmin", Admin)
+    monkeypatch.setattr(frame, "SourceAdmin", Admin)
     given_options = {name: value for name, value in {**READ, **options}.items() if value is not None}
     read = parse_read(given_options, streaming=True)
     if isinstance(found, int):
-        assert frame_in_read._partitions(read) == found
+        assert frame._partitions(read) == found
         return
     with pytest.raises(InvalidOptionError, match=found):
-        frame_in_read._partitions(read)
+        frame._partitions(read)
 
 
 # ------------------------------------------------------------------ the state says what its shards are

@@ -32,7 +32,6 @@ class EmptyProcessor:
     """A processor without output."""
 
     output = pa.schema([pa.field("n", pa.int64())])
-    schema = "1"
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext

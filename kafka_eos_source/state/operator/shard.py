@@ -24,10 +24,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateLostError, StateMismatchError, TokenMissingError
+from kafka_eos_source.errors import ForeignQueryError, StateLostError, StateMismatchError, TokenMissingError
 from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.identity import adopts
 from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -39,9 +40,12 @@ from kafka_eos_source.state.changelog.topic import (
     end_open_transaction,
 )
 from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardsBy, StoreIdentity, record_of
-from kafka_eos_source.state.operator.shard_action import RequestedBatch, check_owner
-from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
-from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
+from kafka_eos_source.state.operator.shard_store import (
+    ReadChangelog,
+    SnapshotUse,
+    bring_to_batch,
+    open_shard_store,
+)
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.snapshots.upload import remove_left_copies, take_if_due
 from kafka_eos_source.state.store.rocksdb import StoreConfig
@@ -51,6 +55,14 @@ _log = logging.getLogger(__name__)
 
 #: Most characters of a processor's error that are reported to the driver.
 _MAX_FAILURE_CHARS = 2_000
+
+
+@dataclass(frozen=True)
+class RequestedBatch:
+    """The micro-batch that Spark runs now."""
+
+    query_id: str
+    batch_id: int
 
 
 @dataclass(frozen=True)
@@ -215,7 +227,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         StateLockedError: if another process has the database open for longer than ``state.lock.timeout.ms``.
         StateError: if the state belongs to another query, is lost, or has a newer format.
         StateMismatchError: if the changelog holds the state of another number of shards.
-        ForeignQueryError: see `shard_action.check_owner`.
+        ForeignQueryError: see `check_owner`.
         TokenMissingError: if the changelog holds state, but there is no token of it.
         StateLostError: if the beginning of the changelog was removed, or the checkpoint is older than it.
         UnavailableError: if Kafka does not answer within ``state.timeout.ms``.
@@ -261,6 +273,38 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored, log_start)
     finally:
         store.close()
+
+
+def check_owner(requested: RequestedBatch, token: Token | None, *, foreign_query: str) -> None:
+    """Raises unless this query may continue with the state in the changelog.
+
+    A changelog without a token is checked elsewhere: the task refuses one that holds state, and the commit
+    knows which stores the query had before (`commit.shard_checks`).
+
+    This does not check whether Kafka already holds the batch. A shard cannot know that: it knows the batch
+    id, but after a checkpoint was restored from a copy, Spark uses the same id for two different batches.
+    The shard works on the state that the token names and reports which state that was. The commit compares,
+    and drops the changes of a batch that Kafka already holds.
+
+    Args:
+        requested: the batch that Spark runs.
+        token: token on the shard's changelog partition; None if there is no token.
+        foreign_query: option ``onForeignQuery``.
+
+    Raises:
+        ForeignQueryError: if the changelog belongs to another query.
+    """
+    if token is None:
+        return
+    if token.query_id != requested.query_id and not adopts(foreign_query, token.query_id):
+        raise ForeignQueryError(
+            f"the state in the changelog belongs to query {token.query_id} (batch {token.batch_id}, run "
+            f"{token.run_id or 'unknown'}), but this is query {requested.query_id}: the query uses another "
+            "checkpoint, or a new one in place of a lost one.",
+            fix="give this query its own application.id; or, to continue where the other query stopped, "
+            "start with an empty checkpoint, startingOffsets=group on the source, and "
+            "onForeignQuery=adopt on operator and sink.",
+        )
 
 
 def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, deadline: Deadline) -> None:

@@ -11,24 +11,32 @@ Tasks, reads of the changelog and ``kafka-eos state restore`` use this one path:
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import without_secrets
 from kafka_eos_source.state.changelog.recovery import (
     Reason,
     Restored,
     RestoreProgress,
     WipeNeeded,
     open_restored,
+    plan_restore,
 )
 from kafka_eos_source.state.changelog.restore import ChangelogSource, restore
-from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity
-from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
-from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse, snapshots_of
+from kafka_eos_source.state.model import BatchRecord, Owner, PendingBatch, StoreIdentity
+from kafka_eos_source.state.snapshots.download import downloaded, install
+from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -81,7 +89,10 @@ def open_shard_store(
     def log_start() -> int:
         return source.readable(deadline)[0]
 
-    with snapshots_of(snapshots, Path(path), identity, end, log_start, delete_retention_ms) as found:
+    found: ShardSnapshots | None = None
+    if snapshots is not None and end is not None and identity.topic_id:
+        found = ShardSnapshots(snapshots, Path(path), identity, end, log_start, delete_retention_ms)
+    with nullcontext() if found is None else closing(found):
 
         def bring_store(store: TransactionalStateStore) -> Restored | WipeNeeded:
             limit = deadline
@@ -144,3 +155,188 @@ def bring_to_batch(
     if store.last_batch() != batch:
         store.commit({tp: end}, batch=batch)
     return action, outcome
+
+
+# -- how a database reaches the state that a batch starts from: pure functions
+#
+# The token on the shard's changelog partition names the batch and the task attempt that the changelog ends
+# with. Only the token is authoritative: the local database is a copy that may be behind, may hold pending
+# batches, or may be gone.
+
+
+class Action(Enum):
+    """How the local state reaches the state that the token names."""
+
+    READY = "ready"  #: the local state is that state
+    PROMOTE = "promote"  #: the pending batch that the token names becomes the state
+    CATCH_UP = "catch up"  #: read the changelog from the store's offset to the token's
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What the shard's database holds.
+
+    Attributes:
+        batch: batch of the state; None if the store is empty.
+        next_offset: offset in the changelog up to which the state was read; None if unknown.
+        pending: changes of task attempts that may or may not have been committed.
+    """
+
+    batch: BatchRecord | None = None
+    next_offset: int | None = None
+    pending: Collection[PendingBatch] = ()
+
+
+def shard_action(local: LocalState, batch: BatchRecord, end: int) -> Action:
+    """Returns how the shard's database reaches the state that the batch starts from.
+
+    Args:
+        local: what the database holds.
+        batch: batch and task attempt that the token on the changelog partition names.
+        end: committed offset of the changelog partition.
+    """
+    attempt = batch.task_attempt_id
+    if local.batch is not None and local.batch.task_attempt_id == attempt:
+        return Action.READY
+    if any(each.record.task_attempt_id == attempt and each.base == local.batch for each in local.pending):
+        return Action.PROMOTE
+    # The store has everything that is committed below `end`: other attempts at this offset changed nothing.
+    if local.batch is not None and local.next_offset == end:
+        return Action.READY
+    return Action.CATCH_UP
+
+
+# -- snapshots, with the newest of which that fits a store may begin
+
+_log = logging.getLogger(__name__)
+
+#: A local store that is at least this many offsets behind may be replaced by a snapshot. Reading them takes
+#: about a second.
+_FAR_BEHIND = 1_000_000
+#: Bytes of a snapshot that are downloaded in the time of reading one record of the changelog.
+_BYTES_PER_RECORD = 100
+
+
+@dataclass(frozen=True)
+class SnapshotUse:
+    """How a process uses the snapshots of a shard.
+
+    Attributes:
+        location: option ``state.snapshot.location``.
+        timeout_ms: how long a download may take. It is tried once: the changelog has all of the state.
+        only_reads: whether nothing is removed from the storage, not even a file that turns out to be damaged.
+    """
+
+    location: str = field(repr=False)  # may have a password
+    timeout_ms: int
+    only_reads: bool = False
+
+
+class ShardSnapshots:
+    """The snapshots from which a shard's store may begin; for one call of `shard_store.open_shard_store`.
+
+    A snapshot fits if reading the rest of the changelog makes it the committed state, by the same rules as a
+    local store (`restore_plan`): its offset lies between the start of the log and the committed offset, and
+    it is young enough to have missed no delete.
+
+    Args:
+        use: where they are.
+        path: folder of the shard's store.
+        identity: of the store.
+        end: committed offset of the shard's changelog partition, from the token.
+        log_start: returns the first offset of that partition.
+        delete_retention_ms: of the changelog topic.
+    """
+
+    def __init__(
+        self,
+        use: SnapshotUse,
+        path: Path,
+        identity: StoreIdentity,
+        end: int,
+        log_start: Callable[[], int],
+        delete_retention_ms: int | None,
+    ) -> None:
+        self._use = use
+        self._path = path
+        self._identity = identity
+        self._end = end
+        self._log_start = log_start
+        self._delete_retention_ms = delete_retention_ms
+        self._resources = ExitStack()
+        self._ready: Path | None = None
+        self._was_tried = False
+
+    def install(self) -> bool:
+        """Puts the newest snapshot that fits in the place of the store, which does not exist."""
+        with self._resources:
+            if not self._was_tried:
+                self._download(0)
+            ready, self._ready = self._ready, None
+            return ready is not None and install(ready, self._path)
+
+    def replaces(self, next_offset: int | None) -> WipeNeeded | None:
+        """Decides whether a snapshot should take the place of a local store that is far behind.
+
+        The snapshot is downloaded and checked before the store is given up.
+
+        Args:
+            next_offset: changelog offset of the local store.
+        """
+        if next_offset is None or self._was_tried or self._end - next_offset < _FAR_BEHIND:
+            return None
+        self._download(next_offset)
+        if self._ready is None:
+            return None
+        return WipeNeeded(Reason.SNAPSHOT, f"it is {self._end - next_offset:,} offsets behind its changelog")
+
+    def close(self) -> None:
+        """Removes what was downloaded and not used."""
+        self._resources.close()
+
+    def _download(self, than: int) -> None:
+        """Downloads the newest snapshot that fits, if it is worth more than a store at offset ``than``."""
+        self._was_tried = True
+        log_start = self._log_start()
+        began = time.monotonic()
+        deadline = Deadline.after_ms(self._use.timeout_ms)
+
+        def refusal(manifest: Manifest) -> str | None:
+            plan = plan_restore(
+                manifest.next_offset,
+                manifest.batch,
+                log_start,
+                self._end,
+                now_ms=int(time.time() * 1000),
+                delete_retention_ms=self._delete_retention_ms,
+                saved_ms=manifest.created_ms,
+            )
+            if isinstance(plan, WipeNeeded):
+                return plan.why
+            if than and manifest.size_bytes > (manifest.next_offset - than) * _BYTES_PER_RECORD:
+                return (
+                    f"reading the changelog from offset {than} takes less time than downloading its "
+                    f"{manifest.size_bytes / 1e6:.0f} MB"
+                )
+            return None
+
+        try:
+            storage = SnapshotStorage(self._use.location, self._identity, only_reads=self._use.only_reads)
+            found = self._resources.enter_context(
+                downloaded(storage, self._path, self._identity, refusal, deadline)
+            )
+        except (InvalidOptionError, OSError) as error:
+            # The driver could open the location. Without snapshots, a restore only takes longer.
+            _log.warning("no snapshot in %s can be used: %s", without_secrets(self._use.location), error)
+            return
+        if found is None:
+            return
+        manifest, self._ready = found
+        _log.info(
+            "shard %s: downloaded the snapshot at changelog offset %d of %d, %.1f MB in %.1f s",
+            TopicPartition(self._identity.changelog_topic, self._identity.shard),
+            manifest.next_offset,
+            self._end,
+            manifest.size_bytes / 1e6,
+            time.monotonic() - began,
+        )

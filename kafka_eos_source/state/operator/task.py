@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StateError, StateMismatchError
-from kafka_eos_source.model import OTHER_INPUT, ShardReport
-from kafka_eos_source.protocol.packed_batches import column
+from kafka_eos_source.kafka.reader import ChangelogReader
+from kafka_eos_source.model import OTHER_INPUT, ShardReport, TopicPartition
+from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.protocol.packet import CHANGELOG, pack
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import release_unused_memory, task_begins
-from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
+from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_client, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator
-from kafka_eos_source.state.operator.shard import ShardTask, open_shard
-from kafka_eos_source.state.operator.shard_action import RequestedBatch
+from kafka_eos_source.state.operator.shard import RequestedBatch, ShardTask, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
 from kafka_eos_source.state.store.transactional import StateHandle
@@ -169,7 +169,7 @@ class Operator:
                 number += each.num_rows
                 yield each
 
-        own = (column([packet]) for packet in pack(report, counted()))
+        own = (packed_batches.column([packet]) for packet in pack(report, counted()))
         for packets in chain(before, own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
@@ -201,7 +201,6 @@ class Operator:
                 changelog_topic=changelog.name,
                 topic_id=changelog.topic_id,
                 cluster_id=changelog.cluster_id,
-                schema=self.processor.schema,
             ),
             changelog=changelog,
             options=self.options,
@@ -354,3 +353,57 @@ def _misplaced(task: int, shards: int | None) -> StateError:
         "adaptive execution for streams (spark.sql.adaptive.streaming.stateless.enabled), remove that "
         "setting.",
     )
+
+
+# -- initial state (`frame.publish`)
+
+#: Approximate size of a record, which holds many rows; the default limit of brokers is 1 MiB.
+_RECORD_BYTES = 256 << 10
+#: Fix if the topic was deleted too early.
+_IF_GONE = (
+    "start the query with a new application.id and a new checkpoint; keep the topic until the first batch is "
+    "committed."
+)
+
+
+@dataclass(frozen=True)
+class InitialTopic:
+    """Reads the rows of a shard's initial state in its first batch. Picklable.
+
+    Attributes:
+        kafka: librdkafka properties; not printed, because they may contain passwords.
+        topic: the topic that `publish` wrote.
+        timeout_ms: how long reading may take.
+    """
+
+    kafka: Mapping[str, str] = field(repr=False)
+    topic: str
+    timeout_ms: int
+
+    def __call__(self, context: BatchContext) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of the shard's initial state.
+
+        Raises:
+            UnavailableError: if the topic is gone, or Kafka does not answer in time.
+            DataLossError: if records of the topic were deleted.
+            InvalidRecordError: if a record of the topic is damaged.
+        """
+        with changelog_client(self.kafka) as consumer:
+            reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
+            deadline = Deadline.after_ms(self.timeout_ms)
+            _, end = reader.readable(deadline)
+            for records in reader.read(0, end, deadline, if_gone=_IF_GONE, skips_deleted=False):
+                for value in packed_batches.values(records.values):
+                    yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
+
+
+def pack_initial(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Packs rows of an initial state, which have the column `SHARD`, into records of the topic."""
+    for batch in batches:
+        shards = batch.column(SHARD)
+        for shard in shards.unique():
+            rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
+            slices = packed_batches.slices(rows, _RECORD_BYTES)
+            values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+            partition = pa.repeat(shard.cast(pa.int32()), len(values))
+            yield pa.record_batch([values, partition], ["value", "partition"])

@@ -17,14 +17,14 @@ from kafka_eos_source.state.operator.frame import (
     Shards,
     combine_partitions,
     grouping,
+    publish,
     shard_count,
     with_operator,
 )
-from kafka_eos_source.state.operator.initial import InitialTopic, publish
+from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
+from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.windows import Duration, Window
+    from kafka_eos_source.state.vector.declarations import Duration, Window
 
 
 _log = logging.getLogger(__name__)

@@ -22,14 +22,16 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.spark.task import running_task
-from kafka_eos_source.state.processor.ddl import as_struct
-from kafka_eos_source.state.processor.list_state import ListState
-from kafka_eos_source.state.processor.map_state import MapState
 from kafka_eos_source.state.processor.registry import Declaration, VariableInfo, VariableKind, check_types
-from kafka_eos_source.state.processor.timers import Timers
-from kafka_eos_source.state.processor.value_state import ValueState
-from kafka_eos_source.state.processor.variable import Variable
-from kafka_eos_source.state.processor.window import KeyWindow
+from kafka_eos_source.state.processor.schema import as_struct
+from kafka_eos_source.state.processor.variables import (
+    KeyWindow,
+    ListState,
+    MapState,
+    Timers,
+    ValueState,
+    Variable,
+)
 
 TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 V = TypeVar("V", bound=Variable)

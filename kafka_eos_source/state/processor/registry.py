@@ -32,9 +32,8 @@ from kafka_eos_source.state.encoding.describe import (
 )
 from kafka_eos_source.state.encoding.layout import TIMED
 from kafka_eos_source.state.model import ShardsBy, StateAccess
-from kafka_eos_source.state.processor import evolution
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.codec import StructCodec
+from kafka_eos_source.state.processor.codec import StructCodec, schema_problem, shape
+from kafka_eos_source.state.processor.schema import arrow_schema
 
 KIND = "stateful-processor"
 TIMERS = 0x7F
@@ -72,10 +71,10 @@ def check_types(declaration: Declaration) -> None:
     StructCodec(declaration.value)
     if declaration.map_key is not None:
         StructCodec(declaration.map_key)
-        if "map<" in evolution.shape(declaration.map_key):
+        if "map<" in shape(declaration.map_key):
             raise InvalidSchemaError(
                 f"the map keys of state variable {declaration.name!r} are "
-                f"{evolution.shape(declaration.map_key)}, which contains a map; a map has no order, so equal "
+                f"{shape(declaration.map_key)}, which contains a map; a map has no order, so equal "
                 "keys would not have equal bytes.",
                 fix="replace the map in the key by fields, or by an array of structs in a fixed order.",
             )
@@ -232,7 +231,7 @@ def reconcile(
 
 def _check_query(stored: Registry, declared: Registry) -> None:
     was, now = (
-        [f"{field.name} {evolution.shape(field.dataType)}" for field in key.fields]
+        [f"{field.name} {shape(field.dataType)}" for field in key.fields]
         for key in (stored.key, declared.key)
     )
     if was != now:
@@ -271,16 +270,16 @@ def _evolve(stored: VariableInfo, wanted: Declaration) -> VariableInfo:
     if stored.ttl != (wanted.ttl_ms is not None):
         raise mismatch(f"it was {'' if stored.ttl else 'not '}created with a time to live")
     if stored.map_key is not None and wanted.map_key is not None:
-        was, now = evolution.shape(stored.map_key), evolution.shape(wanted.map_key)
+        was, now = shape(stored.map_key), shape(wanted.map_key)
         if was != now:
             raise mismatch(f"the map's keys were {was} and are now {now}")
-    was, now = evolution.shape(stored.value), evolution.shape(wanted.value)
+    was, now = shape(stored.value), shape(wanted.value)
     if was == now:
         return stored
     for schema in stored.schemas:
-        reason = evolution.problem(schema, wanted.value)
+        reason = schema_problem(schema, wanted.value)
         if reason is not None:
-            raise mismatch(f"values were {evolution.shape(schema)} and are now {now}: {reason}")
+            raise mismatch(f"values were {shape(schema)} and are now {now}: {reason}")
     if len(stored.schemas) == _MAX_SCHEMAS:
         raise mismatch(f"it has already had {_MAX_SCHEMAS} schemas, the maximum")
     return replace(stored, schemas=(*stored.schemas, wanted.value))

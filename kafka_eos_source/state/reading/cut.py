@@ -18,7 +18,7 @@ from kafka_eos_source.protocol.token import Token, number_of_shards
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_client, changelog_name
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, record_of
-from kafka_eos_source.state.operator.shard_snapshots import SnapshotUse
+from kafka_eos_source.state.operator.shard_store import SnapshotUse
 
 #: What the state must reflect (KIP-796): a batch id, or for each input partition the offset of a record.
 Bound = int | Mapping[TopicPartition, int]

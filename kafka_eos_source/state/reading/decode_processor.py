@@ -20,9 +20,9 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.state.encoding import binary, layout
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.encoding.layout import split_keys
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
+from kafka_eos_source.state.processor.rows import StateEntry, read_entries
+from kafka_eos_source.state.processor.schema import arrow_schema
 from kafka_eos_source.state.reading.decode import (
     BATCH_ROWS,
     Choice,

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.reading.decode import Decoder, struct_of
-from kafka_eos_source.state.vector.decode import decode_state
+from kafka_eos_source.state.vector.processor import decode_state
 
 #: Columns that belong to the key in addition to the grouping columns.
 _WINDOW_COLUMNS = ("window_start", "window_end")

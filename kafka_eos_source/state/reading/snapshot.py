@@ -34,7 +34,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
+from kafka_eos_source.state.operator.shard_store import Action, LocalState, shard_action
 from kafka_eos_source.state.reading.cut import Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,31 @@ from kafka_eos_source.state.encoding.binary import Ints, RowCodec
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
-from kafka_eos_source.state.vector import due
-from kafka_eos_source.state.vector.evolution import agree
-from kafka_eos_source.state.vector.grouping import (
+from kafka_eos_source.state.shard_rows import RowsByKey, RowsFile, record_event_times, temporary_files
+from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_batches
+from kafka_eos_source.state.vector.declarations import Duration, check_time_column, milliseconds, times_ms
+from kafka_eos_source.state.vector.groups import (
     TIMES,
-    VALUE_VERSION,
     VALUES,
+    Declared,
+    DueEntries,
     key_columns,
-    without_cached,
+    move_due,
+    next_entries,
 )
-from kafka_eos_source.state.vector.held_chunks import HeldChunks, Positions
-from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.windows import Duration, check_time_column, milliseconds, times_ms
+from kafka_eos_source.state.vector.versions import agree
 
 #: Columns of the rows that are compared within the batch: group key, event time, and position in the batch.
 _TIMED = pa.schema([("key", pa.binary()), ("time_ms", pa.int64()), ("position", pa.int64())])
+
+#: First byte of the values, which have only one version.
+_VALUE_VERSION = b"\x01"
 
 #: Value of a key when ``within`` is set: event time of its newest row that passed, and time of its due entry.
 _PASSED = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("passed_ms", "due_ms")])
 
 
-class DeduplicateProcessor:
+class DeduplicateProcessor(Declared):
     """Passes the first row of each key, with all its columns, and drops the duplicates.
 
     It implements `state.model.ShardProcessor`; `deduplicate_with_changelog_state` creates it for a streaming
@@ -56,7 +60,7 @@ class DeduplicateProcessor:
     ``dropDuplicatesWithinWatermark``. A row without an event time is dropped and counted as
     ``null_time_rows``.
 
-    Layout of the store (a timed entry exists only with ``within``; see `due`)::
+    Layout of the store (a timed entry exists only with ``within``; see `groups`)::
 
         keyed 0x02 │ group key           →    version [ │ passed │ due ]
         timed 0x81 │ time │ group key    →    (empty)
@@ -112,11 +116,6 @@ class DeduplicateProcessor:
     def partial_schema(self) -> pa.Schema:
         """Columns of the rows that `partial` yields: those of the input rows."""
         return self._schema
-
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
 
     @cached_property
     def description(self) -> Description:
@@ -191,7 +190,7 @@ class DeduplicateProcessor:
         places = keyed_keys(VALUES, group_keys)
         new = ~binary.valid(state.get_many(places))
         added = places.filter(pa.array(new))
-        state.put_many(added, pa.repeat(pa.scalar(VALUE_VERSION, pa.binary()), len(added)))
+        state.put_many(added, pa.repeat(pa.scalar(_VALUE_VERSION, pa.binary()), len(added)))
         return np.sort(_first_positions(number)[new])
 
     def _on_time(self, rows: pa.RecordBatch, on: str, context: BatchContext) -> tuple[pa.Array, Ints]:
@@ -229,24 +228,24 @@ class DeduplicateProcessor:
         changed[number[passed]] = True
         keys = group_keys.filter(pa.array(changed))
         old = pa.array(entry, mask=~known).filter(pa.array(changed))
-        new = due.next_entries(old, floor[changed], np.ones(len(keys), np.bool_), None)
+        new = next_entries(old, floor[changed], np.ones(len(keys), np.bool_), None)
         state.put_many(places.filter(pa.array(changed)), self._values.encode([pa.array(last[changed]), new]))
         first = old.is_null()
-        due.move(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
+        move_due(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
         return np.asarray(positions[passed], np.int64)
 
     def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
         """Deletes the keys whose duplicates would all be earlier than ``until_ms``, and so late."""
         if until_ms is None:
             return
-        for group_keys in due.DueEntries(state, TIMES, until_ms, divided=False).group_keys():
+        for group_keys in DueEntries(state, TIMES, until_ms, divided=False).group_keys():
             places = keyed_keys(VALUES, group_keys)
             last, entry = self._values.decode(state.get_many(places))
             ends = binary.raw(last, np.int64) + (self._within_ms or 0)
             kept = ends > until_ms
             values = self._values.encode([last, pa.array(ends)])
             state.put_many(places, pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())))
-            due.move(state, TIMES, group_keys, entry, pa.array(ends, mask=~kept))
+            move_due(state, TIMES, group_keys, entry, pa.array(ends, mask=~kept))
 
     @cached_property
     def _codec(self) -> KeyCodec:
@@ -254,11 +253,7 @@ class DeduplicateProcessor:
 
     @cached_property
     def _values(self) -> RowCodec:
-        return RowCodec(_PASSED, lead=VALUE_VERSION)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)
+        return RowCodec(_PASSED, lead=_VALUE_VERSION)
 
 
 def _first_positions(number: Ints) -> Ints:
@@ -302,3 +297,87 @@ def _passing(number: Ints, times: Ints, floor: Ints, within_ms: int) -> tuple[ND
         floor[keys] = times[at] + within_ms
         passing.append(order[at])
     return np.concatenate(passing) if passing else np.zeros(0, np.int64), floor
+
+
+# -- rows that wait for the second pass
+
+
+class HeldChunks:
+    """Chunks of rows: one in memory, further ones in a temporary file. A context manager.
+
+    Most micro-batches have one chunk per shard, and need no file. The file has no name, so no other process
+    can open it, and it disappears with this process.
+
+    Args:
+        schema: columns of the rows.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._first: pa.RecordBatch | None = None
+        self._further: RowsFile | None = None
+
+    def __enter__(self) -> HeldChunks:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._further is not None:
+            self._further.close()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Holds a chunk.
+
+        Raises:
+            UnavailableError: if the temporary folder is full or not writable.
+        """
+        if self._first is None:
+            self._first = rows
+            return
+        with temporary_files():
+            if self._further is None:
+                self._further = RowsFile(self._schema)
+            self._further.add(rows)
+
+    def with_first_positions(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yields the chunks in order, each with the position of its first row among all rows. Call it once.
+
+        Raises:
+            UnavailableError: if the temporary file cannot be written or read.
+        """
+        if self._first is None:
+            return
+        yield self._first, 0
+        if self._further is None:
+            return
+        first, self._first = self._first.num_rows, None  # frees the memory
+        for rows in self._further.read():
+            yield rows, first
+            first += rows.num_rows
+
+
+class Positions:
+    """A set of positions of rows, which takes one bit per row.
+
+    Args:
+        rows: number of rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._bits = np.zeros(-(-rows // 8), np.uint8)
+
+    def add(self, positions: Ints) -> None:
+        """Adds positions in any order, each at most once."""
+        if not len(positions):
+            return
+        positions = np.sort(positions)
+        byte, bit = positions >> 3, np.left_shift(1, positions & 7).astype(np.uint8)
+        firsts = np.flatnonzero(np.diff(byte, prepend=-1))
+        self._bits[byte[firsts]] |= np.bitwise_or.reduceat(bit, firsts)
+
+    def between(self, start: int, end: int) -> Ints:
+        """Returns the positions from ``start`` to ``end`` (excluded), in order and relative to ``start``."""
+        first = start >> 3
+        bits = np.unpackbits(self._bits[first : -(-end // 8)], bitorder="little")
+        return np.flatnonzero(bits[start - 8 * first : end - 8 * first])

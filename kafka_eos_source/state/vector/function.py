@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +16,14 @@ from kafka_eos_source.state.encoding.describe import Description, TableDescripti
 from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import record_event_times
-from kafka_eos_source.state.vector.evolution import agree, versions_of
-from kafka_eos_source.state.vector.grouping import (
+from kafka_eos_source.state.vector.arrays import chunks, conform, output_batches
+from kafka_eos_source.state.vector.declarations import check_time_column, times_ms
+from kafka_eos_source.state.vector.groups import (
     VALUES,
+    Declared,
     key_columns,
-    without_cached,
 )
-from kafka_eos_source.state.vector.intake import chunks, conform, output_batches
-from kafka_eos_source.state.vector.versions import VersionedRows
-from kafka_eos_source.state.vector.windows import check_time_column, times_ms
+from kafka_eos_source.state.vector.versions import VersionedRows, agree, versions_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class KeyedBatch:
 Function = Callable[[KeyedBatch], tuple[pa.RecordBatch | pa.Table | None, pa.StructArray]]
 
 
-class FunctionProcessor:
+class FunctionProcessor(Declared):
     """Calls a user's function with batches of rows and the state of their keys.
 
     It implements `state.model.ShardProcessor`; `apply_with_changelog_state` creates it for a streaming
@@ -81,7 +79,7 @@ class FunctionProcessor:
 
     Layout of the store::
 
-        keyed 0x02 │ group key    →    version │ state columns (`encoding.binary`)
+        keyed 0x02 │ group key    →    version │ state columns (`encoding.rows`)
 
     Args:
         schema: columns of the input rows.
@@ -133,11 +131,6 @@ class FunctionProcessor:
     def output(self) -> pa.Schema:
         """Columns of the rows that the function returns."""
         return self._output
-
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
 
     @cached_property
     def description(self) -> Description:
@@ -220,7 +213,3 @@ class FunctionProcessor:
     @cached_property
     def _codec(self) -> KeyCodec:
         return KeyCodec(self._keys)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)

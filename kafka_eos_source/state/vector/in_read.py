@@ -21,9 +21,8 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack
-from kafka_eos_source.state.vector.aggregates import Aggregate
+from kafka_eos_source.state.vector.declarations import Aggregate, Window, window_from_json
 from kafka_eos_source.state.vector.processor import AggregateProcessor
-from kafka_eos_source.state.vector.windows import Window, window_from_json
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,38 @@
-"""Processor of the aggregates: what the operator runs in each shard and before the shuffle."""
+"""The processor of the aggregates: what an operator runs in each shard, and before the shuffle.
+
+`decode_state` and `decode_entries` decode the state of every vectorised processor, without its query.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.encoding.describe import Description, type_from_json, type_to_json
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
+from kafka_eos_source.state.encoding.describe import META_TABLE, Description, type_from_json, type_to_json
+from kafka_eos_source.state.encoding.layout import KeyCodec, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import RowsByKey
-from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.emission import EMIT, Emission
-from kafka_eos_source.state.vector.evolution import agree, versions_of
-from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
-from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.running import HeldRunning, Running
-from kafka_eos_source.state.vector.sessionized import Sessionized
-from kafka_eos_source.state.vector.versions import Version
-from kafka_eos_source.state.vector.windowed import Windowed
-from kafka_eos_source.state.vector.windows import (
+from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_batches
+from kafka_eos_source.state.vector.declarations import (
+    Aggregate,
     Duration,
     Session,
     Window,
     check_time_column,
+    latest,
     milliseconds,
     window_from_json,
 )
+from kafka_eos_source.state.vector.groups import EMIT, TIMES, Declared, Emission, Grouping, key_columns
+from kafka_eos_source.state.vector.sessions import Sessionized
+from kafka_eos_source.state.vector.versions import Version, VersionedRows, agree, versions_of
+from kafka_eos_source.state.vector.windowed import ByKey, Windowed
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
@@ -39,7 +41,7 @@ PARTIAL_ROWS = 1 << 20
 KEYED_ROWS = 1 << 17
 
 
-class AggregateProcessor:
+class AggregateProcessor(Declared):
     """Computes aggregates by key, or by key and window.
 
     It implements `state.model.ShardProcessor`; `aggregate_with_changelog_state` creates it for a streaming
@@ -62,7 +64,7 @@ class AggregateProcessor:
         schema: columns of the input rows; unused columns are ignored.
         keys: names of the columns to group by.
         aggregates: aggregates by the name of their result.
-        window: `windows.tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
+        window: `tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
         emit: ``"on_update"`` or ``"changes"``; or ``"on_close"`` if there is a window.
         removed: name of a boolean column; the aggregates take back the rows in which it is true. A key or
             window without rows left is deleted, and with ``emit="on_update"`` emitted once more: with true
@@ -129,11 +131,6 @@ class AggregateProcessor:
     def partial_schema(self) -> pa.Schema:
         """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
-
-    @property
-    def schema(self) -> str:
-        """Empty: `process` compares the state's description."""
-        return ""
 
     @cached_property
     def description(self) -> Description:
@@ -251,10 +248,6 @@ class AggregateProcessor:
         aggregation = Aggregation(self._aggregates, self._schema, self._removed)
         return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit, self._limit_ms)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the declared attributes; the task recomputes the cached ones."""
-        return without_cached(self)
-
 
 def grouping_of(
     keys: pa.Schema,
@@ -280,7 +273,7 @@ def grouping_of(
         return Sessionized(keys, aggregation, versions, window, time, emit)
     emission = Emission(aggregation, versions, emit, limit_ms)
     if window is None:
-        return (Running if limit_ms is None else HeldRunning)(keys, aggregation, emission)
+        return ByKey(keys, aggregation, emission)
     return Windowed(keys, aggregation, window, time, emission)
 
 
@@ -334,3 +327,96 @@ def _check_names(schema: pa.Schema, grouping: Grouping) -> None:
             "the operator cannot distinguish the two.",
             fix="give the aggregate another name.",
         )
+
+
+# -- decoding for readers
+
+#: Values of `Description.kind` that this module decodes.
+KINDS = ("aggregate", "deduplicate", "function")
+
+
+def decode_state(
+    description: Description, keys: pa.BinaryArray, values: pa.BinaryArray
+) -> dict[str, pa.Table]:
+    """Decodes entries of a store into one Arrow table for each table of the store.
+
+    Args:
+        description: description of the store, read from the entry `describe.META_KEY`.
+        keys: keys of the entries, from any tables. The entry of the description itself is skipped.
+        values: values of the same entries.
+
+    Returns:
+        An Arrow table for each described table, by its name. Its columns are the grouping columns,
+        ``window_start`` and ``window_end`` if there are windows, and then the results of aggregates or the
+        columns of the state. A table without entries has no rows.
+
+    Raises:
+        StateMismatchError: if another kind of processor wrote the store, or an entry does not match the
+            description.
+    """
+    if description.kind not in KINDS:
+        raise StateMismatchError(
+            f"a processor of kind {description.kind!r} wrote the state; expected one of {', '.join(KINDS)}.",
+            fix="read it with StateQuery, which decodes every kind.",
+        )
+    tables = split_keys(keys).tables
+    unknown = sorted(set(np.unique(tables).tolist()) - {META_TABLE, *description.tables})
+    if unknown:
+        raise StateMismatchError(
+            f"the store has entries of table {unknown[0]:#04x}, which its description does not list.",
+            fix="decode the entries with the description of the processor that wrote them.",
+        )
+    read = _reader(description)
+    decoded = {}
+    for number, table in description.tables.items():
+        own = pa.array(tables == number)
+        try:
+            decoded[table.name] = read(number, keys.filter(own), values.filter(own))
+        except ValueError as error:
+            raise StateMismatchError(
+                f"entries of table {table.name!r} do not match the store's description: {error}.",
+                fix="the store is damaged; restore it from the changelog.",
+            ) from error
+    return decoded
+
+
+def decode_entries(description: Description, entries: Iterable[tuple[bytes, bytes]]) -> dict[str, pa.Table]:
+    """Decodes pairs of key and value, as a scan of a store returns them.
+
+    Args:
+        description: description of the store, read from the entry `describe.META_KEY`.
+        entries: pairs of key and value, from any tables of the store.
+
+    Returns:
+        An Arrow table for each described table, by its name, as `decode_state`.
+
+    Raises:
+        StateMismatchError: if another kind of processor wrote the store, or an entry does not match the
+            description.
+
+    Example::
+
+        with StateQuery(state_dir="/data/state") as query:
+            tables = decode_entries(query.description(), (pair for _, pair in query.raw()))
+        tables["aggregates"].to_pandas()
+    """
+    pairs = list(entries)
+    keys = pa.array([key for key, _ in pairs], pa.binary())
+    return decode_state(description, keys, pa.array([value for _, value in pairs], pa.binary()))
+
+
+def _reader(description: Description) -> Callable[[int, pa.BinaryArray, pa.BinaryArray], pa.Table]:
+    if description.kind == "aggregate":
+        return grouping_of_description(description).read
+
+    def read(number: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        entries = split_keys(keys)
+        columns = KeyCodec(description.key).decode(entries.group_keys)
+        if number == TIMES:
+            fields, more = pa.schema([pa.field("due_ms", pa.int64())]), [pa.array(entries.times_ms)]
+        else:
+            fields = description.tables[number].value
+            more = VersionedRows(versions_of(description)).decode(values)
+        return pa.Table.from_arrays([*columns, *more], schema=pa.schema([*description.key, *fields]))
+
+    return read

@@ -1,4 +1,4 @@
-"""Aggregation in windows of fixed size: one value per key and window, kept until the window closes."""
+"""Aggregation by key, over all rows of the key, and by key and window of fixed size."""
 
 from __future__ import annotations
 
@@ -11,21 +11,102 @@ import pyarrow as pa
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import TableDescription
-from kafka_eos_source.state.encoding.layout import split_keys, timed_keys
+from kafka_eos_source.state.encoding.layout import keyed_keys, split_keys, timed_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.shard_rows import closed_until, record_event_times
-from kafka_eos_source.state.vector import due
+from kafka_eos_source.state.shard_rows import closed_until
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.emission import Emission, Groups, held_table, held_windows, read_held
-from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.grouping import (
+from kafka_eos_source.state.vector.arrays import NO_NULLS_ONLY, ZERO_FOR_NULLS
+from kafka_eos_source.state.vector.declarations import Tumbling, ms_column, times_from_ms, times_ms
+from kafka_eos_source.state.vector.groups import (
     HELD,
     TIMES,
+    VALUES,
+    DueEntries,
+    Emission,
     Grouping,
-    combine_with_stored,
+    Groups,
+    delete_keys,
+    first_after,
+    held_windows,
+    is_not_in,
     sort_by_store_key,
 )
-from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
+
+
+class ByKey(Grouping):
+    """Groups rows by key alone. Results that are held back become due in processing time.
+
+    Layout of the store (a timed entry exists only for a result that is held back)::
+
+        keyed 0x02 │ group key           →    version │ states [ │ due │ what was emitted ]
+        timed 0x82 │ due │ group key     →    (empty)
+    """
+
+    extra: ClassVar[pa.Schema] = pa.schema([])
+
+    def __init__(self, keys: pa.Schema, aggregation: Aggregation, emission: Emission) -> None:
+        super().__init__(keys, aggregation)
+        self._emission = emission
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([*self.keys, *self._emission.output])
+
+    @property
+    def tables(self) -> dict[int, TableDescription]:
+        return {VALUES: TableDescription("aggregates", self._emission.value), **self._emission.held_tables}
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self._emission.details
+
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {name: rows.column(name) for name in self.aggregation.columns}
+        return self.batch(self.aggregation.aggregate_rows(self.key_arrays(rows), columns))
+
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+        keys, _, states = self.split(partial)
+        return self.batch(self.aggregation.merge_states(keys, states))
+
+    def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        if table == HELD:
+            return self.read_held(keys)
+        groups = self._emission.stored(keys, self.codec.decode(split_keys(keys).group_keys), values)
+        fields = [*self.keys, *self.aggregation.results]
+        return pa.Table.from_arrays(self._emission.current(groups), schema=pa.schema(fields))
+
+    def update(
+        self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
+    ) -> Iterator[list[pa.Array]]:
+        limit_ms = self._emission.limit_ms
+        now_ms = None if limit_ms is None else context.time_ms
+        waiting = DueEntries(state, HELD, now_ms, divided=divided)
+        first_ms = None if now_ms is None else first_after(state, HELD, now_ms)
+        if first_ms is not None:
+            context.request_batch_at(first_ms)
+        changed = pa.array([], pa.binary())
+        for partial in parts:
+            if limit_ms is not None:
+                context.request_batch_at(context.time_ms + limit_ms)
+            keys, _, new = self.split(partial)
+            store_keys = keyed_keys(VALUES, self.codec.encode(keys))
+            store_keys, keys, new = sort_by_store_key(store_keys, keys, new)
+            groups = self._emission.combined(store_keys, keys, new, state)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=True)
+            if limit_ms is not None and not divided:
+                changed = split_keys(store_keys).group_keys
+        # A result may be due although the batch has no rows.
+        for group_keys in waiting.group_keys():
+            group_keys = group_keys.filter(is_not_in(group_keys, changed))
+            if not len(group_keys):
+                continue
+            store_keys = keyed_keys(VALUES, group_keys)
+            place, values = self.codec.decode(group_keys), state.get_many(store_keys)
+            groups = self._emission.stored(store_keys, place, values)
+            yield from self._emission.settle(groups, state, None, now_ms, changed=False)
+
+
+# -- windows of fixed size: one value per key and window, kept until the window closes
 
 
 class Windowed(Grouping):
@@ -38,7 +119,7 @@ class Windowed(Grouping):
 
     The first table is ordered by time, so the windows that close are a range at its start. The processor
     finds and deletes them without reading any other window, and without an index. The second table exists
-    only if results are held back (see `emission`).
+    only if results are held back (see `groups`).
 
     A partial row belongs to a *pane*, which is the longest span that lies entirely inside or outside every
     window. The rows of hopping windows are merged into panes first, and the panes are then added to each of
@@ -73,11 +154,11 @@ class Windowed(Grouping):
     @property
     def tables(self) -> dict[int, TableDescription]:
         windows = TableDescription("windows", self._emission.value, details={"time": "window_end"})
-        return {TIMES: windows, **held_table(self._emission)}
+        return {TIMES: windows, **self._emission.held_tables}
 
     @property
     def details(self) -> dict[str, Any]:
-        return self._emission.details()
+        return self._emission.details
 
     @property
     def _place(self) -> list[pa.Field]:
@@ -102,12 +183,6 @@ class Windowed(Grouping):
     def entries_per_row(self) -> int:
         return -(-self._window.size_ms // self._window.every_ms)
 
-    def admit(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-        panes = _drop_rows_without_time(partial, context)
-        names = ("__pane_ms", "__seen_ms", "__rows")
-        record_event_times(context, *(binary.raw(panes.column(name), np.int64) for name in names))
-        return panes
-
     def update(
         self, parts: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext, *, divided: bool
     ) -> Iterator[list[pa.Array]]:
@@ -117,8 +192,8 @@ class Windowed(Grouping):
             now_ms = closed_until(context, 0)
             if now_ms is None:  # no event time counts yet; the first that does is usually close to this one
                 now_ms = context.time_ms
-        closing = due.DueEntries(state, TIMES, until_ms, divided=divided)
-        waiting = due.DueEntries(state, HELD, now_ms, divided=divided)
+        closing = DueEntries(state, TIMES, until_ms, divided=divided)
+        waiting = DueEntries(state, HELD, now_ms, divided=divided)
         changed = pa.array([], pa.binary())
         for panes in parts:
             keys, starts, new = self._windows(panes, context)
@@ -129,14 +204,14 @@ class Windowed(Grouping):
         yield from self._emit_held(waiting, changed, until_ms, now_ms, state)
 
     def _close(
-        self, closing: due.DueEntries, changed: pa.BinaryArray, now_ms: int | None, state: StateAccess
+        self, closing: DueEntries, changed: pa.BinaryArray, now_ms: int | None, state: StateAccess
     ) -> Iterator[list[pa.Array]]:
         """Deletes the windows that close unchanged by this batch; emits their results if needed."""
         for store_keys, values in closing.slices():
-            unchanged = due.is_not_in(store_keys, changed)
+            unchanged = is_not_in(store_keys, changed)
             store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
             if not self._emission.emits_unchanged:
-                due.delete(state, store_keys)
+                delete_keys(state, store_keys)
                 continue
             groups = self._stored(store_keys, values)
             closed = pa.array(np.ones(len(groups.store_keys), np.bool_))
@@ -144,7 +219,7 @@ class Windowed(Grouping):
 
     def _emit_held(
         self,
-        waiting: due.DueEntries,
+        waiting: DueEntries,
         changed: pa.BinaryArray,
         until_ms: int | None,
         now_ms: int | None,
@@ -156,7 +231,7 @@ class Windowed(Grouping):
             store_keys = timed_keys(TIMES, ends, group_keys)
             if until_ms is not None:
                 store_keys = store_keys.filter(pa.array(ends > until_ms))
-            store_keys = store_keys.filter(due.is_not_in(store_keys, changed))
+            store_keys = store_keys.filter(is_not_in(store_keys, changed))
             groups = self._stored(store_keys, state.get_many(store_keys))
             yield from self._emission.settle(groups, state, None, now_ms, changed=False)
 
@@ -203,10 +278,9 @@ class Windowed(Grouping):
         store_keys = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
         store_keys, [begins, *keys], new = sort_by_store_key(store_keys, [pa.array(starts), *keys], new)
         ends = binary.raw(begins, np.int64) + self._window.size_ms
-        combined = combine_with_stored(state, store_keys, self._emission.codec, self.aggregation, new)
         is_closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
         closed = pa.array(is_closed) if bool(is_closed.any()) else None
-        groups = Groups(store_keys, self._window_columns(keys, ends), *combined)
+        groups = self._emission.combined(store_keys, self._window_columns(keys, ends), new, state)
         yield from self._emission.settle(groups, state, closed, now_ms, changed=True)
         return store_keys if now_ms is not None else store_keys.filter(pa.array(is_closed))
 
@@ -222,20 +296,10 @@ class Windowed(Grouping):
 
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         if table == HELD:
-            return read_held(self.codec, self.keys, keys)
+            return self.read_held(keys)
         fields = [*self._place, *self.aggregation.results]
         current = self._emission.current(self._stored(keys, values))
         return pa.Table.from_arrays(current, schema=pa.schema(fields))
-
-
-def _drop_rows_without_time(partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-    """Drops and counts partial rows without an event time, which belong to no window."""
-    times = partial.column(partial.schema.get_field_index("__seen_ms"))
-    if not times.null_count:
-        return partial
-    none = times.is_null()
-    context.count("null_time_rows", int(binary.raw(partial.column("__rows").filter(none), np.int64).sum()))
-    return partial.filter(times.is_valid())
 
 
 def _is_range(pane: Ints) -> bool:

@@ -13,10 +13,9 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
-from kafka_eos_source.state.processor.arrow import arrow_schema
-from kafka_eos_source.state.processor.ddl import as_struct
-from kafka_eos_source.state.processor.entries import StateEntry, read_entries
+from kafka_eos_source.state.processor.rows import StateEntry, read_entries
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
+from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
 from tests.state.store.model_state import ModelState
 
 

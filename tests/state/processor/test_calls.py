@@ -196,7 +196,7 @@ class TestOutput:
         assert seen[0].column(1).to_pylist() == [at]
 
     def test_output_batches_have_a_bounded_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kafka_eos_source.state.processor.output.BATCH_ROWS", 10)
+        monkeypatch.setattr("kafka_eos_source.state.processor.rows.BATCH_ROWS", 10)
         made = runner(
             Custom(nothing, lambda p, key, rows, times: (Row(k=key[0], n=i) for i in range(4))),
             key="k LONG", columns="k LONG, n LONG", output="k LONG, n LONG",

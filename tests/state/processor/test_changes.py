@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,19 +12,9 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.model import StateAccess, StoreIdentity
-from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.model import StateAccess
 from tests.state.processor.processor_shard import check_indexes, custom, nothing, variables_in, with_state
 from tests.state.store.model_state import ModelState
-
-
-@pytest.fixture(params=["model", "store"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAccess]:
-    if request.param == "model":
-        yield ModelState()
-        return
-    with TransactionalStateStore.open(tmp_path / "store", StoreIdentity("app", "s", 0, 1, "t")) as store:
-        yield store
 
 
 class TestChangedProcessors:
@@ -54,10 +42,10 @@ class TestChangedProcessors:
     def test_an_incompatible_change_of_a_variable_is_refused(self, init: Any, message: str) -> None:
         shard = custom(lambda h: h.getValueState("v", "n LONG"), time_mode="ProcessingTime")
         shard.batch([(1, 1)])
-        before = dict(shard.state.data)  # type: ignore[attr-defined]
+        before = dict(shard.state.rows)  # type: ignore[attr-defined]
         with pytest.raises(StateMismatchError, match=message):
             self._declared(init, shard.state, time_mode="ProcessingTime")
-        assert shard.state.data == before  # type: ignore[attr-defined]
+        assert shard.state.rows == before  # type: ignore[attr-defined]
 
     def test_a_changed_key_or_time_mode_is_refused(self) -> None:
         shard = custom(nothing, time_mode="ProcessingTime")

@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 
 from kafka_eos_source.errors import InvalidSchemaError, StatefulProcessorError
 from kafka_eos_source.state.processor.codec import StructCodec
-from kafka_eos_source.state.processor.ddl import as_struct
+from kafka_eos_source.state.processor.schema import as_struct
 
 _INTS = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
 _TIMES = st.datetimes(dt.datetime(1971, 1, 2), dt.datetime(2099, 1, 1))

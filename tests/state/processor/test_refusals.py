@@ -16,9 +16,7 @@ from kafka_eos_source.errors import (
     StatefulProcessorError,
 )
 from kafka_eos_source.state.processor import handle as ours
-from kafka_eos_source.state.processor.list_state import ListState
-from kafka_eos_source.state.processor.map_state import MapState
-from kafka_eos_source.state.processor.value_state import ValueState
+from kafka_eos_source.state.processor.variables import ListState, MapState, ValueState
 from tests.state.processor.processor_shard import custom, nothing
 
 

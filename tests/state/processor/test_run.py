@@ -14,20 +14,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
-from kafka_eos_source.state.processor import rows, ttl, window
+from kafka_eos_source.state.processor import rows, variables
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.processor.processor_shard import Shard, check_indexes, runner
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
 from tests.state.store.model_state import ModelState
-
-
-@pytest.fixture(params=["model", "store"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAccess]:
-    if request.param == "model":
-        yield ModelState()
-        return
-    with TransactionalStateStore.open(tmp_path / "store", StoreIdentity("app", "s", 0, 1, "t")) as store:
-        yield store
 
 
 def test_every_kind_of_variable_keeps_its_state_between_batches(state: StateAccess) -> None:
@@ -104,9 +95,9 @@ class TestTimers:
     def test_no_timer_is_missed_if_more_expire_than_are_read_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in (window, rows):
+        for module in (variables, rows):
             monkeypatch.setattr(module, "WINDOW_KEYS", 3)
-        monkeypatch.setattr("kafka_eos_source.state.processor.batch.WINDOW_KEYS", 3)
+        monkeypatch.setattr("kafka_eos_source.state.processor.run.WINDOW_KEYS", 3)
         shard = Shard(scripted(), INPUT)
         shard.batch([row for i in range(20) for row in ops(f"k{i}", f"t.set {i % 4}", f"t.set {i}")], 0)
         out = shard.batch(time_ms=100)
@@ -187,14 +178,14 @@ class TestTimeToLive:
     def test_many_expired_values_are_removed_over_several_batches(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ttl, "SWEEP_VALUES", 4)
+        monkeypatch.setattr(variables, "SWEEP_VALUES", 4)
         shard = Shard(scripted(ttl_ms=50), INPUT)
         shard.batch(ops("a", "l.put 1 9"), 100)
         for left in (6, 2, 0):
             assert results(shard.batch(ops("a", "l.get", "l.exists"), 150)) == ["[]", "False"]
             assert len(shard.entries()) == left
             check_indexes(shard)
-        assert [key for key in shard.state.data if key[0] != 1] == []  # type: ignore[attr-defined]
+        assert [key for key in shard.state.rows if key[0] != 1] == []  # type: ignore[attr-defined]
 
     def test_a_shorter_time_to_live_applies_from_the_next_update(self) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT)
@@ -212,7 +203,7 @@ def test_computing_a_batch_again_gives_the_same_state() -> None:
     again = copy.deepcopy(first)
     batch = ops("b", "m.get 1", "m.put 1 2", "t.set -5") + ops("a", "v.get", "v.update 3")
     assert first.batch(batch, 150) == again.batch(batch, 150)
-    assert list(first.state.data.items()) == list(again.state.data.items())  # type: ignore[attr-defined]
+    assert list(first.state.rows.items()) == list(again.state.rows.items())  # type: ignore[attr-defined]
 
 
 class TestEventTime:
@@ -265,7 +256,7 @@ class TestEventTime:
 
 def test_state_of_a_processor_survives_commit_and_reopening_of_the_store(tmp_path: Path) -> None:
     """Processing continues on the reopened store."""
-    identity = StoreIdentity("app", "s", 0, 1, "t", schema=scripted().schema)
+    identity = StoreIdentity("app", "s", 0, 1, "t")
     shard = Shard(scripted(ttl_ms=50), INPUT)
     expected = Shard(scripted(ttl_ms=50), INPUT)
     for number in range(4):
@@ -283,4 +274,4 @@ def test_state_of_a_processor_survives_commit_and_reopening_of_the_store(tmp_pat
             assert shard.batch(batch, 20 * number) == expected.batch(batch, 20 * number)
             store.commit({TopicPartition("t", 0): number + 1})
     with TransactionalStateStore.open(tmp_path / "store", identity) as store:
-        assert dict(store.range()) == expected.state.data  # type: ignore[attr-defined]
+        assert dict(store.range()) == expected.state.rows  # type: ignore[attr-defined]

@@ -98,4 +98,4 @@ def test_state_with_a_time_to_live_equals_the_model_for_any_operations(
         kept += [row for model in models.values() for row in [*model.l, *model.m.values()]]
         assert sorted(held) == sorted(kept)
     shard.batch(time_ms=now_ms + _TTL_MS)
-    assert [key for key in shard.state.data if key[0] != 1] == []  # type: ignore[attr-defined]
+    assert [key for key in shard.state.rows if key[0] != 1] == []  # type: ignore[attr-defined]

@@ -32,8 +32,8 @@ from kafka_eos_source.state.changelog.recovery import (
     open_restored,
 )
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator import shard_snapshots
-from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
+from kafka_eos_source.state.operator import shard_store
+from kafka_eos_source.state.operator.shard_store import ShardSnapshots, SnapshotUse
 from kafka_eos_source.state.options import SNAPSHOT_INTERVAL_MS, SnapshotSettings, parse_state
 from kafka_eos_source.state.snapshots import storage as storage_module
 from kafka_eos_source.state.snapshots import upload as upload_module
@@ -967,8 +967,8 @@ def test_without_a_snapshot_an_empty_store_is_restored(hosts: Hosts) -> None:
 def test_a_store_that_is_far_behind_is_replaced_if_that_takes_less_time(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, per_record: int, expected: int
 ) -> None:
-    monkeypatch.setattr(shard_snapshots, "_FAR_BEHIND", 15)
-    monkeypatch.setattr(shard_snapshots, "_BYTES_PER_RECORD", per_record)
+    monkeypatch.setattr(shard_store, "_FAR_BEHIND", 15)
+    monkeypatch.setattr(shard_store, "_BYTES_PER_RECORD", per_record)
     busy, behind = hosts("a"), hosts("b")
     behind.advance(10)
     busy.uploaded(20)
@@ -1029,8 +1029,8 @@ def test_a_download_that_fails_is_not_tried_again_by_the_same_task(
     """A second one would take the time in which the task can read the changelog."""
     hosts("a").uploaded(3)
     other = hosts("b").advance(1)
-    monkeypatch.setattr(shard_snapshots, "_FAR_BEHIND", 1)
-    monkeypatch.setattr(shard_snapshots, "_BYTES_PER_RECORD", 1 << 40)
+    monkeypatch.setattr(shard_store, "_FAR_BEHIND", 1)
+    monkeypatch.setattr(shard_store, "_BYTES_PER_RECORD", 1 << 40)
     fetched: list[str] = []
 
     def fails(_storage: SnapshotStorage, file: SnapshotFile, *_more: Any) -> None:

@@ -16,10 +16,10 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Stat
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, mean, min_, sum_, tumbling
+from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,
     SCHEMA,
-    DictState,
     Row,
     Stream,
     aggregated,
@@ -285,7 +285,7 @@ def test_the_description_covers_everything_the_state_depends_on() -> None:
 
 
 def test_the_store_contains_a_description_of_its_state() -> None:
-    state = DictState()
+    state = ModelState()
     context = BatchContext(0, 0, 1, True, 0)
     list(PROCESSOR.process(iter([]), state, context))
     assert state.rows == {META_KEY: PROCESSOR.description.to_json()}
@@ -296,14 +296,14 @@ def test_the_store_contains_a_description_of_its_state() -> None:
 
 def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.state.vector.processor.PARTIAL_ROWS", 8)
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 3)
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.OUTPUT_ROWS", 4)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 3)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.OUTPUT_ROWS", 4)
     processor = AggregateProcessor(pa.schema([("k", pa.int64())]), ["k"], {"n": count()})
     batches = [pa.RecordBatch.from_pydict({"k": [number % 10, 10 + number % 3]}) for number in range(60)]
     parts = list(processor.partial(batches))
     assert len(parts) > 1
     expected = dict.fromkeys(range(10), 6) | {10: 20, 11: 20, 12: 20}
     for some in (batches, parts):
-        out = list(processor.process(iter(some), DictState(), BatchContext(0, 0, 1, True, 0)))
+        out = list(processor.process(iter(some), ModelState(), BatchContext(0, 0, 1, True, 0)))
         assert max(batch.num_rows for batch in out) == 4
         assert {row["k"]: row["n"] for batch in out for row in batch.to_pylist()} == expected

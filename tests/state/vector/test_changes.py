@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import decimal
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateMismatchError
 from kafka_eos_source.state.encoding.describe import META_KEY
+from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
@@ -29,23 +30,27 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.windows import Tumbling
+from kafka_eos_source.state.vector.declarations import Tumbling
 from tests import ROOT
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
+    GroupModel,
+    Place,
     Row,
     Stream,
     batch_of,
+    emitted,
     inputs,
-    key_of,
     ms,
+    place_of,
     results,
     row_at,
     rows,
     same,
     sharded,
     split,
+    windows,
 )
 
 KEYS = ["k"]
@@ -59,131 +64,6 @@ EXACT = {
     "mean_i": mean("i"),
     "mean_d": mean("d"),
 }
-
-Place = tuple[Any, ...]
-#: For a key and window: the rows that a batch emitted, in order, each with its mark and its results.
-Emitted = dict[Place, list[tuple[bool, Any]]]
-
-
-def place_of(row: Row) -> Place:
-    span = [ms(row[name]) for name in ("window_start", "window_end") if name in row]
-    return (key_of(row, KEYS), *span)
-
-
-def emitted(found: list[Row], names: dict[str, Aggregate]) -> Emitted:
-    by_place: defaultdict[Place, list[tuple[bool, Any]]] = defaultdict(list)
-    for row in found:
-        values = tuple(same(row[name]) for name in names)
-        by_place[place_of(row)].append((row.get("removed", False), values))
-    return dict(by_place)
-
-
-@dataclass
-class _Group:
-    rows: list[Row] = field(default_factory=list)
-    due_ms: int | None = None
-    last: Any = None  # what was emitted last
-
-
-@dataclass
-class Model:
-    """Aggregates by key, or by key and tumbling or hopping window, one row at a time."""
-
-    window: Tumbling | None
-    shards: int
-    emit: str
-    aggregates: dict[str, Aggregate]
-    limit_ms: int | None = None
-    marks_removed: bool = False
-    open: list[dict[Place, _Group]] = field(default_factory=list)
-    event_time_ms: int | None = None
-    batch_id: int = 0
-
-    def __post_init__(self) -> None:
-        self.open = [{} for _ in range(self.shards)]
-
-    def places(self, row: Row) -> list[Place]:
-        if self.window is None:
-            return [(key_of(row, KEYS),)]
-        if row["ts"] is None:
-            return []
-        size, every, offset = self.window.size_ms, self.window.every_ms, self.window.offset_ms
-        start = (row["ts"] - offset) // every * every + offset
-        found = []
-        while start + size > row["ts"]:
-            found.append((key_of(row, KEYS), start, start + size))
-            start -= every
-        return found
-
-    def closed(self, place: Place, until_ms: int | None) -> bool:
-        return (
-            self.window is not None and until_ms is not None and place[2] + self.window.grace_ms <= until_ms
-        )
-
-    def run(self, batches: list[list[Row]]) -> Emitted:
-        out: Emitted = {}
-        newest = self.event_time_ms
-        for groups, batch in zip(self.open, batches, strict=True):
-            changed = set()
-            own = self.event_time_ms
-            for row in batch:
-                if row["ts"] is not None:
-                    own = row["ts"] if own is None else max(own, row["ts"])
-                for place in self.places(row):
-                    if self.closed(place, self.event_time_ms):
-                        continue
-                    group = groups.setdefault(place, _Group())
-                    if row.get("gone"):
-                        group.rows.remove({**row, "gone": False})
-                    else:
-                        group.rows.append(row)
-                    changed.add(place)
-            now = self.batch_id if self.window is None else own
-            for place, group in list(groups.items()):
-                self.settle(groups, place, group, now, self.closed(place, own), place in changed, out)
-            if own is not None:
-                newest = own if newest is None else max(newest, own)
-        self.event_time_ms, self.batch_id = newest, self.batch_id + 1
-        return out
-
-    def settle(
-        self,
-        groups: dict[Place, _Group],
-        place: Place,
-        group: _Group,
-        now: int | None,
-        closes: bool,
-        changed: bool,
-        out: Emitted,
-    ) -> None:
-        if self.limit_ms is None:
-            emits = closes if self.emit == "on_close" else changed
-        else:
-            assert now is not None
-            if changed and group.due_ms is None:
-                group.due_ms = now + self.limit_ms
-            emits = group.due_ms is not None and (closes or group.due_ms <= now)
-        if emits:
-            result = results(group.rows, self.aggregates) if group.rows else None
-            pair = []
-            if group.last is not None and self.emit == "changes":
-                pair.append((True, group.last))
-            elif group.last is not None and result is None and self.marks_removed:
-                pair.append((True, (None,) * len(self.aggregates)))
-            if result is not None:
-                pair.append((False, result))
-            if pair:
-                out[place] = pair
-            group.last, group.due_ms = result, None
-        if closes or (not group.rows and group.last is None):
-            del groups[place]
-
-
-@st.composite
-def windows(draw: st.DrawFn) -> Tumbling:
-    size = draw(st.integers(1, 20)) * 500
-    every = draw(st.just(size) | st.integers(1, size // 500).map(lambda steps: steps * 500))
-    return Tumbling("ts", size, every, draw(st.integers(0, 20)) * 500, draw(st.integers(0, 3)) * 250)
 
 
 @st.composite
@@ -204,7 +84,7 @@ def signed_batch(some: list[Row]) -> pa.RecordBatch:
     return batch_of(some, SIGNED)
 
 
-def run_both(stream: Stream, model: Model, some: list[Row], data: st.DataObject) -> None:
+def run_both(stream: Stream, model: GroupModel, some: list[Row], data: st.DataObject) -> None:
     """Runs the same micro-batches through a processor and the model, and compares every batch."""
     processor = stream.processor
     for batch in split(data.draw, some):
@@ -255,7 +135,7 @@ def test_every_batch_emits_what_the_model_emits(
         removed="gone",
         at_most_every=None if limit_ms is None else f"{limit_ms}ms",
     )
-    model = Model(window, shards, emit, EXACT, limit_ms, marks_removed=True)
+    model = GroupModel(window, shards, emit, EXACT, limit_ms, marks_removed=True)
     run_both(Stream(processor, shards), model, some, data)
 
 
@@ -345,7 +225,7 @@ def test_a_second_aggregation_may_have_windows_too(
                 del table[place]
             else:
                 table[place] = row["windows"]
-    model = Model(window, 1, "on_update", {"n": count()})
+    model = GroupModel(window, 1, "on_update", {"n": count()})
     rows_of = Counter(place for row in some for place in model.places(row))
     expected = Counter((n, place[1] // 20_000 * 20_000) for place, n in rows_of.items())
     assert table == expected
@@ -398,8 +278,6 @@ def test_results_without_windows_are_held_back_in_processing_time() -> None:
 
 
 def test_a_shard_requests_a_batch_for_what_it_holds_back() -> None:
-    from kafka_eos_source.state.model import BatchContext
-
     processor = AggregateProcessor(SCHEMA, KEYS, {"n": count()}, at_most_every="3s")
     state = Stream(processor).states[0]
 
@@ -561,18 +439,15 @@ def test_hopping_windows_take_rows_back() -> None:
     window = hopping("4s", every="2s", on="ts", grace="1h")
     stream = Stream(AggregateProcessor(SIGNED, KEYS, {"sum": sum_("d")}, window=window, removed="gone"))
     row = {**row_at("a", 3000), "d": decimal.Decimal("1.5"), "gone": False}
-    assert len(stream.run([as_partials_signed(stream, [row])])) == 2
-    assert [
-        each["removed"] for each in stream.run([as_partials_signed(stream, [{**row, "gone": True}])])
-    ] == [
-        True,
-        True,
-    ]
+
+    def run(one: Row) -> list[bool]:
+        return [
+            each["removed"] for each in stream.run([list(stream.processor.partial([signed_batch([one])]))])
+        ]
+
+    assert run(row) == [False, False]
+    assert run({**row, "gone": True}) == [True, True]
     assert list(stream.states[0].rows) == [META_KEY]
-
-
-def as_partials_signed(stream: Stream, some: list[Row]) -> list[pa.RecordBatch]:
-    return list(stream.processor.partial([signed_batch(some)]))
 
 
 def test_the_page_about_windows_shows_what_two_steps_emit() -> None:

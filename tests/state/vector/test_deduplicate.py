@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, UnavailableError
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import DeduplicateProcessor, intake
+from kafka_eos_source.state.vector import DeduplicateProcessor, arrays
 from kafka_eos_source.state.vector.deduplicate import _passing
+from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     SCHEMA,
-    DictState,
     Row,
     Stream,
     batch_of,
@@ -116,7 +116,7 @@ def test_how_a_batch_is_cut_into_chunks_does_not_matter(
     cuts = [split(data.draw, batch, 6) for batch in batches]
 
     def run(chunk_rows: int) -> tuple[list[list[int]], dict[bytes, bytes], dict[str, int]]:
-        monkeypatch.setattr(intake, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(arrays, "CHUNK_ROWS", chunk_rows)
         stream = Stream(DeduplicateProcessor(SCHEMA, KEYS, within=within, on=on, grace="20s"))
         emitted = [[row["seq"] for row in stream.run([map(batch_of, cut)])] for cut in cuts]
         return emitted, stream.states[0].rows, stream.metrics
@@ -125,18 +125,18 @@ def test_how_a_batch_is_cut_into_chunks_does_not_matter(
 
 
 def test_a_later_chunk_may_hold_the_earlier_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(arrays, "CHUNK_ROWS", 1)
     stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts"))
     cut = [batch_of([{**row_at("a", time), "seq": time}]) for time in (9000, 1000, 4000, 6000, 8000)]
     assert [row["seq"] for row in stream.run([cut])] == [1000, 6000]
 
 
 def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(arrays, "CHUNK_ROWS", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
     cut = [batch_of([row_at(key, 0)]) for key in "abc"]
-    found = processor.process(iter(cut), DictState(), BatchContext(0, 0, 1, True, 0, None))
+    found = processor.process(iter(cut), ModelState(), BatchContext(0, 0, 1, True, 0, None))
     assert next(found).num_rows == 1
     assert list(tmp_path.iterdir()) == [], "the file has no name"
     open_files = len(os.listdir("/proc/self/fd"))
@@ -146,9 +146,9 @@ def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize("rows_of_chunk", [1, 5000], ids=["at the end", "while rows are added"])
 def test_a_full_disk_is_reported_with_the_folder(monkeypatch: pytest.MonkeyPatch, rows_of_chunk: int) -> None:
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(arrays, "CHUNK_ROWS", 1)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
-    state = DictState()
+    state = ModelState()
     processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
     cut = [batch_of([row_at(key, 0)] * rows_of_chunk) for key in "abc"]
     open_files = len(os.listdir("/proc/self/fd"))

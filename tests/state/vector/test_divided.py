@@ -1,10 +1,11 @@
-"""A micro-batch that is divided by key gives the same results, state and counts as one that is not."""
+"""Processors give the same results and state in divided batches, and on the store across dropped attempts."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,7 @@ from unittest import mock
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import shard_rows
@@ -22,10 +23,10 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
     DeduplicateProcessor,
+    arrays,
     count,
-    due,
+    groups,
     hopping,
-    intake,
     latest,
     mean,
     min_,
@@ -34,10 +35,10 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
+from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
-    DictState,
     Row,
     Stream,
     batch_of,
@@ -54,6 +55,8 @@ SOME = {
     "min": min_("f"),
     "new": latest("s", by=("ts", "seq")),
 }
+CHANGELOG = TopicPartition("app-store-changelog", 0)
+IDENTITY = StoreIdentity("app", "store", 0, 1, CHANGELOG.topic)
 EXACT = {"n": count(), "sum": sum_("i"), "mean": mean("d")}
 SIGNED = SCHEMA.append(pa.field("gone", pa.bool_()))
 TUMBLING = tumbling("3s", on="ts", grace="2s")
@@ -92,8 +95,8 @@ def limits(rows_in_memory: int, chunk: int, files: int, scanned: int) -> Iterato
     with (
         mock.patch.multiple(shard_rows, MOST_ROWS=rows_in_memory, _FILES=files),
         mock.patch.object(processor, "KEYED_ROWS", chunk),
-        mock.patch.object(intake, "CHUNK_ROWS", chunk),
-        mock.patch.multiple(due, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
+        mock.patch.object(arrays, "CHUNK_ROWS", chunk),
+        mock.patch.multiple(groups, SCAN_ROWS=scanned, GROUP_KEYS=2 * scanned),
     ):
         yield
 
@@ -153,13 +156,11 @@ def _batch(some: list[Row], declared: Any) -> pa.RecordBatch:
 def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: str, tmp_path: Path) -> None:
     """Due entries are read while their changes go to disk. The last batches close all windows."""
     declared = PROCESSORS[name]
-    whole, seen, divided, spilled = DictState(), None, 0, 0
-    tp = TopicPartition("app-store-changelog", 0)
-    identity = StoreIdentity("app", "store", 0, 1, tp.topic, schema=declared.schema)
+    whole, seen, divided, spilled = ModelState(), None, 0, 0
     some = [row_at(f"k{number * 7 % 300}", number * 17 % 9_000) for number in range(1000)]
     # The second batch changes windows and also closes them; the third one is a single row that closes others.
     batches = [some[:500], [*some[300:], row_at("other", 30_000)], some[500:], [row_at("other", 90_000)], []]
-    with TransactionalStateStore.open(tmp_path, identity, StoreConfig(10_000)) as store:
+    with TransactionalStateStore.open(tmp_path, IDENTITY, StoreConfig(10_000)) as store:
         for batch_id, batch in enumerate(batches):
             signed = [{**row, "gone": False} for row in batch]
             own = [_batch(signed[at : at + 100], declared) for at in range(0, len(batch), 100)]
@@ -178,7 +179,7 @@ def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: st
             assert by_key(found) == by_key(expected)
             assert list(store.all()) == list(whole.range())
             spilled += store.staged_bytes()[1]
-            store.commit({tp: batch_id + 1})
+            store.commit({CHANGELOG: batch_id + 1})
             seen = contexts[0].seen_event_time_ms or seen
     assert divided
     assert spilled
@@ -188,3 +189,38 @@ def test_a_divided_batch_whose_changes_go_to_disk_leaves_the_same_state(name: st
 
 def _emitted(declared: Any, own: list[pa.RecordBatch], state: Any, context: BatchContext) -> list[Row]:
     return [row for out in declared.process(iter(own), state, context) for row in out.to_pylist()]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Path]:
+    """Returns an iterator of unused folders."""
+    return (tmp_path / str(number) for number in count_up())
+
+
+@pytest.mark.parametrize("name", ["running", "hopping, on close", "session", "deduplicate"])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some=rows(), data=st.data())
+def test_a_processor_gives_the_same_results_on_the_store_as_on_a_dict(
+    folders: Iterator[Path], name: str, some: list[Row], data: st.DataObject
+) -> None:
+    """The store is opened again between batches, and each batch has a first attempt that is thrown away."""
+    declared = PROCESSORS[name]
+    path, model, seen = next(folders), ModelState(), None
+    store = TransactionalStateStore.open(path, IDENTITY)
+    for batch_id, batch in enumerate(split(data.draw, some)):
+        context = BatchContext(batch_id, 0, 1, batch_id == 0, batch_id, seen)
+        expected = in_order(_emitted(declared, [batch_of(batch)], model, context))
+        for attempt in ("thrown away", "committed"):
+            again = BatchContext(batch_id, 0, 1, batch_id == 0, batch_id, seen)
+            assert in_order(_emitted(declared, [batch_of(batch)], store, again)) == expected
+            assert again == context
+            if attempt == "thrown away":
+                store.rollback()
+        assert list(store.all()) == list(model.range())
+        store.commit({CHANGELOG: batch_id + 1})
+        if data.draw(st.booleans()):
+            store.close()
+            store = TransactionalStateStore.open(path, IDENTITY)
+        seen = max([time for time in (seen, context.seen_event_time_ms) if time is not None], default=None)
+    assert list(store.all()) == list(model.range())
+    store.close()

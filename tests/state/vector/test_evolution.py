@@ -28,11 +28,12 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.decode import decode_entries
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
+from kafka_eos_source.state.vector.processor import decode_entries
 from tests.state.state_kit import EFFORT
-from tests.state.vector.vector_model import BASE, DictState, Row, Stream, batch_of, same
+from tests.state.store.model_state import ModelState
+from tests.state.vector.vector_model import BASE, Row, Stream, batch_of, same
 
 TIME = pa.timestamp("us", "UTC")
 KEYS = pa.schema([("k", pa.string()), ("ts", TIME)])
@@ -231,7 +232,7 @@ def declared(
     return AggregateProcessor(schema, keys or ["k", "j"], aggregates or BEFORE, **options)
 
 
-def filled(processor: Any) -> DictState:
+def filled(processor: Any) -> ModelState:
     """Returns the state of a processor that has seen a few rows."""
     stream = Stream(processor)
     row = {"k": "x", "j": "y", "a": 3, "b": 4, "f": 0.5, "d": None, "ts": BASE, "late": BASE}
@@ -239,7 +240,7 @@ def filled(processor: Any) -> DictState:
     return stream.states[0]
 
 
-def start(processor: Any, state: DictState) -> list[Row]:
+def start(processor: Any, state: ModelState) -> list[Row]:
     """Runs a batch without rows, as the first one after a restart."""
     batches: Iterator[pa.RecordBatch] = processor.process(iter([]), state, BatchContext(1, 0, 1, False, 0))
     return [row for batch in batches for row in batch.to_pylist()]
@@ -248,88 +249,60 @@ def start(processor: Any, state: DictState) -> list[Row]:
 HOUR = tumbling("1h", on="ts")
 
 
+def totals(of: Aggregate, **options: Any) -> AggregateProcessor:
+    return declared(aggregates={"t": of}, **options)
+
+
+def sessions(gap: str) -> AggregateProcessor:
+    return declared(window=session(gap, on="ts"))
+
+
+ORDINARY, HOURLY, DUPLICATES = declared(), declared(window=HOUR), DeduplicateProcessor(SCHEMA, ["k"])
+OTHER_KEY = "columns of the key, their types or their order"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (declared(), declared(["j", "k"]), "columns of the key have other names"),
-        (declared(), declared(["k"]), "columns of the key, their types or their order"),
-        (declared(), declared(["k", "a"]), "columns of the key, their types or their order"),
-        (declared(["a"]), declared(["a"], types={"a": pa.int64()}), "columns of the key, their types"),
+        (ORDINARY, declared(["j", "k"]), "columns of the key have other names"),
+        (ORDINARY, declared(["k"]), OTHER_KEY),
+        (ORDINARY, declared(["k", "a"]), OTHER_KEY),
+        (declared(["a"]), declared(["a"], types={"a": pa.int64()}), OTHER_KEY),
+        (totals(sum_("a")), totals(sum_("b")), r"'t' was sum\(a\).*is now sum\(b\)"),
+        (totals(sum_("a")), totals(max_("a")), r"'t' was sum\(a\).*is now max\(a\)"),
         (
-            declared(),
-            declared(aggregates={**BEFORE, "total": sum_("b")}),
-            r"'total' was sum\(a\).*is now sum\(b\)",
-        ),
-        (
-            declared(),
-            declared(aggregates={**BEFORE, "total": max_("a")}),
-            r"'total' was sum\(a\).*is now max\(a\)",
-        ),
-        (
-            declared(),
+            ORDINARY,
             declared(aggregates={"n": count(), "total": sum_("a"), "most": max_("a")}),
             "'least' was removed and 'most' added in one change, which looks like a rename",
         ),
-        (declared(), declared(types={"a": pa.int16()}), "'least' has type int32, which cannot become int16"),
+        (ORDINARY, declared(types={"a": pa.int16()}), "'least' has type int32, which cannot become int16"),
+        (ORDINARY, declared(types={"a": pa.float32()}), "'total' has type int64, which cannot become double"),
         (
-            declared(),
-            declared(types={"a": pa.float32()}),
-            "'total' has type int64, which cannot become double",
-        ),
-        (
-            declared(aggregates={"t": sum_("d")}),
-            declared(aggregates={"t": sum_("d")}, types={"d": pa.decimal128(10, 3)}),
+            totals(sum_("d")),
+            totals(sum_("d"), types={"d": pa.decimal128(10, 3)}),
             r"decimal128\(19, 2\), which cannot become decimal128\(20, 3\)",
         ),
-        (
-            declared(aggregates={"t": sum_("d")}),
-            declared(aggregates={"t": sum_("d")}, types={"d": pa.float64()}),
-            "which cannot become double",
-        ),
-        (
-            declared(aggregates={"t": latest("a", by="b")}),
-            declared(aggregates={"t": latest("a", by="f")}),
-            r"latest\(a by b\).*latest\(a by f\)",
-        ),
+        (totals(sum_("d")), totals(sum_("d"), types={"d": pa.float64()}), "which cannot become double"),
+        (totals(latest("a", by="b")), totals(latest("a", by="f")), r"latest\(a by b\).*latest\(a by f\)"),
         (
             declared(aggregates={"a1": count(), "a2": count(), "t": sum_("a")}),
             declared(aggregates={"b1": count(), "b2": count(), "t": sum_("a")}),
             "'a1', 'a2' was removed and 'b1', 'b2' added",
         ),
-        (declared(), declared(window=HOUR), "the tables changed"),
-        (declared(window=HOUR), declared(), "the tables changed"),
+        (ORDINARY, HOURLY, "the tables changed"),
+        (HOURLY, ORDINARY, "the tables changed"),
         (
-            declared(window=HOUR),
+            HOURLY,
             declared(window=tumbling("2h", on="ts")),
             "windows changed.*size_ms=3600000.*size_ms=7200000",
         ),
-        (declared(window=HOUR), declared(window=hopping("1h", every="30m", on="ts")), "windows changed"),
-        (declared(window=HOUR), declared(window=tumbling("1h", on="ts", offset="1m")), "windows changed"),
-        (
-            declared(window=HOUR),
-            declared(window=tumbling("1h", on="late")),
-            "windows changed.*on=ts.*on=late",
-        ),
-        (
-            declared(window=session("1h", on="ts")),
-            declared(window=session("2h", on="ts")),
-            "windows changed.*gap_ms=7200000",
-        ),
-        (
-            DeduplicateProcessor(SCHEMA, ["k"]),
-            DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="ts"),
-            "the tables changed",
-        ),
-        (
-            DeduplicateProcessor(SCHEMA, ["k"]),
-            DeduplicateProcessor(SCHEMA, ["j"]),
-            "other names.*withColumnRenamed",
-        ),
-        (
-            DeduplicateProcessor(SCHEMA, ["k"]),
-            declared(),
-            "operator of kind 'deduplicate', expected 'aggregate'",
-        ),
+        (HOURLY, declared(window=hopping("1h", every="30m", on="ts")), "windows changed"),
+        (HOURLY, declared(window=tumbling("1h", on="ts", offset="1m")), "windows changed"),
+        (HOURLY, declared(window=tumbling("1h", on="late")), "windows changed.*on=ts.*on=late"),
+        (sessions("1h"), sessions("2h"), "windows changed.*gap_ms=7200000"),
+        (DUPLICATES, DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="ts"), "the tables changed"),
+        (DUPLICATES, DeduplicateProcessor(SCHEMA, ["j"]), "other names.*withColumnRenamed"),
+        (DUPLICATES, ORDINARY, "operator of kind 'deduplicate', expected 'aggregate'"),
     ],
 )
 def test_a_change_that_the_state_does_not_fit_is_refused_with_both_declarations(
@@ -349,18 +322,12 @@ def test_a_change_that_the_state_does_not_fit_is_refused_with_both_declarations(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (declared(), declared(aggregates=dict(reversed(BEFORE.items())))),
-        (declared(), declared(types={"a": pa.int64(), "ts": pa.timestamp("us", "Europe/Berlin")})),
-        (
-            declared(aggregates={"n": count("a")}),
-            declared(aggregates={"n": count("a")}, types={"a": pa.string()}),
-        ),
-        (
-            declared(aggregates={"m": mean("a")}),
-            declared(aggregates={"m": mean("a")}, types={"a": pa.float64()}),
-        ),
-        (declared(window=HOUR), declared(window=tumbling("1h", on="ts", grace="5m"), emit="on_close")),
-        (declared(window=HOUR), declared(window=HOUR, types={"ts": pa.timestamp("ms", "UTC")})),
+        (ORDINARY, declared(aggregates=dict(reversed(BEFORE.items())))),
+        (ORDINARY, declared(types={"a": pa.int64(), "ts": pa.timestamp("us", "Europe/Berlin")})),
+        (totals(count("a")), totals(count("a"), types={"a": pa.string()})),
+        (totals(mean("a")), totals(mean("a"), types={"a": pa.float64()})),
+        (HOURLY, declared(window=tumbling("1h", on="ts", grace="5m"), emit="on_close")),
+        (HOURLY, declared(window=HOUR, types={"ts": pa.timestamp("ms", "UTC")})),
         (
             DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="ts"),
             DeduplicateProcessor(SCHEMA, ["k"], within="2h", on="ts", grace="5s"),
@@ -436,14 +403,14 @@ def function(state: Mapping[str, Any], **options: Any) -> FunctionProcessor:
     return FunctionProcessor(SCHEMA, ["k"], show_state, output=OUTPUT, state=pa.schema(fields), **options)
 
 
-def states(processor: FunctionProcessor, state: DictState, *keys: str) -> list[str]:
+def states(processor: FunctionProcessor, state: ModelState, *keys: str) -> list[str]:
     rows = [{**dict.fromkeys(SCHEMA.names), "k": key} for key in keys]
     batches = processor.process(iter([batch_of(rows, SCHEMA)]), state, BatchContext(1, 0, 1, False, 0))
     return sorted(row["seen"] for batch in batches for row in batch.to_pylist())
 
 
 def test_columns_of_a_function_s_state_are_added_dropped_reordered_and_widened() -> None:
-    state = DictState()
+    state = ModelState()
     assert states(function({"n": pa.int32()}), state, "x", "y") == ["None", "None"]
     wider = function({"m": pa.float64(), "n": pa.int64()})
     assert states(wider, state, "x", "z") == ["None", "{'m': None, 'n': 1}"]
@@ -475,7 +442,7 @@ def test_columns_of_a_function_s_state_are_added_dropped_reordered_and_widened()
     ],
 )
 def test_other_changes_of_a_function_s_state_are_refused(after: FunctionProcessor, reason: str) -> None:
-    state = DictState()
+    state = ModelState()
     states(function({"n": pa.int32()}), state, "x")
     held = dict(state.rows)
     with pytest.raises(StateMismatchError, match=reason):

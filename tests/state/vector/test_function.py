@@ -27,10 +27,10 @@ from kafka_eos_source.state.vector import (
     tumbling,
 )
 from tests import ROOT
+from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,
     SCHEMA,
-    DictState,
     Row,
     Stream,
     batch_of,
@@ -89,7 +89,7 @@ def test_state_is_passed_from_one_call_to_the_next(some: list[Row], data: st.Dat
 def test_a_function_called_twice_for_a_key_sees_its_state_and_unchanged_state_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
+    monkeypatch.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 2)
     schema = pa.schema([("k", pa.int64())])
     calls: list[Any] = []
 
@@ -100,7 +100,7 @@ def test_a_function_called_twice_for_a_key_sees_its_state_and_unchanged_state_is
     processor = FunctionProcessor(
         schema, ["k"], function, output=schema, state=pa.schema([("v", pa.int64())])
     )
-    state = DictState()
+    state = ModelState()
     puts: list[int] = []
     put_many = state.put_many
     state.put_many = lambda keys, values: (puts.append(len(keys)), put_many(keys, values))[1]  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ def test_invalid_columns_are_refused_and_the_description_has_the_version() -> No
 # ------------------------------------------------------------------ reading the state
 
 
-def _read(state: DictState) -> dict[str, pa.Table]:
+def _read(state: ModelState) -> dict[str, pa.Table]:
     description = Description.from_json(state.rows[META_KEY])
     found = decode_entries(description, state.range())
     assert list(found) == [table.name for _, table in sorted(description.tables.items())]

@@ -28,8 +28,8 @@ from kafka_eos_source.state.shard_rows import (
     unpack,
 )
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
+from kafka_eos_source.state.vector.declarations import Window
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
-from kafka_eos_source.state.vector.windows import Window
 
 SHARDS = 3
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}

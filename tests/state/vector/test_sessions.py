@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
-from kafka_eos_source.state.vector.lists import ListCodec
-from kafka_eos_source.state.vector.sessions import join
-from kafka_eos_source.state.vector.windows import Session
+from kafka_eos_source.state.vector.declarations import Session
+from kafka_eos_source.state.vector.sessions import join_spans
+from kafka_eos_source.state.vector.versions import ListCodec
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
@@ -228,7 +228,7 @@ def test_sessions_grow_merge_and_close() -> None:
 def test_partial_rows_of_one_session_are_merged_in_the_read(some: list[Row], window: Session) -> None:
     processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
+        patched.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 2)
         partial = list(processor.partial([batch_of([row]) for row in some]))
     assert len(partial) <= 1  # each session once, however it was combined
     assert partial == [] or partial[0].num_rows <= len(some)
@@ -279,7 +279,7 @@ def test_an_earlier_session_of_a_key_is_closed_on_time() -> None:
     )
 )
 def test_overlapping_spans_are_merged(spans: list[tuple[int, int, int]]) -> None:
-    found = join(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
+    found = join_spans(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
     groups = [{number} for number in range(len(spans))]
     for one, (key, start, end) in enumerate(spans):
         for other, (other_key, other_start, other_end) in enumerate(spans):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
+from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
     count,
@@ -24,23 +23,23 @@ from kafka_eos_source.state.vector import (
     sum_,
     tumbling,
 )
-from kafka_eos_source.state.vector.windows import Tumbling, milliseconds, times_ms
+from kafka_eos_source.state.vector.declarations import Tumbling, milliseconds, times_ms
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
+    GroupModel,
     Row,
     Stream,
     as_partials,
     batch_of,
+    emitted,
     inputs,
-    key_of,
     ms,
-    results,
     row_at,
     rows,
-    same,
     sharded,
     split,
+    windows,
 )
 
 KEYS = ["k"]
@@ -53,95 +52,18 @@ SOME = {
 }
 
 
-@st.composite
-def windows(draw: st.DrawFn, *, grace: bool = True) -> Tumbling:
-    size = draw(st.integers(1, 20)) * 500
-    every = draw(st.just(size) | st.integers(1, size // 500).map(lambda steps: steps * 500))
-    late = draw(st.integers(0, 20)) * 500 if grace else 10**9
-    return Tumbling("ts", size, every, late, draw(st.integers(0, 3)) * 250)
-
-
-@dataclass
-class Model:
-    """Computes windows one row at a time."""
-
-    window: Tumbling
-    shards: int
-    on_close: bool
-    open: list[dict[Any, list[Row]]] = field(default_factory=list)
-    event_time_ms: int | None = None
-    late: int = 0
-    no_time: int = 0
-
-    def __post_init__(self) -> None:
-        self.open = [{} for _ in range(self.shards)]
-
-    def starts(self, time_ms: int) -> Iterable[int]:
-        window = self.window
-        start = (time_ms - window.offset_ms) // window.every_ms * window.every_ms + window.offset_ms
-        while start + window.size_ms > time_ms:
-            yield start
-            start -= window.every_ms
-
-    def closed(self, start: int, until_ms: int | None) -> bool:
-        return until_ms is not None and start + self.window.size_ms + self.window.grace_ms <= until_ms
-
-    def run(self, batches: list[list[Row]]) -> dict[Any, Any]:
-        emitted: dict[Any, Any] = {}
-        seen = []
-        for shard, batch in enumerate(batches):
-            now = self.event_time_ms
-            changed = set()
-            for row in batch:
-                if row["ts"] is None:
-                    self.no_time += 1
-                    continue
-                seen.append(row["ts"])
-                now = row["ts"] if now is None else max(now, row["ts"])
-                for start in self.starts(row["ts"]):
-                    if self.closed(start, self.event_time_ms):
-                        self.late += 1
-                    else:
-                        place = (key_of(row, KEYS), start)
-                        self.open[shard].setdefault(place, []).append(row)
-                        changed.add(place)
-            done = {place for place in self.open[shard] if self.closed(place[1], now)}
-            for place in done if self.on_close else changed:
-                assert place not in emitted
-                emitted[place] = results(self.open[shard][place], SOME)
-            for place in done:
-                del self.open[shard][place]
-        self.event_time_ms = max(
-            [*seen, *([] if self.event_time_ms is None else [self.event_time_ms])], default=None
-        )
-        return emitted
-
-
-def emitted(found: list[Row], window: Tumbling) -> dict[Any, Any]:
-    """Checks and returns what a processor emitted: each window once."""
-    by_place = {}
-    for row in found:
-        start, end = ms(row["window_start"]), ms(row["window_end"])
-        assert end - start == window.size_ms
-        place = (key_of(row, KEYS), start)
-        assert place not in by_place
-        by_place[place] = tuple(same(row[name]) for name in SOME)
-    return by_place
-
-
 @settings(max_examples=25)
 @given(rows(), windows(), st.booleans(), st.data())
 def test_the_output_of_every_batch_equals_that_of_the_model(
     some: list[Row], window: Tumbling, on_close: bool, data: st.DataObject
 ) -> None:
     shards = data.draw(st.integers(1, 2))
-    processor = AggregateProcessor(
-        SCHEMA, KEYS, SOME, window=window, emit="on_close" if on_close else "on_update"
-    )
-    stream, model = Stream(processor, shards), Model(window, shards, on_close)
+    emit = "on_close" if on_close else "on_update"
+    processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window, emit=emit)
+    stream, model = Stream(processor, shards), GroupModel(window, shards, emit, SOME)
     for batch in split(data.draw, some):
         own = sharded(batch, KEYS, shards)
-        assert emitted(stream.run(inputs(data.draw, processor, own)), window) == model.run(own)
+        assert emitted(stream.run(inputs(data.draw, processor, own)), SOME) == model.run(own)
         assert stream.event_time_ms == model.event_time_ms
         # a closed window leaves nothing in the state except the description, which always exists
         assert [len(state.rows) - 1 for state in stream.states] == [len(windows_) for windows_ in model.open]
@@ -158,10 +80,10 @@ def test_within_grace_the_state_does_not_depend_on_batches(
     whole.run([[batch_of(some)]])
     last: dict[Any, Any] = {}
     for batch in split(data.draw, some):
-        last |= emitted(parts.run([as_partials(processor, split(data.draw, batch, 3))]), window)
+        last |= emitted(parts.run([as_partials(processor, split(data.draw, batch, 3))]), SOME)
     assert parts.states[0].rows == whole.states[0].rows
     # however often windows were revised, the last results cover all rows
-    assert last == Model(window, 1, False).run([some])
+    assert last == GroupModel(window, 1, "on_update", SOME).run([some])
 
 
 def test_results_are_revised_within_grace_and_final_after_it() -> None:
@@ -247,7 +169,7 @@ def test_event_time_may_have_every_timestamp_type(type_: pa.DataType, per_ms: in
     (out,) = processor.process(
         iter([pa.RecordBatch.from_arrays([pa.array(["a", "a"]), times], schema=schema)]),
         Stream(processor).states[0],
-        context := _context(),
+        context := BatchContext(0, 0, 1, True, 0),
     )
     assert out.column("window_start").cast(pa.int64()).to_pylist() == [-1000 * per_ms, 0]
     assert out.column("window_end").cast(pa.int64()).to_pylist() == [0, 1000 * per_ms]
@@ -257,12 +179,6 @@ def test_event_time_may_have_every_timestamp_type(type_: pa.DataType, per_ms: in
 
 def test_event_time_may_be_in_seconds() -> None:
     assert times_ms(pa.array([-2, None, 3], pa.timestamp("s")))[0].tolist() == [-2000, 0, 3000]
-
-
-def _context() -> Any:
-    from kafka_eos_source.state.model import BatchContext
-
-    return BatchContext(0, 0, 1, True, 0)
 
 
 def test_a_time_outside_the_supported_range_is_named() -> None:
@@ -298,7 +214,8 @@ def test_latest_in_a_window_is_ordered_by_event_time() -> None:
 def test_no_window_boundary_cuts_a_pane(time: int, window: Tumbling) -> None:
     (pane,) = window.panes(np.array([time])).tolist()
     _, starts = window.starts(np.array([pane]))
-    assert sorted(starts.tolist()) == sorted(Model(window, 1, False).starts(time))
+    places = GroupModel(window, 1, "on_update", SOME).places({"k": "a", "ts": time})
+    assert sorted(starts.tolist()) == sorted(place[1] for place in places)
     assert all(start <= pane and pane + window.pane_ms <= start + window.size_ms for start in starts.tolist())
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,8 @@ import pyarrow as pa
 
 from kafka_eos_source.state.model import BatchContext, ShardProcessor
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, latest, max_, mean, min_, sum_
+from kafka_eos_source.state.vector.declarations import Tumbling
+from tests.state.store.model_state import ModelState
 
 Row = dict[str, Any]
 
@@ -52,49 +55,6 @@ AGGREGATES = {
     "new_s": latest("s", by="ts"),
     "new_i": latest("i", by=("ts", "seq")),
 }
-
-
-class DictState:
-    """A `StateAccess` backed by a dict."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-
-    def get(self, key: bytes) -> bytes | None:
-        return self.rows.get(key)
-
-    def put(self, key: bytes, value: bytes | None) -> None:
-        assert key
-        if value is None:
-            self.rows.pop(key, None)
-        else:
-            self.rows[key] = value
-
-    def delete(self, key: bytes) -> None:
-        self.put(key, None)
-
-    def delete_range(self, low: bytes, high: bytes | None) -> None:
-        for key, _ in list(self.range(low, high)):
-            del self.rows[key]
-
-    def range(
-        self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
-        keys = sorted(
-            key for key in self.rows if (low is None or key >= low) and (high is None or key < high)
-        )
-        return iter([(key, self.rows[key]) for key in (reversed(keys) if reverse else keys)])
-
-    def prefix_scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter([pair for pair in self.range() if pair[0].startswith(prefix)])
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        return pa.array([self.rows.get(key) for key in keys.to_pylist()], pa.binary())
-
-    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        assert not keys.null_count
-        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
-            self.put(key, value)
 
 
 @st.composite
@@ -231,14 +191,14 @@ class Stream:
 
     processor: Any
     shards: int = 1
-    states: list[DictState] = field(default_factory=list)
+    states: list[ModelState] = field(default_factory=list)
     event_time_ms: int | None = None
     event_time_limit_ms: int | None = None
     metrics: dict[str, int] = field(default_factory=dict)
     batch_id: int = 0
 
     def __post_init__(self) -> None:
-        self.states = [DictState() for _ in range(self.shards)]
+        self.states = [ModelState() for _ in range(self.shards)]
 
     def run(self, shard_batches: Sequence[Iterable[pa.RecordBatch]]) -> list[Row]:
         """Runs one micro-batch over the rows of each shard; returns the emitted rows."""
@@ -295,3 +255,137 @@ def inputs(
         as_partials(processor, split(draw, own, 3)) if draw(st.booleans()) else [batch_of(own)]
         for own in shard_rows
     ]
+
+
+# ------------------------------------------------------------------ groups by key, or by key and window
+
+Place = tuple[Any, ...]
+#: For a key and window: the rows that a batch emitted, in order, each with its mark and its results.
+Emitted = dict[Place, list[tuple[bool, Any]]]
+
+
+def place_of(row: Row) -> Place:
+    span = [ms(row[name]) for name in ("window_start", "window_end") if name in row]
+    return (key_of(row, ["k"]), *span)
+
+
+def emitted(found: list[Row], names: dict[str, Aggregate]) -> Emitted:
+    by_place: defaultdict[Place, list[tuple[bool, Any]]] = defaultdict(list)
+    for row in found:
+        values = tuple(same(row[name]) for name in names)
+        by_place[place_of(row)].append((row.get("removed", False), values))
+    return dict(by_place)
+
+
+@dataclass
+class _Group:
+    rows: list[Row] = field(default_factory=list)
+    due_ms: int | None = None
+    last: Any = None  # what was emitted last
+
+
+@dataclass
+class GroupModel:
+    """Aggregates by key, or by key and tumbling or hopping window, one row at a time."""
+
+    window: Tumbling | None
+    shards: int
+    emit: str
+    aggregates: dict[str, Aggregate]
+    limit_ms: int | None = None
+    marks_removed: bool = False
+    open: list[dict[Place, _Group]] = field(default_factory=list)
+    event_time_ms: int | None = None
+    batch_id: int = 0
+    late: int = 0
+    no_time: int = 0
+
+    def __post_init__(self) -> None:
+        self.open = [{} for _ in range(self.shards)]
+
+    def places(self, row: Row) -> list[Place]:
+        if self.window is None:
+            return [(key_of(row, ["k"]),)]
+        if row["ts"] is None:
+            return []
+        size, every, offset = self.window.size_ms, self.window.every_ms, self.window.offset_ms
+        start = (row["ts"] - offset) // every * every + offset
+        found = []
+        while start + size > row["ts"]:
+            found.append((key_of(row, ["k"]), start, start + size))
+            start -= every
+        return found
+
+    def closed(self, place: Place, until_ms: int | None) -> bool:
+        return (
+            self.window is not None and until_ms is not None and place[2] + self.window.grace_ms <= until_ms
+        )
+
+    def run(self, batches: list[list[Row]]) -> Emitted:
+        out: Emitted = {}
+        newest = self.event_time_ms
+        for groups, batch in zip(self.open, batches, strict=True):
+            changed = set()
+            own = self.event_time_ms
+            for row in batch:
+                if row["ts"] is not None:
+                    own = row["ts"] if own is None else max(own, row["ts"])
+                elif self.window is not None:
+                    self.no_time += 1
+                for place in self.places(row):
+                    if self.closed(place, self.event_time_ms):
+                        self.late += 1
+                        continue
+                    group = groups.setdefault(place, _Group())
+                    if row.get("gone"):
+                        group.rows.remove({**row, "gone": False})
+                    else:
+                        group.rows.append(row)
+                    changed.add(place)
+            now = self.batch_id if self.window is None else own
+            for place, group in list(groups.items()):
+                self.settle(groups, place, group, now, self.closed(place, own), place in changed, out)
+            if own is not None:
+                newest = own if newest is None else max(newest, own)
+        self.event_time_ms, self.batch_id = newest, self.batch_id + 1
+        return out
+
+    def settle(
+        self,
+        groups: dict[Place, _Group],
+        place: Place,
+        group: _Group,
+        now: int | None,
+        closes: bool,
+        changed: bool,
+        out: Emitted,
+    ) -> None:
+        if self.limit_ms is None:
+            emits = closes if self.emit == "on_close" else changed
+        else:
+            assert now is not None
+            if changed and group.due_ms is None:
+                group.due_ms = now + self.limit_ms
+            emits = group.due_ms is not None and (closes or group.due_ms <= now)
+        if emits:
+            result = results(group.rows, self.aggregates) if group.rows else None
+            pair = []
+            if group.last is not None and self.emit == "changes":
+                pair.append((True, group.last))
+            elif group.last is not None and result is None and self.marks_removed:
+                pair.append((True, (None,) * len(self.aggregates)))
+            if result is not None:
+                pair.append((False, result))
+            if pair:
+                out[place] = pair
+            group.last, group.due_ms = result, None
+        if closes or (not group.rows and group.last is None):
+            del groups[place]
+
+
+@st.composite
+def windows(draw: st.DrawFn, *, grace: bool = True) -> Tumbling:
+    size = draw(st.integers(1, 20)) * 500
+    every = draw(st.just(size) | st.integers(1, size // 500).map(lambda steps: steps * 500))
+    late = draw(st.integers(0, 20)) * 500 if grace else 10**9
+    return Tumbling("ts", size, every, late, draw(st.integers(0, 3)) * 250)
