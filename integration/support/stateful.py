@@ -27,7 +27,6 @@ from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
     count,
-    groups,
     max_,
     processor,
     sum_,
@@ -110,7 +109,7 @@ class ClosedWindows:
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
 
     def __init__(self) -> None:
-        shard_rows.MOST_ROWS, processor.KEYED_ROWS, due.SCAN_ROWS = 20, 10, 10
+        shard_rows.MOST_ROWS, processor.KEYED_ROWS, groups.SCAN_ROWS = 20, 10, 10
         self._inner = AggregateProcessor(
             pa.schema([("key", pa.string()), ("time", pa.int64())]),
             ["key"],

@@ -18,7 +18,6 @@ from kafka_eos_source.state.processor import rows, variables
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests.state.processor.processor_shard import Shard, check_indexes, runner
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
-from tests.state.store.model_state import ModelState
 
 
 def test_every_kind_of_variable_keeps_its_state_between_batches(state: StateAccess) -> None:
