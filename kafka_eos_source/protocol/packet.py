@@ -63,7 +63,7 @@ class Packet:
                 raise StateError(error.message, error.fix) from error
 
 
-def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
     """Packs the changes of one task attempt: one packet for each Arrow batch, and one for the report.
 
     Args:
@@ -109,10 +109,10 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.
 
 def packets(column: pa.BinaryArray) -> Iterator[Packet]:
     """Reads the packets in a column. Raises: StateError: as `unpack`."""
-    return (unpack(memoryview(each)) for each in values(column))
+    return (unpack_packet(memoryview(each)) for each in values(column))
 
 
-def unpack(packet: pa.Buffer | bytes | memoryview) -> Packet:
+def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     """Reads a packet.
 
     Raises:

@@ -73,7 +73,7 @@ POSITION = {
     "@": {"start": {"t": {"0": 1}}, "cluster": "c", "epochs": {"t": [1]}, "topics": {"t": "id"}, "tick": 1},
     "t": {"0": 5},
 }
-PACKET = bytes(next(iter(packet.pack(report(7, 1), []))))
+PACKET = bytes(next(iter(packet.pack_packets(report(7, 1), []))))
 AVRO = {
     "type": "record",
     "name": "R",
@@ -82,7 +82,7 @@ AVRO = {
 
 
 def _packet(text: bytes) -> Any:
-    return packet.unpack(struct.pack(PACKET_LENGTH.format, len(text)) + text)
+    return packet.unpack_packet(struct.pack(PACKET_LENGTH.format, len(text)) + text)
 
 
 PACKET_LENGTH = packet._LENGTH

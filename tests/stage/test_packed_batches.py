@@ -128,14 +128,14 @@ def test_a_batch_of_other_columns_is_not_read_beyond_its_buffers() -> None:
 
 def test_a_report_says_whether_the_tasks_that_read_run_the_operator() -> None:
     report = replace(REPORT, in_read=True)
-    (written,) = packet.pack(report, ())
-    assert packet.unpack(written).report == replace(report, packets=1)
+    (written,) = packet.pack_packets(report, ())
+    assert packet.unpack_packet(written).report == replace(report, packets=1)
 
 
 def test_damaged_stored_batches_get_the_error_of_their_place() -> None:
     """Pending changes are restored after a restart; a damaged packet needs a person."""
     with pytest.raises(StateCorruptedError, match="pending batch cannot be decoded"):
         decode_rows(pack_stream(MADE_CHANGES).to_pybytes()[:-100])
-    first, _last = packet.pack(REPORT, [MADE_CHANGES])
+    first, _last = packet.pack_packets(REPORT, [MADE_CHANGES])
     with pytest.raises(StateError, match=r"'__kafka_eos_changelog' contains .* not a packed batch"):
-        list(packet.unpack(first.to_pybytes()[:-100]).batches())
+        list(packet.unpack_packet(first.to_pybytes()[:-100]).batches())

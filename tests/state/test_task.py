@@ -191,7 +191,7 @@ def test_only_errors_of_the_processor_are_reported_as_such(
             list(passing.in_read(1, rows()))
         return
     (packets,) = passing.in_read(1, rows())
-    report = packet.unpack(packets.column(CHANGELOG)[0].as_py()).report
+    report = packet.unpack_packet(packets.column(CHANGELOG)[0].as_py()).report
     assert report is not None
     assert report.failure == "ValueError: a bad row"
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.model import OTHER_INPUT, ShardReport
 from kafka_eos_source.protocol.packed_batches import column
-from kafka_eos_source.protocol.packet import CHANGELOG, pack
+from kafka_eos_source.protocol.packet import CHANGELOG, pack_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -169,7 +169,7 @@ class Operator:
                 number += each.num_rows
                 yield each
 
-        own = (column([packet]) for packet in pack(report, counted()))
+        own = (column([packet]) for packet in pack_packets(report, counted()))
         for packets in chain(before, own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
