@@ -297,7 +297,7 @@ def _whole(found: object) -> int:
     return number
 
 
-def _text(found: object) -> str:
+def _string(found: object) -> str:
     if not isinstance(found, str):
         raise TypeError(f"{found!r} is not a string")
     return found
