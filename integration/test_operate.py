@@ -39,7 +39,7 @@ from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.writer import stage
 

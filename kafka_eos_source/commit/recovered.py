@@ -41,8 +41,7 @@ from typing import Protocol
 
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import Token, TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafka_eos_source.model import Epochs, Offsets, TopicPartition
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 
 
 @dataclass(frozen=True)

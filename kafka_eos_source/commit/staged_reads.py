@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source.errors import StagedPartError, StagedReadError
 from kafka_eos_source.model import OffsetRange, StagedRead, TopicPartition
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
+from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, TOPIC

@@ -18,7 +18,7 @@ from kafka_eos_source.datasource.commit_message import CommitMessage, staged_par
 from kafka_eos_source.datasource.read_reports import messages_in
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol import dead_letters, offset_log
+from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
@@ -226,9 +226,9 @@ class StagedSink:
         if limits is None:
             return None
         batch = self.name or task.batch_id
-        origin = {dead_letters.APPLICATION: options.application_id or derived_application_id(task.query_id)}
+        origin = {records.APPLICATION: options.application_id or derived_application_id(task.query_id)}
         if not self.name:
-            origin[dead_letters.BATCH] = batch
+            origin[records.BATCH] = batch
         stage_of = partial(
             PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
         )

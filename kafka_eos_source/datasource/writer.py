@@ -29,7 +29,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.in_read.staged_frame import staged_frame
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.stage.files import StagingFolder

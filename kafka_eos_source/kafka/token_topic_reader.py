@@ -22,7 +22,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 

@@ -16,7 +16,7 @@ from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.summary import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
-from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.protocol.offset_log import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka_eos_source.observe.figures import BatchFigures
-from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.protocol.offset_log import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 _LIVE = "live"

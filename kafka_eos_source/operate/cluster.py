@@ -14,8 +14,7 @@ from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.loss import Loss, cut_logs, reconcile
 from kafka_eos_source.protocol.identity import anchor as anchor_of
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -27,7 +27,7 @@ from kafka_eos_source.operate import dead_letters
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.replay_plan import REFUSALS, Replay, committed, ranges
 from kafka_eos_source.operate.replay_targets import Targets
-from kafka_eos_source.protocol.dead_letters import without_ours
+from kafka_eos_source.protocol.records import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses

@@ -24,7 +24,7 @@ from kafka_eos_source.observe import wording
 from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.operate.topics import logs_json
 from kafka_eos_source.operate.view import table_of
-from kafka_eos_source.protocol.token_record import TokenRecord, tombstone_batch
+from kafka_eos_source.protocol.token import TokenRecord, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 

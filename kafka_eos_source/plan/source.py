@@ -36,7 +36,7 @@ from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.renewal import Renewal
 from kafka_eos_source.plan.split import Task, split
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark import read_schema
 
 KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = read_schema.NAMES

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.protocol.record_batch import records_of
+from kafka_eos_source.protocol.records import records_of
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
 

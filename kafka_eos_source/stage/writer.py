@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import packets
+from kafka_eos_source.protocol.packing import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.protocol import packing
 from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 
@@ -68,11 +68,11 @@ def pack(
         start = 0
         for shard in np.flatnonzero(counts).tolist():
             count = int(counts[shard])
-            of_shard = packed_batches.slices(batch.slice(start, count), PACKED_BATCH_BYTES)
-            packed += map(packed_batches.pack, of_shard)
+            of_shard = packing.slices(batch.slice(start, count), PACKED_BATCH_BYTES)
+            packed += map(packing.pack, of_shard)
             destinations += [shard] * (len(packed) - len(destinations))
             start += count
-        yield routed(packed_batches.column(packed), destinations, shards)
+        yield routed(packing.column(packed), destinations, shards)
 
 
 def routed(packed: pa.BinaryArray, destinations: Sequence[int], shards: int) -> pa.RecordBatch:
@@ -95,7 +95,7 @@ def unpack(packed: pa.BinaryArray, schema: pa.Schema) -> Iterator[pa.RecordBatch
         InvalidRecordError: if a value is not a packed batch.
     """
     where = f"column {PACKED_BATCH!r}"
-    return (packed_batches.unpack(each, schema, where) for each in packed_batches.values(packed))
+    return (packing.unpack(each, schema, where) for each in packing.values(packed))
 
 
 @lru_cache(maxsize=8)

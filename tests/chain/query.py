@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructType
 
 import tests.chain.product as product
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from tests.chain.cluster import Cluster, Process, Record
 from tests.chain.spark import (
     Checkpoint,

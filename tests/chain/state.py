@@ -18,7 +18,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
-from kafka_eos_source.protocol.packet import pack_packets
+from kafka_eos_source.protocol.packing import pack_packets
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.topic import ChangelogTopic

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.committed import Tail

@@ -26,7 +26,7 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder

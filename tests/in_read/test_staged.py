@@ -35,7 +35,7 @@ from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_f
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead

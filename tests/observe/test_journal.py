@@ -39,7 +39,7 @@ from kafka_eos_source.observe.totals import (
     newer,
     with_totals,
 )
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 

@@ -22,7 +22,7 @@ from kafka_eos_source.observe.progress import view_of_reports
 from kafka_eos_source.observe.steps import StepGroup, TracedStep
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.observe.test_journal import BATCH, WAITING, shared  # noqa: F401
 from tests.observe.test_view import DONE, LAST, NOW, T0, batch, journal, seen
 

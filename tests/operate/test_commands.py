@@ -53,9 +53,8 @@ from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.operate.view import show_inspection
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Due, Mark, Token, newest
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.offset_log import SourcePosition
+from kafka_eos_source.protocol.token import Due, Mark, Token, TokenRecord, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.targets import location
 from tests import ROOT

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Mark, PreparedSinks, ShardProgress, Token
-from kafka_eos_source.protocol.token_record import RECORD_FORMAT, TokenRecord
+from kafka_eos_source.protocol.token import (
+    RECORD_FORMAT,
+    Mark,
+    PreparedSinks,
+    ShardProgress,
+    Token,
+    TokenRecord,
+)
 
 TOKEN = Token("orders", "query", "run", 7, 5, "aa", "bb", 100)
 ANCHOR = TopicPartition("out", 0)

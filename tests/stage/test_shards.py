@@ -9,7 +9,7 @@ import pytest
 
 from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import CHANGELOG, pack_packets, unpack_packet
+from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, unpack_packet
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, batch_of, reports

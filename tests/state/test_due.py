@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.commit.request import earliest_due
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.protocol.packet import pack_packets, unpack_packet
+from kafka_eos_source.protocol.packing import pack_packets, unpack_packet
 from kafka_eos_source.protocol.token import Due
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import BatchContext, StoreIdentity

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.wire.fetched_batches import (
     what_is_wrong,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.record_batch import HEADER_BYTES
+from kafka_eos_source.protocol.records import HEADER_BYTES
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Limits of an examination, and of one request to a broker.

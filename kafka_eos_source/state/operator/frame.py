@@ -10,7 +10,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name

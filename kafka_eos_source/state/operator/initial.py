@@ -21,7 +21,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -71,8 +71,8 @@ class InitialTopic:
             deadline = Deadline.after_ms(self.timeout_ms)
             _, end = reader.readable(deadline)
             for records in reader.read(0, end, deadline, if_gone=_IF_GONE, skips_deleted=False):
-                for value in packed_batches.values(records.values):
-                    yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
+                for value in packing.values(records.values):
+                    yield from packing.unpack_stream(value, f"topic {self.topic!r}")
 
 
 def publish(
@@ -153,7 +153,7 @@ def _to_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shards = batch.column(SHARD)
         for shard in shards.unique():
             rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
-            slices = packed_batches.slices(rows, _RECORD_BYTES)
-            values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+            slices = packing.slices(rows, _RECORD_BYTES)
+            values = packing.column([packing.pack_stream(each) for each in slices])
             partition = pa.repeat(shard.cast(pa.int32()), len(values))
             yield pa.record_batch([values, partition], ["value", "partition"])

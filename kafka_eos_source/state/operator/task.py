@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.model import OTHER_INPUT, ShardReport
-from kafka_eos_source.protocol.packed_batches import column
-from kafka_eos_source.protocol.packet import CHANGELOG, pack_packets
+from kafka_eos_source.protocol.packing import CHANGELOG, column, pack_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError
-from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
+from kafka_eos_source.protocol.packing import pack_stream, unpack_stream
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.config import StoreConfig
