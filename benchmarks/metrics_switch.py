@@ -129,7 +129,7 @@ def install() -> None:
     named = os.environ.get(FOLDER)
     if not named:
         return
-    from kafka_eos_source.commit import session, tracing
+    from kafka_eos_source.commit import micro_batch
     from kafka_eos_source.observe import prometheus
     from kafka_eos_source.observe.background import Call
     from kafka_eos_source.observe.source import SourceObserver
@@ -141,15 +141,15 @@ def install() -> None:
     for name in TRACE_METHODS:
         _obey(switch, spent, Trace, name, SinkCounts if name == "sink" else lambda: None)
     _measure_tasks(switch, spent)
-    _obey(switch, spent, tracing, "describe", lambda: None)
-    _obey(switch, spent, tracing, "finish", lambda: None)
+    _obey(switch, spent, micro_batch, "describe", lambda: None)
+    _obey(switch, spent, micro_batch, "finish", lambda: None)
     for name in ("planned", "write", "newest_batch", "look_up_newest_batch"):
         _obey(switch, spent, SourceObserver, name, lambda: None)
     _obey(switch, spent, SourceObserver, "asking", nullcontext)
     _obey(switch, spent, OpenTransactions, "hidden", dict)
     for owner, name in ((Call, "run"), (prometheus, "queries_of_source"), (prometheus, "exposition")):
         _obey(None, spent, owner, name, lambda: None)
-    _take_samples(session, switch, folder)
+    _take_samples(micro_batch, switch, folder)
 
 
 def _measure_tasks(switch: Switch, spent: Spent) -> None:
@@ -184,8 +184,8 @@ def _obey(switch: Switch | None, spent: Spent, owner: Any, name: str, instead: C
     setattr(owner, name, switched)
 
 
-def _take_samples(session: Any, switch: Switch, folder: Path) -> None:
-    commit = session.commit_micro_batch
+def _take_samples(micro_batch: Any, switch: Switch, folder: Path) -> None:
+    commit = micro_batch.commit_micro_batch
     costs = _Costs()
 
     @functools.wraps(commit)
@@ -204,7 +204,7 @@ def _take_samples(session: Any, switch: Switch, folder: Path) -> None:
         switch.turn(on_in(number + 1))
         return result
 
-    session.commit_micro_batch = sampled
+    micro_batch.commit_micro_batch = sampled
 
 
 def on_in(number: int) -> bool:

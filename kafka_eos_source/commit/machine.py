@@ -10,7 +10,7 @@ The rules, explained in `docs/guarantees.md`:
   and the token shows whether Kafka committed.
 * If a producer is fenced once, the token shows why. If it is fenced twice, another driver is running.
 * Sinks outside Kafka prepare before the transaction begins, and commit after Kafka has committed
-  (`commit.sink_fate`).
+  (`commit.two_phase`).
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kafka_eos_source.commit.context import (
+from kafka_eos_source.commit.identity_file import IdentityFile
+from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
+from kafka_eos_source.commit.report_checks import check_reports, check_shards
+from kafka_eos_source.commit.request import (
+    Clients,
     CommitContext,
+    CommitRequest,
     Decision,
+    ProducerSession,
+    StagedBatch,
+    earliest_due,
+)
+from kafka_eos_source.commit.steps import (
+    ABORTED_ON_ERROR,
+    ROLLED_BACK_ON_ERROR,
     OutcomeLostError,
     OvertakenError,
     Progress,
+    Step,
 )
-from kafka_eos_source.commit.interfaces import (
-    Clients,
-    IdentityMarker,
-    NoCheckpoint,
-    NoSinks,
-    ProducerSession,
-    Sinks,
-    StagedBatch,
-)
-from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
-from kafka_eos_source.commit.request import CommitRequest, earliest_due
-from kafka_eos_source.commit.shard_checks import check_reports, check_shards
-from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.transaction import Transaction
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     AbortableError,
@@ -111,7 +112,7 @@ class Commit:
         session: ProducerSession,
         deadline: Deadline,
         sinks: Sinks | None = None,
-        identity_file: IdentityMarker | None = None,
+        identity_file: IdentityFile | None = None,
         trace: Trace | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
@@ -123,8 +124,8 @@ class Commit:
             clients,
             session,
             deadline,
-            NoSinks() if sinks is None else sinks,
-            NoCheckpoint() if identity_file is None else identity_file,
+            Sinks() if sinks is None else sinks,
+            identity_file,
         )
         self._progress = Progress(trace=self._trace)
         self._sleep = sleep
@@ -188,7 +189,7 @@ class Commit:
             self._write_genesis(decision)
             return None
         # 3. The identity file. Crash here ⇒ the next start finds the token, and writes the file.
-        if not (decision.batch.versioned or decision.batch.once):
+        if self._context.identity_file is not None:
             self._context.identity_file.write()
         # 4. The batch. Crash here ⇒ see the steps of the function.
         if decision.verdict is Verdict.WRITE_TOKEN_ONLY:

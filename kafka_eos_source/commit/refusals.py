@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointMovedError,
@@ -30,6 +29,7 @@ from kafka_eos_source.protocol.token import Token
 
 if TYPE_CHECKING:
     from kafka_eos_source.commit.identity_file import Identity
+    from kafka_eos_source.commit.verdict import Batch, Held
 
 #: A message names this many partitions or members, and counts the others.
 _NAMED = 5

@@ -7,7 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+
+from kafka_eos_source.errors import FencedError, OutcomeUnknownError
+from kafka_eos_source.model import GroupOffset
+from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.trace import Trace
 
 
 class Step(Enum):
@@ -68,6 +74,50 @@ def diagram() -> str:
     ]
     ends = [f"    {step.name} --> [*]" for step, follows in MOVES.items() if not follows]
     return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *moves, *ends])
+
+
+@dataclass
+class Progress:
+    """The progress of a commit, and the facts that it keeps from one try to the next.
+
+    Attributes:
+        step: the current step.
+        transactions: number of transactions begun for the batch.
+        begun_at: when the newest of them was begun, in seconds of `time.monotonic`.
+        fenced: the error of the try that was fenced.
+        unknown: the error of the newest commit whose outcome is unknown.
+        anchor_before: the group's offset of the anchor partition before the newest transaction.
+        sent_bytes: size of the records and state changes that the newest transaction sent before its commit.
+        trace: measures the steps.
+    """
+
+    step: Step = Step.OPEN
+    transactions: int = 0
+    begun_at: float = 0.0
+    fenced: FencedError | None = None
+    unknown: OutcomeUnknownError | None = None
+    anchor_before: GroupOffset | None = None
+    sent_bytes: int = 0
+    trace: Trace = field(default_factory=Trace)
+
+    def move(self, to: Step) -> None:
+        """Enters another step.
+
+        Raises:
+            AssertionError: if `MOVES` does not allow this move.
+        """
+        if to not in MOVES[self.step]:
+            raise AssertionError(f"commit cannot go from {self.step.name} to {to.name}")
+        self.step = to
+        self.trace.enter(TracedStep(to.value))
+
+
+class OvertakenError(FencedError):
+    """The token names the run that took over. Trying again cannot help."""
+
+
+class OutcomeLostError(OutcomeUnknownError):
+    """Kafka no longer shows whether a transaction was committed. Trying again cannot help."""
 
 
 if __name__ == "__main__":

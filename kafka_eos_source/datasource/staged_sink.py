@@ -130,9 +130,9 @@ class StagedSink:
         """Kafka's id of the sink's cluster, which sinks outside Kafka need; "" if there are none."""
         if self.plan is None:
             return ""
-        from kafka_eos_source.commit import sink_session
+        from kafka_eos_source.commit import two_phase
 
-        return sink_session.cluster_id(self.options, renew=True)
+        return two_phase.cluster_id(self.options, renew=True)
 
     @cached_property
     def planned(self) -> PlannedBatch | None:
@@ -235,11 +235,11 @@ class StagedSink:
         return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
 
     def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
-        from kafka_eos_source.commit import session
+        from kafka_eos_source.commit import micro_batch
 
         messages = with_reported(messages)
         sink_parts = [part for each in messages for part in each.sinks]
-        session.commit_micro_batch(
+        micro_batch.commit_micro_batch(
             self._options_of_commit(messages),
             self.folder,
             staged_parts(messages),
@@ -251,10 +251,10 @@ class StagedSink:
         )
 
     def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
-        from kafka_eos_source.commit import session
+        from kafka_eos_source.commit import micro_batch
 
         options = self._options_of_commit(messages)
-        session.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
+        micro_batch.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
 
     def _options_of_commit(self, messages: Sequence[CommitMessage]) -> WriteOptions:
         """Returns the options with which the driver commits what these tasks staged."""

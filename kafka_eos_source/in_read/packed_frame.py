@@ -2,7 +2,7 @@
 
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 Packing avoids that for rows that Spark itself does not process. The packed batches, messages of
-`protocol.packed_batches`, are in the column `PACKED`, whose metadata contains the schema of the rows.
+`protocol.packing`, are in the column `PACKED`, whose metadata contains the schema of the rows.
 """
 
 from __future__ import annotations

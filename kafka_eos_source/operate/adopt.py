@@ -16,14 +16,12 @@ from enum import Enum
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.identity_file import set_unproven
-from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.session import KafkaClients, digest_of
-from kafka_eos_source.commit.sources import SourceRange, ranges
-from kafka_eos_source.commit.verdict import batch_verdict
+from kafka_eos_source.commit.micro_batch import KafkaClients, digest_of
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange, ranges
+from kafka_eos_source.commit.two_phase import UndecidedSinks
+from kafka_eos_source.commit.verdict import Batch, batch_verdict
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint

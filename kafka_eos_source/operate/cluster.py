@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
+from kafka_eos_source.commit.request import OwnOffsets, on_cluster
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition

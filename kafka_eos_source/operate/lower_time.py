@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.commit.ownership import refuse_changed
-from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,

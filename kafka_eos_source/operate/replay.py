@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.interfaces import Clients, Producer
 from kafka_eos_source.commit.ownership import refuse_changed
+from kafka_eos_source.commit.request import Clients, Producer
 from kafka_eos_source.errors import (
     AbortableError,
     KafkaEosError,

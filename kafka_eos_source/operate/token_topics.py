@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.interfaces import Clients
-from kafka_eos_source.commit.recovered import TokenRecords, recover
-from kafka_eos_source.commit.request import Cluster
+from kafka_eos_source.commit.ownership import recover
+from kafka_eos_source.commit.request import Clients, Cluster, TokenRecords
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
 from kafka_eos_source.kafka.cluster_reader import LogEnds

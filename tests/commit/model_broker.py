@@ -54,7 +54,7 @@ class ModelBroker:
     dead: bool = False
     members: list[str] = field(default_factory=list)
 
-    # commit.interfaces.Clients
+    # commit.request.Clients
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self)
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
     AuthorizationError,

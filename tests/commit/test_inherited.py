@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
-from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import TopicPartition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.wire import producer

@@ -12,8 +12,8 @@ from typing import Literal
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 from tests.commit.wire_commit import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.recovered import recover
+from kafka_eos_source.commit.ownership import recover
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, TokenRecord

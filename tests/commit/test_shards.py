@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import Cluster, inherited_shards
-from kafka_eos_source.commit.shard_checks import (
+from kafka_eos_source.commit.report_checks import (
     check_names,
     check_one_source,
     check_reports,
@@ -21,8 +18,9 @@ from kafka_eos_source.commit.shard_checks import (
     check_tail,
     is_alone,
 )
-from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.commit.request import Cluster, ProducerSession, SourceRange, inherited_shards
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     ChangelogError,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.two_phase import SinkWork, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -355,7 +355,7 @@ def test_prepared_work_that_a_rival_adds_after_the_listing_is_left_alone(systems
 def test_the_model_detects_that_prepared_work_is_listed_after_the_token_is_read(
     systems: Systems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the rule of `commit.sink_fate` switched off, the test above would fail."""
+    """With the rule of `commit.two_phase` switched off, the test above would fail."""
     resolve = SinkWork.resolve_prepared
 
     def list_after_token(self: SinkWork, *arguments: Any) -> None:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kafka_eos_source.commit.staged_reads import check_staged_reads
+from kafka_eos_source.commit.report_checks import check_staged_reads
 from kafka_eos_source.errors import KafkaEosError, StagedPartError, StagedReadError
 from kafka_eos_source.model import OffsetRange, StagedRead, TopicPartition
 from kafka_eos_source.plan.split import split

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,

@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import transaction
-from kafka_eos_source.commit.context import Progress
-from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.steps import MOVES, Step, diagram
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
+from kafka_eos_source.commit.steps import MOVES, Progress, Step, diagram
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.facts import Batch, Held
-from kafka_eos_source.commit.verdict import Verdict, batch_verdict
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict, batch_verdict
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.commit.staged_reads import check_staged_reads
+from kafka_eos_source.commit.report_checks import check_staged_reads
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import DataLossError, StagedPartError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from kafka_eos_source.commit import tracing as tracing_of_commit
-from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit import micro_batch as tracing_of_commit
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.two_phase import SinkWork
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, process

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_eos_source.commit.interfaces import Clients
+from kafka_eos_source.commit.request import Clients
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit.two_phase import Fate, SinkWork, fate, named_by
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
@@ -51,12 +50,12 @@ NAMES = ("left", "right")
 CONTEXTS = {name: SinkContext(name, "app", "cluster") for name in NAMES}
 
 
-ASK_FOR_CLUSTER_ID = sink_session.cluster_id
+ASK_FOR_CLUSTER_ID = two_phase.cluster_id
 
 
 @pytest.fixture(autouse=True)
 def _a_cluster_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_session, "cluster_id", lambda _options: "cluster")
+    monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
 
 
 def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
@@ -356,19 +355,19 @@ def test_a_process_asks_once_for_the_cluster_and_the_planning_process_again_afte
             return answer
 
     options = given_options(tmp_path, **{"kafka.bootstrap.servers": uuid.uuid4().hex, "sinks": "left"})
-    monkeypatch.setattr(sink_session, "TopicAdmin", Admin)
+    monkeypatch.setattr(two_phase, "TopicAdmin", Admin)
     ask = ASK_FOR_CLUSTER_ID
     answers[:] = [UnavailableError("down")]
     with pytest.raises(UnavailableError):
         ask(options)
     answers[:] = ["A"]
     assert (ask(options), ask(options, renew=True)) == ("A", "A")
-    monkeypatch.setattr(sink_session, "_CLUSTER_SECONDS", 0.0)
+    monkeypatch.setattr(two_phase, "_CLUSTER_SECONDS", 0.0)
     answers[:] = [UnavailableError("down"), "B"]
     assert ask(options, renew=True) == "A", "what is known, if no broker answers"
     assert (ask(options, renew=True), ask(options)) == ("B", "B")
     answers[:] = ["C"]
-    sink_session.close(options, "app")
+    two_phase.close(options, "app")
     assert ask(options) == "C", "after an error it asks again"
 
 
@@ -399,7 +398,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
         "sink.right.format": "json",
     }
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
-        sink_session.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+        two_phase.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
@@ -414,7 +413,7 @@ def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     options = given_options(tmp_path, **late)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            sink_session.check(options, plan(options))
+            two_phase.check(options, plan(options))
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
@@ -425,7 +424,7 @@ def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> N
     url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
     options = given_options(tmp_path, **url)
     with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
-        sink_session.check(options, plan(options))
+        two_phase.check(options, plan(options))
 
 
 class Choosy(MemorySink):
@@ -440,7 +439,7 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
-        sink_session.check(options, plan(options))
+        two_phase.check(options, plan(options))
 
 
 def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.two_phase import SinkWork
 from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
@@ -28,7 +28,7 @@ SLOW_BATCHES = 12
 @pytest.fixture(autouse=True)
 def _short_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("kafka_eos_source.commit.sinks._LEAST_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase._LEAST_SECONDS", 0.2)
 
 
 class Rows:

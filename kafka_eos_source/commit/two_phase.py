@@ -1,16 +1,42 @@
-"""Drives the two-phase sinks of a query: they prepare together, and commit or abort together."""
+"""The two-phase sinks of a query: they prepare together, and commit or abort together.
+
+Sinks listed their prepared transactions *before* ``init_transactions``, and the token was read *after* it. A
+sink transaction is prepared by one owner of the transactional id. That owner has either committed it in
+Kafka, and then the token names it, or it was fenced and never will. So the *fate* of a sink transaction is
+final, whichever other processes run at this moment::
+
+    token                                    prepared transaction     fate
+    names a sink transaction                 the same one             COMMIT
+    names another one, or none               any                      ABORT
+    was written by a person                  has a later sequence     ABORT
+    was written by a person                  any other                LEAVE
+    there is no token                        any                      LEAVE
+
+The token names a sink transaction by sequence number, sink transaction id and names of the sinks. Application
+and cluster are those that the token was read for. Without a token nothing relates the sequence number of a
+sink transaction to the current batch, so a person decides, even if the batch is about to be written.
+
+A token that a person wrote in place of a lost one (`token.UNDECIDED`) says what Kafka holds, and nothing
+about sinks. A sink transaction with a later sequence number was prepared after it, for a transaction that
+Kafka does not hold, because its token would have replaced this one.
+
+The token of a later batch cannot hide an unfinished sink transaction: the next batch starts only after every
+sink has committed the one before.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 
-from kafka_eos_source.commit.interfaces import missing_sinks
-from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.errors import (
+    InvalidOptionError,
     KafkaEosError,
     OperatorError,
     RestartQueryError,
@@ -19,23 +45,74 @@ from kafka_eos_source.errors import (
     SinkRetryableError,
     SinkUndecidedError,
     SinkUnfinishedError,
+    UnavailableError,
 )
 from kafka_eos_source.kafka.secrets import Secrets
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.trace import Trace
-from kafka_eos_source.protocol.token import PreparedSinks, Token
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses
+from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
     Retryable,
+    SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.sinks.watched import WatchedSink
+from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
+from kafka_eos_source.stage.files import StagingFolder
+
+
+class Fate(Enum):
+    """What a sink does with a prepared transaction."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    LEAVE = "leave"  #: only a person can decide
+
+
+def named_by(token: Token, sink: SinkContext) -> SinkTxn | None:
+    """Returns the sink transaction that the token tells a sink to commit, with the digest in the token.
+
+    Returns:
+        None if the token names no transaction of this sink.
+    """
+    prepared = token.sinks
+    if prepared is None or prepared == UNDECIDED or sink.name not in prepared.names:
+        return None
+    digest = prepared.digests.get(sink.name, "")
+    return sink.txn(token.sequence, prepared.sink_transaction_id, digest)
+
+
+def fate(sink: SinkContext, txn: SinkTxn, token: Token | None) -> Fate:
+    """Decides the fate of ``txn``.
+
+    Args:
+        sink: the sink that holds it, on the cluster that holds the token.
+        txn: the sink transaction, prepared before this owner initialised.
+        token: the newest token, read after that; None if there is none.
+    """
+    if token is None:
+        return Fate.LEAVE
+    if token.sinks != UNDECIDED:
+        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
+    return Fate.ABORT if txn.sequence > token.sequence else Fate.LEAVE
+
+
+# -- preparing, committing and aborting -----------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +123,80 @@ _LEAST_SECONDS = 10.0
 _RUNBOOK = "see docs/runbooks.md, SINK_FAILED."
 
 
-class SinkWork:
-    """The `interfaces.Sinks` of one commit.
+class Sinks:
+    """All two-phase sinks of a query, as the commit calls them. This class is for a query without any."""
+
+    @property
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster for which the sinks were opened; "" if there are no sinks."""
+        return ""
+
+    def list_prepared(self, deadline: Deadline) -> None:
+        """Asks every sink for its prepared batches.
+
+        Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
+        """
+
+    def has_prepared(self) -> bool:
+        """Whether `list_prepared` found prepared work."""
+        return False
+
+    def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
+        """Commits or aborts the work that `list_prepared` found, as the token decides."""
+
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+        """Prepares the batch in the sinks, with a new sink transaction id.
+
+        Args:
+            sequence: sequence number of the transaction that will commit the batch.
+            deadline: time limit for all sinks together.
+
+        Returns:
+            None if the batch has no rows for any sink.
+        """
+        return None
+
+    def roll_back(self, deadline: Deadline) -> None:
+        """Aborts the work of the last `prepare`, also if it failed halfway. Does not raise."""
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Commits the prepared work that the token names. Call it after Kafka has committed the token.
+
+        Raises:
+            InvalidOptionError: if the token names sinks that the query no longer has.
+        """
+        if token.sinks is not None and token.sinks.names:
+            raise _missing_sinks(token, token.sinks.names)
+
+
+class UndecidedSinks(Sinks):
+    """The `Sinks` of ``kafka-eos adopt``, whose token must not decide the fate of prepared work.
+
+    Args:
+        finished: whether the person who runs the command declared that the sinks have committed the work that
+            the previous token names.
+    """
+
+    def __init__(self, *, finished: bool = False) -> None:
+        self._finished = finished
+
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+        return UNDECIDED
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Raises InvalidOptionError if the token names sinks, and nobody declared that they committed."""
+        if not self._finished and token.sinks is not None and token.sinks.names:
+            raise InvalidOptionError(
+                f"transaction {token.sequence} of application.id={token.application_id!r} was prepared in "
+                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that they may "
+                "not have committed it.",
+                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'); "
+                "the sinks then commit first. If you know that they have committed, add --sinks-finished.",
+            )
+
+
+class SinkWork(Sinks):
+    """The sinks of a query that has some, with their staged rows of one batch.
 
     Args:
         sinks: all opened sinks of the query, by name.
@@ -93,7 +242,7 @@ class SinkWork:
         return any(self._found.values())
 
     def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
-        """Commits or aborts each sink transaction that `list_prepared` found, as `commit.sink_fate` decides.
+        """Commits or aborts each sink transaction that `list_prepared` found, as `fate` decides.
 
         Raises:
             SinkUndecidedError: if no token decides the fate of a sink transaction.
@@ -190,7 +339,7 @@ class SinkWork:
             return
         gone = [name for name in token.sinks.names if name not in self._sinks]
         if gone:
-            raise missing_sinks(token, gone)
+            raise _missing_sinks(token, gone)
         named = {name: named_by(token, self._sinks[name].context) for name in token.sinks.names}
         self._commit({name: txn for name, txn in named.items() if txn is not None}, deadline)
 
@@ -309,6 +458,16 @@ def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: boo
     return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable or Fatal.")
 
 
+def _missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
+    """Returns the error for a token that names sinks which the option ``sinks`` no longer names."""
+    return InvalidOptionError(
+        f"batch {token.batch_id} of application.id={token.application_id!r} is committed in Kafka and "
+        f"prepared in the sinks {', '.join(map(repr, names))}, but the option 'sinks' no longer names them.",
+        fix="start the query once with those sinks, so that they commit the batch; after that you may remove "
+        "them.",
+    )
+
+
 def _raise_unless_ok(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
     if isinstance(outcome, Retryable):
         raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {outcome.why}")
@@ -355,3 +514,195 @@ def _at_least(deadline: Deadline) -> Deadline:
     return (
         deadline if deadline.remaining_seconds() > _LEAST_SECONDS else Deadline.after_seconds(_LEAST_SECONDS)
     )
+
+
+# -- sinks that stay open between batches ---------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+
+#: Number of queries whose sinks stay open in one process. The least recently used ones are closed first.
+_MOST_QUERIES = 8
+#: Time limit of a sink's check before the first batch.
+_CHECK_SECONDS = 30.0
+
+#: Key in `_checked` for the check that no two sinks write to one target.
+_TARGETS = ""
+
+#: The planning process asks again for the cluster's id after this time, in seconds, and then does not wait
+#: longer for the answer than this, in ms.
+_CLUSTER_SECONDS, _RENEW_MS = 60.0, 3_000
+
+#: By connection properties: when the brokers reported the id of their cluster, and the id.
+_clusters: dict[str, tuple[float, str]] = {}
+
+_Key = tuple[str, ...]
+_opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
+_checked: set[tuple[_Key, str]] = set()
+
+
+def store_location(checkpoint: str, name: str) -> str:
+    """Returns the folder in the checkpoint where a sink may keep its own notes."""
+    return f"{checkpoint.rstrip('/')}/kafka-eos/sinks/{name}"
+
+
+def cluster_id(options: WriteOptions, *, renew: bool = False) -> str:
+    """Returns Kafka's id of the sink's cluster, and asks the brokers if this process does not know it yet.
+
+    The sinks need it before a producer is initialised: it is part of the names of all that they store. The
+    commit compares it with the cluster that its producer found (`ownership.take_ownership`).
+
+    Args:
+        options: options of the query.
+        renew: whether to ask again after a minute. If no broker answers then, the known id is returned.
+
+    Raises:
+        UnavailableError: if no broker answers within ``commitTimeoutMs``.
+        OperatorError: if the brokers do not report an id.
+    """
+    key = _brokers(options)
+    at, known = _clusters.get(key, (0.0, ""))
+    if known and not (renew and time.monotonic() - at > _CLUSTER_SECONDS):
+        return known
+    try:
+        with TopicAdmin(options.kafka) as admin:
+            limit_ms = _RENEW_MS if known else options.commit_timeout_ms
+            found = admin.cluster_id(Deadline.after_ms(limit_ms))
+        if not found:
+            raise OperatorError(
+                f"the brokers of kafka.bootstrap.servers={options.kafka.get('bootstrap.servers')!r} do not "
+                "report the id of their cluster, by which sinks outside Kafka tell their work from that of "
+                "other clusters.",
+                fix="use brokers that report a cluster id (Kafka's do), or leave out the option 'sinks'.",
+            )
+    except UnavailableError:
+        if not known:
+            raise
+        found = known  # the next batches do not wait for the same answer
+    _clusters[key] = time.monotonic(), found
+    return found
+
+
+def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseSink]:
+    """Returns the sinks of the query by name, and opens them if this process has not done so yet.
+
+    Raises:
+        InvalidOptionError: if the options of a sink are not valid.
+        KafkaEosError: as `cluster_id`.
+    """
+    cluster = cluster_id(options)
+    key = _key(options, application_id)
+    found = _opened.get(key)
+    if found is not None and any(sink.context.cluster_id != cluster for sink in found.values()):
+        _close(_opened.pop(key))
+        found = None
+    if found is None:
+        found = _opened[key] = open_all(options.sinks, application_id, cluster, options.checkpoint_location)
+    _opened.move_to_end(key)
+    while len(_opened) > _MOST_QUERIES:
+        _close(_opened.popitem(last=False)[1])
+    return found
+
+
+def open_all(
+    specs: Sequence[SinkSpec], application_id: str, cluster_id: str, checkpoint: str | None
+) -> dict[str, TwoPhaseSink]:
+    """Creates and opens the sinks, and returns them by name. If one cannot be opened, closes the others."""
+    found: dict[str, TwoPhaseSink] = {}
+    with ExitStack() as opened_before:
+        for spec in specs:
+            built = spec.build()
+            sink = found[spec.name] = WatchedSink(built, spec.naming)
+            store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
+            sink.open(SinkContext(spec.name, application_id, cluster_id, store, spec.secrets(built)))
+            opened_before.callback(sink.close)
+        opened_before.pop_all()
+    return found
+
+
+def close(options: WriteOptions, application_id: str) -> None:
+    """Closes the sinks of the query. After an error the next commit opens new connections.
+
+    It also asks for the cluster's id again, in case the bootstrap servers now lead to another cluster.
+    """
+    _clusters.pop(_brokers(options), None)
+    sinks = _opened.pop(_key(options, application_id), None)
+    if sinks is not None:
+        _close(sinks)
+
+
+def check(options: WriteOptions, plan: Plan) -> None:
+    """Checks the sinks on the driver. The driver calls it for every batch; it checks each sink once.
+
+    Raises:
+        InvalidOptionError: if two sinks write to the same target.
+        InvalidOptionError, InvalidSchemaError, OperatorError: if a sink cannot write rows of this schema.
+    """
+    application_id = options.application_id or _derived(options.checkpoint_location)
+    query = _key(options, application_id)
+    if (query, _TARGETS) not in _checked:
+        targets.refuse_shared(opened(options, application_id))
+        _checked.add((query, _TARGETS))
+    for route in plan.routes:
+        key = (query, f"{route.spec.name}:{route.schema}")
+        if key in _checked:
+            continue
+        sink = opened(options, application_id)[route.spec.name]
+        try:
+            sink.check(route.schema, Deadline.after_seconds(_CHECK_SECONDS))
+        except (OperatorError, RestartQueryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - if it persists, prepare reports it
+            _log.warning(
+                "cannot check sink %r yet: %s", route.spec.name, sink.context.secrets.hide(f"{error!r}")
+            )
+            close(options, application_id)
+            continue
+        for risk in sink.risks():
+            _log.warning("sink %r: %s", route.spec.name, risk)
+        _checked.add(key)
+
+
+def work(
+    options: WriteOptions,
+    plan: Plan,
+    folder: StagingFolder,
+    application_id: str,
+    batch_id: int,
+    parts: Iterable[SinkPart],
+    trace: Trace | None = None,
+) -> SinkWork:
+    """Returns the sinks with their staged rows, for the commit of one batch.
+
+    Raises:
+        StagedPartError: if a staged part is missing or damaged.
+        InvalidOptionError: if the options of a sink are not valid.
+    """
+    by_sink: dict[str, list[SinkPart]] = {}
+    for part in parts:
+        by_sink.setdefault(part.sink, []).append(part)
+    staged = {
+        route.spec.name: StagedForSink(folder, str(batch_id), route.schema, by_sink[route.spec.name])
+        for route in plan.routes
+        if route.spec.name in by_sink
+    }
+    return SinkWork(opened(options, application_id), staged, batch_id, trace)
+
+
+def _brokers(options: WriteOptions) -> str:
+    return repr(sorted(options.kafka.items()))
+
+
+def _key(options: WriteOptions, application_id: str) -> _Key:
+    return application_id, options.checkpoint_location or "", *(spec.key for spec in options.sinks)
+
+
+def _derived(checkpoint: str | None) -> str:
+    return "" if checkpoint is None else derived_application_id(offset_log.query_id(checkpoint))
+
+
+def _close(sinks: Mapping[str, TwoPhaseSink]) -> None:
+    for name, sink in sinks.items():
+        try:
+            sink.close()
+        except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+            _log.info("closing sink %r failed: %s", name, sink.context.secrets.hide(str(error)))

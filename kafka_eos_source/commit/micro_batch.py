@@ -8,36 +8,45 @@ fences the kept producer.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kafka_eos_source.commit import sink_session, tracing
-from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import IdentityFile
-from kafka_eos_source.commit.interfaces import Producer, ProducerSession, Sinks
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.recovered import TokenRecords
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.shard_checks import check_names, check_one_source
-from kafka_eos_source.commit.sources import SourceRange, ranges
-from kafka_eos_source.commit.staged_reads import check_staged_reads
+from kafka_eos_source.commit.report_checks import check_names, check_one_source, check_staged_reads
+from kafka_eos_source.commit.request import (
+    CommitRequest,
+    Producer,
+    ProducerSession,
+    SourceRange,
+    TokenRecords,
+    ranges,
+)
 from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.two_phase import Sinks
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.wire.producer import WireProducer
-from kafka_eos_source.model import GroupOffset, ShardReport, StagedPart, StagedRead, TopicPartition
+from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, StagedPart, StagedRead, TopicPartition
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
+from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.json_logs import BatchLog
+from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.source_figures import position_id
 from kafka_eos_source.observe.steps import TracedStep
-from kafka_eos_source.observe.trace import Subject, Trace, traced
+from kafka_eos_source.observe.trace import Observer, Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
 from kafka_eos_source.protocol.token import digest
-from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime import failpoints, log_format
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.registry import targets
 from kafka_eos_source.stage.fanout import Plan, SinkPart
@@ -58,7 +67,7 @@ _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 
 @dataclass(frozen=True)
 class KafkaClients:
-    """The `interfaces.Clients` for a real cluster.
+    """The `request.Clients` for a real cluster.
 
     Attributes:
         kafka: librdkafka properties of the sink.
@@ -137,7 +146,7 @@ def commit_micro_batch(
     query_id = offset_log.query_id(checkpoint)
     who = of_stream(options, query_id)
     journal = Journal(who.application_id)
-    trace = Trace(tracing.observers(journal))
+    trace = Trace(observers(journal))
     with traced(trace, options.secrets.hide):
         parts = list(parts)
         run_id = _run_id(parts)
@@ -154,7 +163,7 @@ def commit_micro_batch(
             check_staged_reads(reads, batch_id, logged, before)
         check_one_source(staged.shards, len(logged.sources))
         sources = tuple(ranges(logged, before))
-        tracing.describe(trace, journal, logged, run_id, sources)
+        describe(trace, journal, logged, run_id, sources)
         identity_file = IdentityFile.of(checkpoint, options, query_id, batch_id)
         if identity_file.is_new_fork and staged.shards:
             raise _fork_with_state(staged.shards)
@@ -178,11 +187,11 @@ def commit_micro_batch(
         if plan is None:
             result = _commit(options, who, request, staged, identity_file=identity_file, trace=trace)
         else:
-            sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
+            sinks = two_phase.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
             try:
                 result = _commit(options, who, request, staged, sinks, identity_file, trace)
             except BaseException:
-                sink_session.close(options, who.application_id)
+                two_phase.close(options, who.application_id)
                 raise
             trace.enter(TracedStep.TIDY)
             sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
@@ -192,7 +201,7 @@ def commit_micro_batch(
             due.write(who.application_id, run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
             folder.remove_batch(str(old))
-        tracing.finish(trace, result, staged, parts)
+        finish(trace, result, staged, parts)
         return result
 
 
@@ -297,7 +306,7 @@ def commit_batch_write(
     parts = list(parts)
     who = of_batch_write(options, name.removeprefix("write-"))
     # a write without a version has a name that never comes back, and nobody needs its token later
-    trace = Trace(tracing.observers(Journal(who.application_id) if who.versioned else None))
+    trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
     with traced(trace, options.secrets.hide):
         # no run: each write may have a job group of its own, and would look like a restart
         trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
@@ -308,7 +317,7 @@ def commit_batch_write(
         folder.remove_batch(name)
         if who.disposable:
             _delete_group(options, who)
-        tracing.finish(trace, result, staged, parts)
+        finish(trace, result, staged, parts)
         return result
 
 
@@ -357,7 +366,7 @@ def _commit(
     while len(_sessions) > _MOST_SESSIONS:
         _sessions.popitem(last=False)[1].drop()
     if trace is not None:
-        trace.explained_by(lambda: tracing.complaint(session.producer))
+        trace.explained_by(lambda: complaint(session.producer))
     result = Commit(
         request,
         staged,
@@ -405,3 +414,110 @@ def _request(
 
 def _run_id(parts: Iterable[StagedPart]) -> str:
     return next((part.run_id for part in parts if part.run_id), "")
+
+
+# -- figures --------------------------------------------------------------------------------------------
+
+#: What shards measure of their state as it is; the rest is about restores.
+_PRESENT = ("keys", "bytes", "uncommitted_bytes", "spilled_bytes")
+
+
+def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) -> float | None:
+    """Returns when Spark planned the batch, in seconds since 1970.
+
+    Args:
+        logged: entry of the batch in the offset log.
+        run_id: Spark's id of this run.
+        last: the batch before it; None if it is not known.
+
+    Returns:
+        None if that is not known, or if an earlier run planned the batch and this one repeats it.
+    """
+    if logged.planned_at_ms is None:
+        return None
+    at = logged.planned_at_ms / 1000
+    is_of_run = last is not None and last.run_id == run_id
+    run_began_at = this_writer().driver.started_at if last is None else last.ended_at
+    return at if is_of_run or at >= run_began_at else None
+
+
+def observers(journal: Journal | None) -> list[Observer]:
+    """Returns what receives the figures of a batch: the journal, and the log if structured logs are on."""
+    found: list[Observer] = [] if journal is None else [journal]
+    return [*found, BatchLog()] if log_format.is_wanted() else found
+
+
+def describe(
+    trace: Trace, journal: Journal, logged: LoggedOffsets, run_id: str, sources: Iterable[SourceRange]
+) -> None:
+    """Adds to the trace when Spark planned the batch, and what the batch reads. Does not raise."""
+    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest(run_id)), reads(sources)))
+
+
+def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
+    """Ends the trace of a batch that Kafka holds. Does not raise."""
+    if result.step is Step.SKIPPED and not result.confirmed_by_token:
+        trace.finish(Outcome.SKIPPED)
+        return
+    guarded(lambda: _count(trace, staged, parts))
+    trace.finish(Outcome.COMMITTED)
+
+
+def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
+    parts = list(parts)
+    dead = sum(part.dead_letters for part in parts)
+    trace.count(
+        records=staged.rows - staged.changelog_rows - dead,
+        dead_letters=dead,
+        dropped=sum(part.dropped for part in parts),
+        changes=staged.changelog_rows,
+        staged_bytes=sum(part.size_bytes for part in parts),
+    )
+    trace.tasks([part.measured for part in parts])
+    if staged.shards:
+        _count_state(trace, staged.shards)
+
+
+def _count_state(trace: Trace, shards: Sequence[ShardReport]) -> None:
+    counts: Counter[str] = Counter()
+    restored: Counter[str] = Counter()
+    operators: dict[str, Counter[str]] = {}
+    for shard in shards:
+        counts.update(shard.counts)
+        own = operators.setdefault(shard.tp.topic, Counter())
+        for name, number in shard.measured.items():
+            (own if name in _PRESENT else restored)[name] += number  # type: ignore[assignment]
+    trace.count(
+        shards=len(shards),
+        restores=int(restored["restores"]),
+        restored_records=int(restored["restored_records"]),
+        restore_ms=round(1000 * restored["restore_seconds"]),
+    )
+    trace.state(max(shard.pressure for shard in shards), counts, operators)
+
+
+def complaint(producer: Producer | None) -> str:
+    """Returns what the producer's client has reported, the likely reason why a commit stands still."""
+    return "" if producer is None else producer.complaint
+
+
+def reads(sources: Iterable[SourceRange]) -> tuple[SourceRead, ...]:
+    """Returns what the batch reads from its Kafka sources."""
+    return tuple(
+        SourceRead(position_id(source.end), _offsets(source, source.end, source.start or {}))
+        for source in sources
+        if source.end is not None
+    )
+
+
+def _offsets(source: SourceRange, end: Offsets, start: Offsets) -> dict[str, int]:
+    """Returns per topic how many offsets of the source the batch read."""
+    topics = {tp.topic for tp in end}
+    if source.jump:
+        return dict.fromkeys(topics, 0)
+    if len(topics) == 1 and source.same_topics and end.keys() == start.keys():
+        return {topics.pop(): sum(end.values()) - sum(start.values())}  # a topic may have 1,000 partitions
+    offsets = dict.fromkeys(topics, 0)
+    for tp, until in end.items():
+        offsets[tp.topic] += max(0, until - start.get(tp, until))
+    return offsets
