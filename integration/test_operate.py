@@ -34,9 +34,9 @@ from integration.support.security import PASSWORDS, SecuredCluster
 from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import micro_batch
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.offset_log import SourcePosition

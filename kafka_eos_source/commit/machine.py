@@ -39,7 +39,6 @@ from kafka_eos_source.commit.steps import (
     OutcomeLostError,
     OvertakenError,
     Progress,
-    Step,
 )
 from kafka_eos_source.commit.transaction import Transaction
 from kafka_eos_source.commit.two_phase import Sinks
@@ -59,7 +58,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import Offsets, ShardReport
 from kafka_eos_source.observe.figures import EventKind
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
@@ -141,7 +140,7 @@ class Commit:
         """
         deadline = self._context.deadline
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
-        self._trace.enter(TracedStep.OPEN)
+        self._trace.enter(Step.OPEN)
         while True:
             try:
                 result = self._try()

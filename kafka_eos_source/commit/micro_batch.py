@@ -1,4 +1,14 @@
-"""The commit calls that Spark makes, and the producers that this process keeps between them.
+"""Commits one micro-batch of a streaming query, or one batch write.
+
+There is one way down, in four rooms:
+
+1. **Collect** (here): the checkpoint, the staged parts and the reports of the tasks become one immutable
+   `CommitRequest`, with the rows to write. Nothing is written yet.
+2. **Decide**: `commit.ownership` fences every other owner and reads what Kafka holds, and `commit.verdict`
+   decides.
+3. **Act**: `commit.machine` and `commit.transaction` carry the decision out in numbered steps. If a step
+   fails, the commit enters rooms 2 and 3 again with the same request.
+4. **Record** (here): the figures, a note for the process that plans, and the removal of the staged rows.
 
 Spark runs ``commit`` of a streaming sink in a Python process on the driver, which it usually reuses, but not
 always. So this module keeps producers by transactional id. If another process has committed since, the broker
@@ -9,8 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import IdentityFile
@@ -24,8 +34,6 @@ from kafka_eos_source.commit.request import (
     TokenRecords,
     ranges,
 )
-from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
 from kafka_eos_source.kafka.config import admin_config, producer_config
@@ -38,13 +46,13 @@ from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.source_figures import position_id
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.observe.trace import Observer, Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
-from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, digest_of
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints, log_format
 from kafka_eos_source.runtime.deadline import Deadline
@@ -63,46 +71,6 @@ _MOST_SESSIONS = 8
 _targets: dict[tuple[str | None, ...], str] = {}
 
 _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
-
-
-@dataclass(frozen=True)
-class KafkaClients:
-    """The `request.Clients` for a real cluster.
-
-    Attributes:
-        kafka: librdkafka properties of the sink.
-    """
-
-    kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
-
-    def producer(self, transactional_id: str) -> Producer:
-        return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
-
-    def group_offsets(
-        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).fetch(group_id, certainly, deadline)
-
-    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
-        return GroupOffsets(admin_config(self.kafka)).members(group_id, deadline)
-
-    def committed_now(
-        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
-
-    def proved_offsets(
-        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).proved(group_id, partitions, deadline)
-
-    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        return read_tail(admin_config(self.kafka), tp, start, deadline)
-
-    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
-        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
-
-        return TopicRecords.checked(self.kafka, name, deadline)
 
 
 def commit_micro_batch(
@@ -143,69 +111,155 @@ def commit_micro_batch(
             "the option checkpointLocation of the sink is missing.",
             fix="set .option('checkpointLocation', …) on the query.",
         )
-    query_id = offset_log.query_id(checkpoint)
-    who = of_stream(options, query_id)
+    who, parts = _of_stream(options, offset_log.query_id(checkpoint)), list(parts)
     journal = Journal(who.application_id)
     trace = Trace(observers(journal))
     with traced(trace, options.secrets.hide):
-        parts = list(parts)
-        run_id = _run_id(parts)
-        trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
-        staged = StagedRows(folder, str(batch_id), parts, reports(parts, query_id, batch_id))
-        failpoints.reach("commit.after_check")
-        # As late as possible, so that another driver's plan is noticed. And in this order: if the batch still
-        # has its own entry, so had the batch before it.
-        before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
-        logged = _logged(checkpoint, batch_id)
-        staged.end_digest = logged.digest
-        _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
-        if reads is not None:
-            check_staged_reads(reads, batch_id, logged, before)
-        check_one_source(staged.shards, len(logged.sources))
-        sources = tuple(ranges(logged, before))
-        describe(trace, journal, logged, run_id, sources)
-        identity_file = IdentityFile.of(checkpoint, options, query_id, batch_id)
-        if identity_file.is_new_fork and staged.shards:
-            raise _fork_with_state(staged.shards)
-        check_names(who, batch_id, staged.shards, sources)
-        request = _request(
-            options,
-            who,
-            Batch(
-                application_id=who.application_id,
-                query_id=query_id,
-                run_id=run_id,
-                batch_id=batch_id,
-                start=digest_of(before, query_id),
-                end=logged.digest,
-                target=_target(options),
-                promised=identity_file.promises_token,
-            ),
-            sources=sources,
-            has_native_state=lambda: offset_log.has_native_state(checkpoint),
-        )
-        if plan is None:
-            result = _commit(options, who, request, staged, identity_file=identity_file, trace=trace)
-        else:
+        trace.begin(Subject(who.application_id, who.query_id, _run_id(parts), batch_id))
+        # 1. Collect. Crash here ⇒ nothing has happened.
+        work, logged = _collect(options, who, checkpoint, folder, parts, batch_id, planned, reads)
+        describe(trace, journal, logged, work.request.batch.run_id, work.request.sources)
+        if plan is not None:
             sinks = two_phase.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
-            try:
-                result = _commit(options, who, request, staged, sinks, identity_file, trace)
-            except BaseException:
-                two_phase.close(options, who.application_id)
-                raise
-            trace.enter(TracedStep.TIDY)
-            sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
-        trace.enter(TracedStep.TIDY)
+            work = replace(work, sinks=sinks)
+        # 2. and 3. Decide and act. Crash here ⇒ see the steps of `machine.Commit`.
+        result = _commit(options, work, trace)
+        # 4. Record. Crash here ⇒ Spark repeats the batch, and the token skips it.
+        trace.enter(Step.TIDY)
+        if work.sinks is not None:
+            work.sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
         failpoints.reach("commit.before_cleanup")
         if result.token is not None:
-            due.write(who.application_id, run_id, result.token)
+            due.write(who.application_id, work.request.batch.run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
             folder.remove_batch(str(old))
-        finish(trace, result, staged, parts)
+        finish(trace, result, work.staged, parts)
         return result
 
 
-def of_stream(options: WriteOptions, query_id: str) -> Identity:
+def commit_batch_write(
+    options: WriteOptions, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
+) -> Result:
+    """Commits all rows of one ``df.write`` in one transaction, and skips a ``txnVersion`` already written.
+
+    Args:
+        options: options of the write.
+        folder: the staging folder.
+        name: unique name of the write in the folder.
+        parts: staged rows, from the successful task attempts.
+
+    Raises:
+        KafkaEosError: if the rows cannot be committed. The class shows what to do (see `errors`).
+    """
+    who, parts = _of_batch_write(options, name.removeprefix("write-")), list(parts)
+    # a write without a version has a name that never comes back, and nobody needs its token later
+    trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
+    with traced(trace, options.secrets.hide):
+        # no run: each write may have a job group of its own, and would look like a restart
+        trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
+        # 1. Collect. Crash here ⇒ nothing has happened.
+        work = _collect_write(options, who, folder, name, parts)
+        # 2. and 3. Decide and act. Crash here ⇒ see the steps of `machine.Commit`.
+        result = _commit(options, work, trace)
+        # 4. Record. Crash here ⇒ the token skips the write if it has a version and is repeated.
+        trace.enter(Step.TIDY)
+        failpoints.reach("commit.before_cleanup")
+        folder.remove_batch(name)
+        if who.disposable:
+            _delete_group(options, who)
+        finish(trace, result, work.staged, parts)
+        return result
+
+
+# -- 1. collect ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One batch, with everything that its commit needs.
+
+    Attributes:
+        request: the batch, and how to commit it.
+        staged: its rows, which were verified.
+        identity_file: the identity file of the checkpoint; None for a batch write.
+        sinks: the sinks outside Kafka; None if there are none.
+    """
+
+    request: CommitRequest
+    staged: StagedRows
+    identity_file: IdentityFile | None = None
+    sinks: two_phase.SinkWork | None = None
+
+
+def _collect(
+    options: WriteOptions,
+    who: Identity,
+    checkpoint: str,
+    folder: StagingFolder,
+    parts: Sequence[StagedPart],
+    batch_id: int,
+    planned: Collection[PlannedBatch | None],
+    reads: Sequence[StagedRead] | None,
+) -> tuple[_Work, LoggedOffsets]:
+    """Collects a micro-batch from its staged parts, the reports of its tasks, and the checkpoint.
+
+    Returns:
+        The batch without its sinks, and its entry in Spark's offset log.
+    """
+    staged = StagedRows(folder, str(batch_id), parts, reports(parts, who.query_id, batch_id))
+    failpoints.reach("commit.after_check")
+    # As late as possible, so that another driver's plan is noticed. And in this order: if the batch still
+    # has its own entry, so had the batch before it.
+    before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
+    logged = _logged(checkpoint, batch_id)
+    staged.end_digest = logged.digest
+    _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
+    if reads is not None:
+        check_staged_reads(reads, batch_id, logged, before)
+    check_one_source(staged.shards, len(logged.sources))
+    sources = tuple(ranges(logged, before))
+    identity_file = IdentityFile.of(checkpoint, options, who.query_id, batch_id)
+    if identity_file.is_new_fork and staged.shards:
+        raise _fork_with_state(staged.shards)
+    check_names(who, batch_id, staged.shards, sources)
+    batch = Batch(
+        application_id=who.application_id,
+        query_id=who.query_id,
+        run_id=_run_id(parts),
+        batch_id=batch_id,
+        start=digest_of(before, who.query_id),
+        end=logged.digest,
+        target=_target(options),
+        promised=identity_file.promises_token,
+    )
+    request = _request(options, who, batch, sources, offset_log.has_native_state(checkpoint))
+    return _Work(request, staged, identity_file), logged
+
+
+def _collect_write(
+    options: WriteOptions, who: Identity, folder: StagingFolder, name: str, parts: Sequence[StagedPart]
+) -> _Work:
+    """Collects a batch write from its staged parts."""
+    staged = StagedRows(folder, name, parts)
+    # the option topic is part of the names of a series; topics in a column are known from the rows alone
+    by_column = who.versioned and options.topic is None
+    rows = [part for part in parts if by_column and not part.dead_letters]
+    topics = tuple(sorted({topic for part in rows for topic, _ in part.topics}))
+    batch = Batch(
+        application_id=who.application_id,
+        query_id=who.query_id,
+        run_id=_run_id(parts),
+        batch_id=options.txn_version or 0,
+        end=digest(topics) if by_column else "",
+        target=_target(options),
+        versioned=who.versioned,
+        topics=topics,
+        once=who.once,
+    )
+    return _Work(_request(options, who, batch), staged)
+
+
+def _of_stream(options: WriteOptions, query_id: str) -> Identity:
     """Returns the identity of a streaming query with these sink options."""
     return identity.of_stream(
         query_id,
@@ -216,7 +270,7 @@ def of_stream(options: WriteOptions, query_id: str) -> Identity:
     )
 
 
-def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
+def _of_batch_write(options: WriteOptions, write_id: str) -> Identity:
     """Returns the identity of one ``df.write``; ``write_id`` names it unless ``txnAppId`` does."""
     names = {
         "application_id": options.application_id,
@@ -227,11 +281,6 @@ def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
     if options.txn_app_id is None:
         return identity.of_one_write(write_id, **names)
     return identity.of_series(options.txn_app_id, **names)
-
-
-def digest_of(logged: LoggedOffsets | None, query_id: str) -> str:
-    """Returns the digest of an offset log entry; None = the start, before batch 0."""
-    return genesis_digest(query_id) if logged is None else logged.digest
 
 
 def _target(options: WriteOptions) -> str:
@@ -289,111 +338,12 @@ def _refuse_another_plan(
     )
 
 
-def commit_batch_write(
-    options: WriteOptions, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
-) -> Result:
-    """Commits all rows of one ``df.write`` in one transaction, and skips a ``txnVersion`` already written.
-
-    Args:
-        options: options of the write.
-        folder: the staging folder.
-        name: unique name of the write in the folder.
-        parts: staged rows, from the successful task attempts.
-
-    Raises:
-        KafkaEosError: if the rows cannot be committed. The class shows what to do (see `errors`).
-    """
-    parts = list(parts)
-    who = of_batch_write(options, name.removeprefix("write-"))
-    # a write without a version has a name that never comes back, and nobody needs its token later
-    trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
-    with traced(trace, options.secrets.hide):
-        # no run: each write may have a job group of its own, and would look like a restart
-        trace.begin(Subject(who.application_id, who.query_id, "", options.txn_version or 0))
-        staged = StagedRows(folder, name, parts)
-        result = _commit(options, who, _request_of_write(options, who, parts), staged, trace=trace)
-        trace.enter(TracedStep.TIDY)
-        failpoints.reach("commit.before_cleanup")
-        folder.remove_batch(name)
-        if who.disposable:
-            _delete_group(options, who)
-        finish(trace, result, staged, parts)
-        return result
-
-
-def _request_of_write(options: WriteOptions, who: Identity, parts: Collection[StagedPart]) -> CommitRequest:
-    # the option topic is part of the names of a series; topics in a column are known from the rows alone
-    by_column = who.versioned and options.topic is None
-    rows = [part for part in parts if by_column and not part.dead_letters]
-    topics = tuple(sorted({topic for part in rows for topic, _ in part.topics}))
-    return _request(
-        options,
-        who,
-        Batch(
-            application_id=who.application_id,
-            query_id=who.query_id,
-            run_id=_run_id(parts),
-            batch_id=options.txn_version or 0,
-            end=digest(topics) if by_column else "",
-            target=_target(options),
-            versioned=who.versioned,
-            topics=topics,
-            once=who.once,
-        ),
-    )
-
-
-def _delete_group(options: WriteOptions, who: Identity) -> None:
-    try:
-        GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
-    except KafkaEosError as error:
-        # the records are committed, and a group without members expires
-        _log.info("cannot delete the consumer group %s of a finished batch write: %s", who.group_id, error)
-
-
-def _commit(
-    options: WriteOptions,
-    who: Identity,
-    request: CommitRequest,
-    staged: StagedRows,
-    sinks: Sinks | None = None,
-    identity_file: IdentityFile | None = None,
-    trace: Trace | None = None,
-) -> Result:
-    key = who.application_id, repr(sorted(options.kafka.items()))
-    session = _sessions.setdefault(key, ProducerSession())
-    _sessions.move_to_end(key)
-    while len(_sessions) > _MOST_SESSIONS:
-        _sessions.popitem(last=False)[1].drop()
-    if trace is not None:
-        trace.explained_by(lambda: complaint(session.producer))
-    result = Commit(
-        request,
-        staged,
-        KafkaClients(options.kafka),
-        session,
-        Deadline.after_ms(options.commit_timeout_ms),
-        sinks,
-        identity_file,
-        trace,
-    ).run()
-    _log.info(
-        "batch %d of %s: %s, %d records, %d transactions",
-        request.batch.batch_id,
-        who.application_id,
-        "already committed" if result.step is Step.SKIPPED else "committed",
-        staged.rows,
-        result.transactions,
-    )
-    return result
-
-
 def _request(
     options: WriteOptions,
     who: Identity,
     batch: Batch,
     sources: tuple[SourceRange, ...] = (),
-    has_native_state: Callable[[], bool] = lambda: False,
+    has_native_state: bool = False,
 ) -> CommitRequest:
     return CommitRequest(
         batch=batch,
@@ -416,10 +366,91 @@ def _run_id(parts: Iterable[StagedPart]) -> str:
     return next((part.run_id for part in parts if part.run_id), "")
 
 
-# -- figures --------------------------------------------------------------------------------------------
+# -- 2. and 3. decide and act ----------------------------------------------------------------------
+
+
+def _commit(options: WriteOptions, work: _Work, trace: Trace) -> Result:
+    """Commits a batch with the producer that this process keeps for the transactional id, if it has one."""
+    application_id = work.request.batch.application_id
+    key = application_id, repr(sorted(options.kafka.items()))
+    session = _sessions.setdefault(key, ProducerSession())
+    _sessions.move_to_end(key)
+    while len(_sessions) > _MOST_SESSIONS:
+        _sessions.popitem(last=False)[1].drop()
+    trace.explained_by(lambda: complaint(session.producer))
+    clients, deadline = KafkaClients(options.kafka), Deadline.after_ms(options.commit_timeout_ms)
+    commit = Commit(
+        work.request, work.staged, clients, session, deadline, work.sinks, work.identity_file, trace
+    )
+    try:
+        result = commit.run()
+    except BaseException:
+        if work.sinks is not None:
+            two_phase.close(options, application_id)
+        raise
+    _log.info(
+        "batch %d of %s: %s, %d records, %d transactions",
+        work.request.batch.batch_id,
+        application_id,
+        "already committed" if result.step is Step.SKIPPED else "committed",
+        work.staged.rows,
+        result.transactions,
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class KafkaClients:
+    """The `request.Clients` for a real cluster.
+
+    Attributes:
+        kafka: librdkafka properties of the sink.
+    """
+
+    kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
+
+    def producer(self, transactional_id: str) -> Producer:
+        return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
+
+    def group_offsets(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return GroupOffsets(admin_config(self.kafka)).fetch(group_id, certainly, deadline)
+
+    def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
+        return GroupOffsets(admin_config(self.kafka)).members(group_id, deadline)
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
+
+    def proved_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return GroupOffsets(admin_config(self.kafka)).proved(group_id, partitions, deadline)
+
+    def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
+        return read_tail(admin_config(self.kafka), tp, start, deadline)
+
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+
+        return TopicRecords.checked(self.kafka, name, deadline)
+
+
+# -- 4. record ------------------------------------------------------------------------------------
 
 #: What shards measure of their state as it is; the rest is about restores.
 _PRESENT = ("keys", "bytes", "uncommitted_bytes", "spilled_bytes")
+
+
+def _delete_group(options: WriteOptions, who: Identity) -> None:
+    try:
+        GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
+    except KafkaEosError as error:
+        # the records are committed, and a group without members expires
+        _log.info("cannot delete the consumer group %s of a finished batch write: %s", who.group_id, error)
 
 
 def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) -> float | None:

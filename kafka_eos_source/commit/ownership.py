@@ -57,7 +57,7 @@ from kafka_eos_source.commit.request import (
     Producer,
     TokenRecords,
 )
-from kafka_eos_source.commit.steps import OvertakenError, Progress, Step
+from kafka_eos_source.commit.steps import OvertakenError, Progress
 from kafka_eos_source.commit.verdict import (
     Batch,
     Held,
@@ -77,6 +77,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.token import Token, TokenRecord
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline

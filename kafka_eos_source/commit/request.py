@@ -8,7 +8,7 @@ Kafka and the sinks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -200,7 +200,7 @@ class CommitRequest:
         missing_token, foreign_query, moved_offsets: policies, as `verdict.batch_verdict` takes them.
         source_cluster: option ``source.cluster``.
         new_group: whether the group was created for this write, so that it cannot hold anything yet.
-        has_native_state: returns whether Spark keeps its own state for the query. The output then depends on
+        has_native_state: whether Spark keeps its own state for the query. The output then depends on
             the boundaries of batches, so offsets alone can never identify a batch.
         token_topic: option ``token.topic``.
         dead_letter_topic: option ``deadLetter.topic``.
@@ -216,7 +216,7 @@ class CommitRequest:
     moved_offsets: str = "fail"
     source_cluster: str = "auto"
     new_group: bool = False
-    has_native_state: Callable[[], bool] = lambda: False
+    has_native_state: bool = False
     token_topic: str | None = None
     dead_letter_topic: str | None = None
 
@@ -253,7 +253,7 @@ class CommitRequest:
             self.batch,
             starts=own.starts,
             ends=own.ends,
-            comparable=own.comparable and unchanged and not self.has_native_state(),
+            comparable=own.comparable and unchanged and not self.has_native_state,
             jump=any(each.jump for each in self.sources),
             jumped=own.jumped,
             shared=own.shared,

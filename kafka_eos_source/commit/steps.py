@@ -1,4 +1,4 @@
-"""The steps of a commit, and which step may follow which.
+"""Which step of a commit may follow which, and the progress of one commit through them.
 
 `commit.machine` follows this table. ``python -m kafka_eos_source.commit.steps`` prints it as the diagram in
 ``docs/guarantees.md``.
@@ -8,33 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from kafka_eos_source.errors import FencedError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.observe.trace import Trace
-
-
-class Step(Enum):
-    """The current step of a commit. `MOVES` lists the steps that may follow."""
-
-    OPEN = "open"  #: checks whether the producer of the previous batch can be used again
-    INIT = "init"  #: a new producer fences older owners
-    TOKEN = "token"  #: reads what Kafka holds, and decides
-    GENESIS = "genesis"  #: the genesis token is committed; the batch itself comes next
-    CHECK = "check"  #: checks that output topics and partitions exist
-    PREPARE = "prepare"  #: sinks outside Kafka prepare the batch
-    BEGIN = "begin"
-    PRODUCE = "produce"
-    FLUSH = "flush"
-    OFFSETS = "offsets"
-    COMMIT = "commit"
-    FINISH = "finish"  #: Kafka has committed; sinks outside Kafka commit
-    COMMITTED = "committed"  #: this call committed the batch
-    SKIPPED = "skipped"  #: Kafka already held the batch
-    LOST = "lost"  #: this try failed; another one may follow
-
 
 MOVES: Mapping[Step, frozenset[Step]] = {
     Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.PREPARE, Step.BEGIN, Step.LOST}),
@@ -109,7 +87,7 @@ class Progress:
         if to not in MOVES[self.step]:
             raise AssertionError(f"commit cannot go from {self.step.name} to {to.name}")
         self.step = to
-        self.trace.enter(TracedStep(to.value))
+        self.trace.enter(to)
 
 
 class OvertakenError(FencedError):

@@ -18,7 +18,7 @@ from kafka_eos_source.commit.request import (
     inherited_shards,
     progress_of,
 )
-from kafka_eos_source.commit.steps import Progress, Step
+from kafka_eos_source.commit.steps import Progress
 from kafka_eos_source.commit.verdict import Held, moved_partitions
 from kafka_eos_source.errors import (
     AbortableError,
@@ -28,6 +28,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline

@@ -11,7 +11,7 @@ from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.source_figures import SourceState
-from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.observe.view import QueryView, Status, view
 
 _CONDITION = re.compile(r"^\[(KAFKA_EOS[A-Z_.]*)\]")
@@ -135,7 +135,7 @@ def held_back(query: Query) -> Values:
         return
     is_held = (
         waiting is not None
-        and waiting.step == TracedStep.FINISH.value
+        and waiting.step == Step.FINISH.value
         and query.view.status in (Status.WAITING, Status.RETRYING)
     )
     yield (), max(0.0, query.view.at - waiting.step_since) if is_held and waiting is not None else 0.0

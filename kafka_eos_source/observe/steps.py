@@ -1,4 +1,4 @@
-"""The steps whose duration is measured, and the groups in which people see them."""
+"""The steps of a micro-batch, whose duration is measured, and the groups in which people see them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class TracedStep(Enum):
-    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`."""
+class Step(Enum):
+    """One step of a micro-batch. Those of the commit are in the table of moves (`commit.steps.MOVES`)."""
 
     TASKS = "tasks"  #: Spark plans the batch and runs its tasks: from its offset log entry to the commit call
     VERIFY = "verify"  #: the commit reads the checkpoint and verifies the staged parts
-    OPEN = "open"
-    INIT = "init"
-    TOKEN = "token"
-    GENESIS = "genesis"
-    CHECK = "check"
-    PREPARE = "prepare"
+    OPEN = "open"  #: checks whether the producer of the previous batch can be used again
+    INIT = "init"  #: a new producer fences older owners
+    TOKEN = "token"  #: reads what Kafka holds, and decides
+    GENESIS = "genesis"  #: the genesis token is committed; the batch itself comes next
+    CHECK = "check"  #: checks that output topics and partitions exist
+    PREPARE = "prepare"  #: sinks outside Kafka prepare the batch
     BEGIN = "begin"
     PRODUCE = "produce"
     FLUSH = "flush"
     OFFSETS = "offsets"
     COMMIT = "commit"
-    FINISH = "finish"
-    COMMITTED = "committed"
-    SKIPPED = "skipped"
-    LOST = "lost"
+    FINISH = "finish"  #: Kafka has committed; sinks outside Kafka commit
+    COMMITTED = "committed"  #: this call committed the batch
+    SKIPPED = "skipped"  #: Kafka already held the batch
+    LOST = "lost"  #: this try failed; another one may follow
     TIDY = "tidy"  #: deletes the staged parts, in the staging folder and in the sinks
 
 
@@ -42,47 +42,47 @@ class StepGroup(Enum):
     TIDY = "tidy"
 
 
-GROUPS: Mapping[TracedStep, StepGroup] = {
-    TracedStep.TASKS: StepGroup.TASKS,
-    TracedStep.VERIFY: StepGroup.VERIFY,
-    TracedStep.OPEN: StepGroup.DECIDE,
-    TracedStep.INIT: StepGroup.DECIDE,
-    TracedStep.TOKEN: StepGroup.DECIDE,
-    TracedStep.GENESIS: StepGroup.DECIDE,
-    TracedStep.CHECK: StepGroup.WRITE,
-    TracedStep.PREPARE: StepGroup.SINKS,
-    TracedStep.BEGIN: StepGroup.WRITE,
-    TracedStep.PRODUCE: StepGroup.WRITE,
-    TracedStep.FLUSH: StepGroup.WRITE,
-    TracedStep.OFFSETS: StepGroup.COMMIT,
-    TracedStep.COMMIT: StepGroup.COMMIT,
-    TracedStep.FINISH: StepGroup.SINKS,
-    TracedStep.COMMITTED: StepGroup.TIDY,
-    TracedStep.SKIPPED: StepGroup.TIDY,
-    TracedStep.LOST: StepGroup.RETRY,
-    TracedStep.TIDY: StepGroup.TIDY,
+GROUPS: Mapping[Step, StepGroup] = {
+    Step.TASKS: StepGroup.TASKS,
+    Step.VERIFY: StepGroup.VERIFY,
+    Step.OPEN: StepGroup.DECIDE,
+    Step.INIT: StepGroup.DECIDE,
+    Step.TOKEN: StepGroup.DECIDE,
+    Step.GENESIS: StepGroup.DECIDE,
+    Step.CHECK: StepGroup.WRITE,
+    Step.PREPARE: StepGroup.SINKS,
+    Step.BEGIN: StepGroup.WRITE,
+    Step.PRODUCE: StepGroup.WRITE,
+    Step.FLUSH: StepGroup.WRITE,
+    Step.OFFSETS: StepGroup.COMMIT,
+    Step.COMMIT: StepGroup.COMMIT,
+    Step.FINISH: StepGroup.SINKS,
+    Step.COMMITTED: StepGroup.TIDY,
+    Step.SKIPPED: StepGroup.TIDY,
+    Step.LOST: StepGroup.RETRY,
+    Step.TIDY: StepGroup.TIDY,
 }
 
 #: What each step does, for a reader who watches a query that stands still in it.
-DOING: Mapping[TracedStep, str] = {
-    TracedStep.TASKS: "Spark runs the tasks of the batch",
-    TracedStep.VERIFY: "verifying the staged rows",
-    TracedStep.OPEN: "checking the producer of the previous batch",
-    TracedStep.INIT: "initialising the transactional id",
-    TracedStep.TOKEN: "reading the token from Kafka",
-    TracedStep.GENESIS: "beginning the chain of tokens",
-    TracedStep.CHECK: "checking the output topics",
-    TracedStep.PREPARE: "sinks outside Kafka prepare the batch",
-    TracedStep.BEGIN: "beginning the transaction",
-    TracedStep.PRODUCE: "sending the records",
-    TracedStep.FLUSH: "waiting until the brokers acknowledge the records",
-    TracedStep.OFFSETS: "committing the offsets and the token",
-    TracedStep.COMMIT: "waiting until Kafka commits the transaction",
-    TracedStep.FINISH: "sinks outside Kafka commit the batch",
-    TracedStep.COMMITTED: "ending the commit",
-    TracedStep.SKIPPED: "ending the commit",
-    TracedStep.LOST: "pausing before the next try",
-    TracedStep.TIDY: "deleting the staged rows",
+DOING: Mapping[Step, str] = {
+    Step.TASKS: "Spark runs the tasks of the batch",
+    Step.VERIFY: "verifying the staged rows",
+    Step.OPEN: "checking the producer of the previous batch",
+    Step.INIT: "initialising the transactional id",
+    Step.TOKEN: "reading the token from Kafka",
+    Step.GENESIS: "beginning the chain of tokens",
+    Step.CHECK: "checking the output topics",
+    Step.PREPARE: "sinks outside Kafka prepare the batch",
+    Step.BEGIN: "beginning the transaction",
+    Step.PRODUCE: "sending the records",
+    Step.FLUSH: "waiting until the brokers acknowledge the records",
+    Step.OFFSETS: "committing the offsets and the token",
+    Step.COMMIT: "waiting until Kafka commits the transaction",
+    Step.FINISH: "sinks outside Kafka commit the batch",
+    Step.COMMITTED: "ending the commit",
+    Step.SKIPPED: "ending the commit",
+    Step.LOST: "pausing before the next try",
+    Step.TIDY: "deleting the staged rows",
 }
 
 
@@ -90,7 +90,7 @@ def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
     """Returns the duration of each group that took any time, in the order of the groups.
 
     Args:
-        seconds: duration of each step, by the value of its `TracedStep`. Unknown steps of later versions
+        seconds: duration of each step, by the value of its `Step`. Unknown steps of later versions
             are left out.
     """
     known = {step.value: group for step, group in GROUPS.items()}

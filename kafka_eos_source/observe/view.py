@@ -13,7 +13,7 @@ from kafka_eos_source.observe.figures import BatchFigures, Event, Outcome, Waiti
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
+from kafka_eos_source.observe.steps import DOING, Step, StepGroup, by_group
 from kafka_eos_source.protocol.identity import is_series
 
 #: Rates are computed over this many seconds.
@@ -272,10 +272,10 @@ def _status(
 
 
 def _of_commit(waiting: WaitingCommit) -> tuple[Status, float, str]:
-    steps = {step.value: step for step in TracedStep}
+    steps = {step.value: step for step in Step}
     doing = DOING[steps[waiting.step]] if waiting.step in steps else waiting.step
     text = f"batch {waiting.batch_id}: {doing}" + (f" ({waiting.reason})" if waiting.reason else "")
-    if waiting.retried or waiting.step == TracedStep.LOST.value:
+    if waiting.retried or waiting.step == Step.LOST.value:
         return Status.RETRYING, waiting.began_at, text
     return Status.WAITING, waiting.step_since, text
 

@@ -78,9 +78,9 @@ class LoggedOffsets:
     planned_at_ms: int | None = None
 
 
-def genesis_digest(query_id: str) -> str:
-    """Returns the digest for the start of a checkpoint, in place of an entry before batch 0."""
-    return digest(("genesis", query_id))
+def digest_of(logged: LoggedOffsets | None, query_id: str) -> str:
+    """Returns the digest of an entry of the offset log; None = the start of a checkpoint, before batch 0."""
+    return digest(("genesis", query_id)) if logged is None else logged.digest
 
 
 def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:

@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError
 
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import (
     AuthorizationError,
     FencedError,
@@ -25,6 +24,7 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     KafkaEosError,
 )
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.token import Token
 from tests.commit.wire_commit import RecordingClients, cluster, commit, values, visible_values_and_token
 from tests.support.simulated_kafka import Fault

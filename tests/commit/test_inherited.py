@@ -8,9 +8,9 @@ import pytest
 
 from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import CommitRequest, ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.commit.model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from tests.commit.test_transaction import IN, OUT, broker_with_genesis, commit, request, rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.wire import producer
+from kafka_eos_source.observe.steps import Step
 from tests.commit.wire_commit import (
     RecordingClients,
     cluster,

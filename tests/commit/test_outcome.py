@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError
 
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
+from kafka_eos_source.observe.steps import Step
 from tests.commit.wire_commit import (
     RecordingClients,
     cluster,

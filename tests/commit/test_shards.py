@@ -19,7 +19,6 @@ from kafka_eos_source.commit.report_checks import (
     is_alone,
 )
 from kafka_eos_source.commit.request import Cluster, ProducerSession, SourceRange, inherited_shards
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
@@ -35,6 +34,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.identity import of_stream
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.two_phase import SinkWork, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
@@ -28,6 +27,7 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,

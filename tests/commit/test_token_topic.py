@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
@@ -23,6 +22,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.operate.token_topics import restore
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
-from kafka_eos_source.commit.steps import MOVES, Progress, Step, diagram
+from kafka_eos_source.commit.steps import MOVES, Progress, diagram
 from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     AbortableError,
@@ -27,6 +27,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.identity import ONCE
 from kafka_eos_source.protocol.token import Mark, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline

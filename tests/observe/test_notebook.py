@@ -19,7 +19,7 @@ from kafka_eos_source.observe.figures import Event, EventKind, Outcome
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.panel import _ticks, panel
 from kafka_eos_source.observe.progress import view_of_reports
-from kafka_eos_source.observe.steps import StepGroup, TracedStep
+from kafka_eos_source.observe.steps import Step, StepGroup
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.offset_log import SourcePosition
@@ -58,7 +58,7 @@ def test_the_panel_says_what_the_query_does() -> None:
     batches=st.lists(
         st.tuples(
             st.sampled_from(Outcome),
-            st.dictionaries(st.sampled_from([each.value for each in TracedStep]), st.floats(0, 1e5)),
+            st.dictionaries(st.sampled_from([each.value for each in Step]), st.floats(0, 1e5)),
             st.integers(0, 3),
         ),
         max_size=70,

@@ -18,7 +18,7 @@ import pytest
 from kafka_eos_source.commit import micro_batch as tracing_of_commit
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.steps import MOVES
 from kafka_eos_source.commit.two_phase import SinkWork
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
@@ -27,7 +27,7 @@ from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.source import LagClock, SourceObserver
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
-from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
+from kafka_eos_source.observe.steps import DOING, GROUPS, Step, StepGroup, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.view import Status, view
 from kafka_eos_source.observe.wording import MEANING
@@ -99,8 +99,8 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_step_of_the_commit_is_measured_and_has_words() -> None:
-    assert {step.value for step in Step} <= {step.value for step in TracedStep}
-    assert set(GROUPS) == set(DOING) == set(TracedStep)
+    assert MOVES.keys() == set(Step) - {Step.TASKS, Step.VERIFY, Step.TIDY}
+    assert set(GROUPS) == set(DOING) == set(Step)
     assert set(MEANING) == set(StepGroup)
 
 
@@ -108,11 +108,11 @@ def test_durations_do_not_overlap_and_add_up() -> None:
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
     clock.advance(1)
-    trace.enter(TracedStep.PRODUCE)
+    trace.enter(Step.PRODUCE)
     clock.advance(2)
-    trace.enter(TracedStep.FLUSH)
+    trace.enter(Step.FLUSH)
     clock.advance(4)
-    trace.enter(TracedStep.PRODUCE)
+    trace.enter(Step.PRODUCE)
     clock.advance(8)
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches
@@ -224,7 +224,7 @@ def test_a_commit_that_stands_still_says_in_which_step_and_why() -> None:
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
     trace.explained_by(lambda: "127.0.0.1:9092: Connection refused")
-    trace.enter(TracedStep.FLUSH)
+    trace.enter(Step.FLUSH)
     clock.advance(0.5)
     trace.report_if_slow()
     assert seen.waiting == [], "half a second is no news"

@@ -24,9 +24,7 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile, set_unproven
 from kafka_eos_source.commit.machine import Commit
-from kafka_eos_source.commit.micro_batch import digest_of
 from kafka_eos_source.commit.request import Cluster, CommitRequest, ProducerSession, ranges
-from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Batch, Held, batch_verdict
 from kafka_eos_source.errors import (
     GuaranteeChangedError,
@@ -40,6 +38,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
+from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.adopt import BatchOutcome
@@ -50,7 +49,7 @@ from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.operate.view import show_inspection
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.offset_log import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition, digest_of
 from kafka_eos_source.protocol.token import Due, Mark, Token, TokenRecord, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.targets import location
