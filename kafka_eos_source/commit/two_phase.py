@@ -265,17 +265,13 @@ class SinkWork(Sinks):
                 "`kafka-eos sinks commit` if they are and `kafka-eos sinks abort` if they are not (the wrong "
                 "one doubles or loses them in the sink); then start the query again.",
             )
-        to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
             _log.warning("sink %r: the token decides to %s prepared transaction %s", name, what.value, txn)
             self._trace.sink(name).recovered += 1
-            named = None if token is None else named_by(token, self._sinks[name].context)
-            if what is Fate.COMMIT and named is not None:
-                to_commit[name] = named  # with the digest, which the sink's own list does not have
-            else:
+            if what is Fate.ABORT:
                 outcome = self._outcome_of(name, partial(self._sinks[name].abort, txn, deadline))
                 _raise_unless_ok(name, what.value, txn, outcome)
-        self._commit(to_commit, deadline)
+        self._commit(token, [name for name, _, what in decided if what is Fate.COMMIT], deadline)
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         """Prepares the batch in every sink that has rows, with a new sink transaction id each time.
@@ -340,15 +336,18 @@ class SinkWork(Sinks):
         gone = [name for name in token.sinks.names if name not in self._sinks]
         if gone:
             raise _missing_sinks(token, gone)
-        named = {name: named_by(token, self._sinks[name].context) for name in token.sinks.names}
-        self._commit({name: txn for name, txn in named.items() if txn is not None}, deadline)
+        self._commit(token, token.sinks.names, deadline)
 
-    def _commit(self, left: Mapping[str, SinkTxn], deadline: Deadline) -> None:
-        """Commits in every sink, and retries until the deadline, because Kafka has already committed.
+    def _commit(self, token: Token | None, names: Iterable[str], deadline: Deadline) -> None:
+        """Commits what the token names in these sinks, with the digests in the token.
+
+        It retries until the deadline, because Kafka has already committed.
 
         Every sink is called before a fatal error of one of them is raised. It is raised although other sinks
         may still be retrying; they keep the batch prepared for the next start.
         """
+        named = {} if token is None else {name: named_by(token, self._sinks[name].context) for name in names}
+        left = {name: txn for name, txn in named.items() if txn is not None}
         begun, is_held_back = time.monotonic(), False
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         while left:
