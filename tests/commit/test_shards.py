@@ -40,8 +40,17 @@ from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.committed import Tail
-from tests.commit.model_broker import Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import IN, OUT, broker_with_genesis, request, rows
+from tests.commit.model_broker import (
+    IN,
+    OUT,
+    Fault,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    no_sleep,
+    request,
+    rows,
+)
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
 

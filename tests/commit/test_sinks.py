@@ -40,8 +40,18 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from tests.commit.model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import Killed, broker_with_genesis, committed, request, rows
+from tests.commit.model_broker import (
+    CLUSTER_ID,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    committed,
+    no_sleep,
+    request,
+    rows,
+)
 
 NAMES = ("files", "database")
 

@@ -26,8 +26,20 @@ from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.operate.token_topics import restore
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.commit.model_broker import TOKENS, Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import IN, OUT, Killed, broker_with_genesis, committed, request, rows
+from tests.commit.model_broker import (
+    IN,
+    OUT,
+    TOKENS,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    committed,
+    no_sleep,
+    request,
+    rows,
+)
 
 
 def commit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
 from kafka_eos_source.commit.steps import MOVES, Progress, diagram
-from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -29,68 +27,25 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.identity import ONCE
-from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from tests import ROOT
-from tests.commit.model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
-
-IN = TopicPartition("in", 0)
-OUT = TopicPartition("out", 0)
-ROWS_PER_BATCH = 5
-
-
-class Killed(BaseException):
-    """The driver was killed: no cleanup runs after this exception."""
-
-
-def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
-    fields: dict[str, object] = {
-        "application_id": "app",
-        "query_id": "query",
-        "run_id": run_id,
-        "batch_id": batch_id,
-        "start": f"d{batch_id}",
-        "end": f"d{batch_id + 1}",
-        "promised": True,
-    }
-    return CommitRequest(
-        batch=Batch(**{**fields, **batch}),  # type: ignore[arg-type]
-        group_id="app",
-        anchor=OUT,
-        sources=(SourceRange({IN: 10 * (batch_id + 1)}, {IN: 10 * batch_id}, CLUSTER_ID),),
-        topic="out",
-    )
-
-
-def broker_with_genesis(**fields: Any) -> ModelBroker:
-    """Returns a broker with the genesis token of the query, which ends where batch 0 starts."""
-    broker = ModelBroker(**fields)
-    token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
-    broker.group = {
-        OUT: GroupOffset(OUT, 0, token.encode()),
-        IN: GroupOffset(IN, 0, token.encode()),
-    }
-    return broker
-
-
-def rows(batch_id: int) -> list[str]:
-    return [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
-
-
-def commit(
-    broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
-) -> Result:
-    deadline = Deadline.after_seconds(seconds)
-    machine = Commit(
-        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, deadline, sleep=no_sleep
-    )
-    return machine.run()
-
-
-def committed(broker: ModelBroker) -> Token:
-    token = newest(broker.group.values())
-    assert token is not None
-    return token
+from tests.commit.model_broker import (
+    CLUSTER_ID,
+    IN,
+    OUT,
+    TOKENS,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    commit,
+    committed,
+    no_sleep,
+    request,
+    rows,
+)
 
 
 def test_successive_batches_reuse_one_clean_producer() -> None:
@@ -374,7 +329,7 @@ def test_the_documented_state_diagram_is_generated_from_the_table() -> None:
 def test_every_step_has_a_successor_and_no_final_step_has_one() -> None:
     ends = {step for step, to in MOVES.items() if not to}
     assert ends == {Step.COMMITTED, Step.SKIPPED}
-    assert all(Step.LOST in MOVES[step] for step in Step if step not in {*ends, Step.LOST})
+    assert all(Step.LOST in MOVES[step] for step in MOVES if step not in {*ends, Step.LOST})
 
 
 def test_a_transition_that_the_table_does_not_list_is_refused() -> None:
@@ -499,3 +454,57 @@ def test_a_look_that_gets_no_answer_does_not_stop_the_query(monkeypatch: pytest.
     broker.faults = [Fault("group_members", UnavailableError("no answer"))]
     commit(broker, session, 1)
     assert committed(broker).batch_id == 1
+
+
+# -- a query that takes over the work of another one ----------------------------------------------------
+
+OLD = TopicPartition("old", 0)
+
+
+@pytest.fixture
+def broker() -> ModelBroker:
+    """A broker with batches 0 to 3 of ``query``, which also wrote another topic earlier."""
+    broker = broker_with_genesis()
+    broker.topics["old"] = 1
+    session = ProducerSession()
+    for batch_id in range(4):
+        commit(broker, session, batch_id)
+    broker.group[OLD] = replace(broker.group[OUT], tp=OLD, offset=77)
+    return broker
+
+
+def run(broker: ModelBroker, request: CommitRequest, staged: list[str]) -> Step:
+    deadline = Deadline.after_seconds(5)
+    machine = Commit(request, ModelRows(staged), broker, ProducerSession(), deadline, sleep=no_sleep)
+    return machine.run().step
+
+
+def of_new_query(batch_id: int) -> CommitRequest:
+    """Returns a batch of the new query, whose batch 0 starts where batch 3 of the other query ended."""
+    later = request(4 + batch_id)
+    return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
+
+
+def test_the_next_driver_of_an_adopting_query_finds_its_token(broker: ModelBroker) -> None:
+    adopting = replace(of_new_query(0), foreign_query="adopt")
+    assert run(broker, adopting, rows(4)) is Step.COMMITTED
+    assert broker.group[OLD].offset == 77, "the offset of the other query is kept"
+    for again in (of_new_query(0), adopting):
+        assert run(broker, again, rows(4)) is Step.SKIPPED
+    assert run(broker, of_new_query(1), rows(5)) is Step.COMMITTED
+    assert broker.log == [row for batch_id in range(6) for row in rows(batch_id)]
+    assert broker.group[IN].offset == 60
+
+
+@pytest.mark.parametrize("anchors", [("old", "out"), ("out", "old")])
+def test_a_batch_write_finds_its_own_token_after_a_write_to_another_topic(anchors: tuple[str, str]) -> None:
+    """The commit of the second write is not answered: it must find its own token, not that of the first."""
+    broker = ModelBroker()
+    broker.topics["old"] = 1
+    for number, topic in enumerate(anchors):
+        if number == 1:
+            broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
+        write = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(write.batch, query_id=f"once:{number}", once=True, promised=False)
+        run(broker, replace(write, batch=batch), rows(number))
+    assert broker.log == rows(0) + rows(1)

@@ -35,8 +35,7 @@ from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
-from tests.commit.model_broker import Fault, ModelProducer, ModelRows
-from tests.commit.test_transaction import broker_with_genesis, request, rows
+from tests.commit.model_broker import Fault, ModelProducer, ModelRows, broker_with_genesis, request, rows
 from tests.observe.test_journal import BATCH, shared  # noqa: F401
 from tests.plan.source_cluster import Clock
 from tests.sinks.test_commit import NAMES, Scripted, deadline, staged, token
