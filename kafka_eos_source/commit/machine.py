@@ -92,13 +92,8 @@ class Commit:
     """The commit of one batch.
 
     Args:
-        request: the batch to commit, and how.
-        staged: its rows.
-        clients: clients of the sink's cluster.
-        session: the producer that this process keeps for the transactional id.
-        deadline: time limit of the whole commit.
-        sinks: sinks outside Kafka; None if the query has none.
-        identity_file: the identity file of the checkpoint; None if there is no checkpoint.
+        request, staged, clients, session, deadline, sinks, identity_file: see `CommitContext`. Without sinks,
+            the batch writes only to Kafka.
         trace: measures the commit; None = nobody looks at the figures.
         sleep: pauses between two tries; tests replace it.
     """

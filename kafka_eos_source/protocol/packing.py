@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -208,34 +209,7 @@ def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iter
             yield pack_stream(each, _head(report, number, None))
             number += 1
             records += each.num_rows
-    done = {
-        "packets": number + 1,
-        "records": records,
-        "app": report.application_id,
-        "group": report.group_id,
-        "store": report.store,
-        "host": report.host,
-        "topic_id": report.topic_id,
-        "brokers": report.brokers,
-        "shards": report.shards,
-        "query": report.query_id,
-        "batch": report.batch_id,
-        "next": report.next_offset,
-        "time": report.time_ms,
-        "event": report.event_time_ms,
-        "sequence": report.sequence,
-        "ahead": report.clock_max_ahead_ms,
-        "log_start": report.log_start,
-        "skipped": report.skipped,
-        "base": report.base_digest,
-        "missing": report.missing_state,
-        "failure": report.failure,
-        "pressure": round(report.pressure, 4),
-        "counts": dict(report.counts),
-        **({} if report.due_ms is None else {"due": report.due_ms}),
-        **({"in_read": True} if report.in_read else {}),
-        **({"measured": _rounded(report.measured)} if report.measured else {}),
-    }
+    done = replace(report, packets=number + 1, records=records)
     yield pa.py_buffer(_head(report, number, done))
 
 
@@ -275,21 +249,25 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     )
 
 
-def _head(report: ShardReport, number: int, done: object) -> bytes:
+def _head(report: ShardReport, number: int, done: ShardReport | None) -> bytes:
     header = {
         "v": _VERSION,
         "topic": report.tp.topic,
         "shard": report.tp.partition,
         "attempt": report.task_attempt_id,
         "number": number,
-        **({} if done is None else {"report": done}),
+        **({} if done is None else {"report": _fields(done)}),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     return _LENGTH.pack(len(text)) + text
 
 
+def _integer(found: object) -> int:
+    return int(str(found))
+
+
 def _integer_or_none(found: object) -> int | None:
-    return None if found is None else int(str(found))
+    return None if found is None else _integer(found)
 
 
 def _counts(found: object) -> dict[str, int]:
@@ -298,46 +276,64 @@ def _counts(found: object) -> dict[str, int]:
     return {str(name): int(number) for name, number in found.items()}
 
 
-def _rounded(measured: Mapping[str, float]) -> dict[str, float]:
-    return {name: each if isinstance(each, int) else round(each, 3) for name, each in measured.items()}
-
-
 def _measured(found: object) -> dict[str, float]:
     """Returns the measured numbers; without those that are none, because they are for metrics only."""
     numbers = found.items() if isinstance(found, dict) else ()
     return {str(name): each for name, each in numbers if type(each) in (int, float)}
 
 
-def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] | None) -> ShardReport | None:
+#: The fields of a report: key in the packet, name, and how the value is read. Those after ``counts`` are left
+#: out if they say nothing.
+_REPORT: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("packets", "packets", _integer),
+    ("records", "records", _integer),
+    ("app", "application_id", str),
+    ("group", "group_id", str),
+    ("store", "store", str),
+    ("host", "host", str),
+    ("topic_id", "topic_id", str),
+    ("brokers", "brokers", str),
+    ("shards", "shards", _integer),
+    ("query", "query_id", str),
+    ("batch", "batch_id", _integer),
+    ("next", "next_offset", _integer),
+    ("time", "time_ms", _integer),
+    ("event", "event_time_ms", _integer_or_none),
+    ("sequence", "sequence", _integer),
+    ("ahead", "clock_max_ahead_ms", _integer),
+    ("log_start", "log_start", _integer),
+    ("skipped", "skipped", bool),
+    ("base", "base_digest", str),
+    ("missing", "missing_state", str),
+    ("failure", "failure", str),
+    ("pressure", "pressure", lambda found: float(str(found))),
+    ("counts", "counts", _counts),
+    ("due", "due_ms", _integer_or_none),
+    ("in_read", "in_read", bool),
+    ("measured", "measured", _measured),
+)
+_OPTIONAL = ("due", "in_read", "measured")
+
+
+def _fields(report: ShardReport) -> dict[str, object]:
+    """Returns the report as JSON."""
+    found = {key: getattr(report, name) for key, name, _ in _REPORT}
+    found |= {
+        "pressure": round(report.pressure, 4),
+        "counts": dict(report.counts),
+        "measured": {
+            name: each if isinstance(each, int) else round(each, 3) for name, each in report.measured.items()
+        },
+    }
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in _OPTIONAL or not (value is None or value is False or value == {})
+    }
+
+
+def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, Any] | None) -> ShardReport | None:
     if found is None:
         return None
-    return ShardReport(
-        tp=tp,
-        task_attempt_id=task_attempt_id,
-        application_id=str(found["app"]),
-        group_id=str(found["group"]),
-        store=str(found["store"]),
-        host=str(found["host"]),
-        topic_id=str(found["topic_id"]),
-        brokers=str(found["brokers"]),
-        shards=int(str(found["shards"])),
-        query_id=str(found["query"]),
-        batch_id=int(str(found["batch"])),
-        next_offset=int(str(found["next"])),
-        time_ms=int(str(found["time"])),
-        event_time_ms=_integer_or_none(found["event"]),
-        due_ms=_integer_or_none(found.get("due")),
-        packets=int(str(found["packets"])),
-        records=int(str(found["records"])),
-        sequence=int(str(found["sequence"])),
-        clock_max_ahead_ms=int(str(found["ahead"])),
-        log_start=int(str(found["log_start"])),
-        skipped=bool(found["skipped"]),
-        base_digest=str(found["base"]),
-        missing_state=str(found["missing"]),
-        failure=str(found["failure"]),
-        pressure=float(str(found["pressure"])),
-        counts=_counts(found["counts"]),
-        in_read=bool(found.get("in_read", False)),
-        measured=_measured(found.get("measured")),
-    )
+    read = {name: of(found[key]) for key, name, of in _REPORT if key in found or key not in _OPTIONAL}
+    return ShardReport(tp=tp, task_attempt_id=task_attempt_id, **read)
