@@ -188,7 +188,7 @@ class _Work:
     request: CommitRequest
     staged: StagedRows
     identity_file: IdentityFile | None = None
-    sinks: two_phase.SinkWork | None = None
+    sinks: two_phase.Sinks | None = None
 
 
 def _collect(

@@ -34,6 +34,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from typing import Any
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -120,83 +121,12 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 #: Time limit of an abort or commit that is tried once although the deadline of the batch has passed.
 _LEAST_SECONDS = 10.0
+_NONE: Mapping[str, Any] = {}
 _RUNBOOK = "see docs/runbooks.md, SINK_FAILED."
 
 
 class Sinks:
-    """All two-phase sinks of a query, as the commit calls them. This class is for a query without any."""
-
-    @property
-    def cluster_id(self) -> str:
-        """Kafka's id of the cluster for which the sinks were opened; "" if there are no sinks."""
-        return ""
-
-    def list_prepared(self, deadline: Deadline) -> None:
-        """Asks every sink for its prepared batches.
-
-        Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
-        """
-
-    def has_prepared(self) -> bool:
-        """Whether `list_prepared` found prepared work."""
-        return False
-
-    def resolve_prepared(self, token: Token | None, deadline: Deadline) -> None:
-        """Commits or aborts the work that `list_prepared` found, as the token decides."""
-
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
-        """Prepares the batch in the sinks, with a new sink transaction id.
-
-        Args:
-            sequence: sequence number of the transaction that will commit the batch.
-            deadline: time limit for all sinks together.
-
-        Returns:
-            None if the batch has no rows for any sink.
-        """
-        return None
-
-    def roll_back(self, deadline: Deadline) -> None:
-        """Aborts the work of the last `prepare`, also if it failed halfway. Does not raise."""
-
-    def finish(self, token: Token, deadline: Deadline) -> None:
-        """Commits the prepared work that the token names. Call it after Kafka has committed the token.
-
-        Raises:
-            InvalidOptionError: if the token names sinks that the query no longer has.
-        """
-        if token.sinks is not None and token.sinks.names:
-            raise _missing_sinks(token, token.sinks.names)
-
-
-class UndecidedSinks(Sinks):
-    """The `Sinks` of ``kafka-eos adopt``, whose token must not decide the fate of prepared work.
-
-    Args:
-        finished: whether the person who runs the command declared that the sinks have committed the work that
-            the previous token names.
-    """
-
-    def __init__(self, *, finished: bool = False) -> None:
-        self._finished = finished
-
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
-        return UNDECIDED
-
-    def finish(self, token: Token, deadline: Deadline) -> None:
-        """Raises InvalidOptionError if the token names sinks, and nobody declared that they committed."""
-        if not self._finished and token.sinks is not None and token.sinks.names:
-            raise InvalidOptionError(
-                f"transaction {token.sequence} of application.id={token.application_id!r} was prepared in "
-                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that they may "
-                "not have committed it.",
-                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'); "
-                "the sinks then commit first. If you know that they have committed, add --sinks-finished.",
-            )
-
-
-class SinkWork(Sinks):
-    """The sinks of a query that has some, with their staged rows of one batch.
+    """All two-phase sinks of a query, with their staged rows of one batch. There may be none.
 
     Args:
         sinks: all opened sinks of the query, by name.
@@ -208,9 +138,9 @@ class SinkWork(Sinks):
 
     def __init__(
         self,
-        sinks: Mapping[str, TwoPhaseSink],
-        staged: Mapping[str, Staged],
-        batch_id: int,
+        sinks: Mapping[str, TwoPhaseSink] = _NONE,
+        staged: Mapping[str, Staged] = _NONE,
+        batch_id: int = -1,
         trace: Trace | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
@@ -225,11 +155,13 @@ class SinkWork(Sinks):
 
     @property
     def cluster_id(self) -> str:
-        """Kafka's id of the cluster for which the sinks were opened."""
+        """Kafka's id of the cluster for which the sinks were opened; "" if there are no sinks."""
         return next((sink.context.cluster_id for sink in self._sinks.values()), "")
 
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
+
+        Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
 
         Raises:
             SinkRetryableError: if a sink cannot answer now.
@@ -323,6 +255,8 @@ class SinkWork(Sinks):
     def finish(self, token: Token, deadline: Deadline) -> None:
         """Commits the sink transactions that the token names, and waits until every sink has committed.
 
+        Call it after Kafka has committed the token.
+
         The token may come from another checkpoint. If a sink neither holds the transaction prepared nor knows
         it as committed, the query fails, because the sink may have lost the rows of that batch.
 
@@ -335,7 +269,13 @@ class SinkWork(Sinks):
             return
         gone = [name for name in token.sinks.names if name not in self._sinks]
         if gone:
-            raise _missing_sinks(token, gone)
+            raise InvalidOptionError(
+                f"batch {token.batch_id} of application.id={token.application_id!r} is committed in Kafka "
+                f"and prepared in the sinks {', '.join(map(repr, gone))}, but the option 'sinks' no longer "
+                "names them.",
+                fix="start the query once with those sinks, so that they commit the batch; after that you "
+                "may remove them.",
+            )
         self._commit(token, token.sinks.names, deadline)
 
     def _commit(self, token: Token | None, names: Iterable[str], deadline: Deadline) -> None:
@@ -457,14 +397,31 @@ def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: boo
     return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable or Fatal.")
 
 
-def _missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
-    """Returns the error for a token that names sinks which the option ``sinks`` no longer names."""
-    return InvalidOptionError(
-        f"batch {token.batch_id} of application.id={token.application_id!r} is committed in Kafka and "
-        f"prepared in the sinks {', '.join(map(repr, names))}, but the option 'sinks' no longer names them.",
-        fix="start the query once with those sinks, so that they commit the batch; after that you may remove "
-        "them.",
-    )
+class UndecidedSinks(Sinks):
+    """The `Sinks` of ``kafka-eos adopt``, whose token must not decide the fate of prepared work.
+
+    Args:
+        finished: whether the person who runs the command declared that the sinks have committed the work that
+            the previous token names.
+    """
+
+    def __init__(self, *, finished: bool = False) -> None:
+        super().__init__()
+        self._finished = finished
+
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+        return UNDECIDED
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Raises InvalidOptionError if the token names sinks, and nobody declared that they committed."""
+        if not self._finished and token.sinks is not None and token.sinks.names:
+            raise InvalidOptionError(
+                f"transaction {token.sequence} of application.id={token.application_id!r} was prepared in "
+                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that they may "
+                "not have committed it.",
+                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'); "
+                "the sinks then commit first. If you know that they have committed, add --sinks-finished.",
+            )
 
 
 def _raise_unless_ok(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
@@ -669,7 +626,7 @@ def work(
     batch_id: int,
     parts: Iterable[SinkPart],
     trace: Trace | None = None,
-) -> SinkWork:
+) -> Sinks:
     """Returns the sinks with their staged rows, for the commit of one batch.
 
     Raises:
@@ -684,7 +641,7 @@ def work(
         for route in plan.routes
         if route.spec.name in by_sink
     }
-    return SinkWork(opened(options, application_id), staged, batch_id, trace)
+    return Sinks(opened(options, application_id), staged, batch_id, trace)
 
 
 def _brokers(options: WriteOptions) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.two_phase import SinkWork, UndecidedSinks
+from kafka_eos_source.commit.two_phase import Sinks, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -171,7 +171,7 @@ class Systems:
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app", cluster_id))
         parts = {name: ModelStaged(rows(batch_id)) for name in names}
-        work = SinkWork(sinks, parts, batch_id, sleep=no_sleep)
+        work = Sinks(sinks, parts, batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
@@ -366,13 +366,13 @@ def test_the_model_detects_that_prepared_work_is_listed_after_the_token_is_read(
     systems: Systems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the rule of `commit.two_phase` switched off, the test above would fail."""
-    resolve = SinkWork.resolve_prepared
+    resolve = Sinks.resolve_prepared
 
-    def list_after_token(self: SinkWork, *arguments: Any) -> None:
+    def list_after_token(self: Sinks, *arguments: Any) -> None:
         self.list_prepared(arguments[-1])
         resolve(self, *arguments)
 
-    monkeypatch.setattr(SinkWork, "resolve_prepared", list_after_token)
+    monkeypatch.setattr(Sinks, "resolve_prepared", list_after_token)
     with pytest.raises((SinkFailedError, AssertionError)):
         overtaken_between_token_and_resolution(systems)
 

@@ -19,7 +19,7 @@ from kafka_eos_source.commit import micro_batch as tracing_of_commit
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.steps import MOVES
-from kafka_eos_source.commit.two_phase import SinkWork
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, process
@@ -378,7 +378,7 @@ def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
         clock.advance(2)
         trace.report_if_slow()
 
-    work = SinkWork(sinks, staged(), 5, trace, sleep=pause)
+    work = Sinks(sinks, staged(), 5, trace, sleep=pause)
     work.finish(token(sinks=work.prepare(9, deadline())), deadline())
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches

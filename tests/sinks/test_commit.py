@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import two_phase
-from kafka_eos_source.commit.two_phase import Fate, SinkWork, fate, named_by
+from kafka_eos_source.commit.two_phase import Fate, Sinks, fate, named_by
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
@@ -95,19 +95,19 @@ class Scripted(MemorySink):
         return self.outcomes.pop(0) if self.outcomes else super().commit(txn, deadline)
 
 
-def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, SinkWork, Token]:
+def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, Sinks, Token]:
     """Returns two sinks with a prepared batch that Kafka has committed, and the token of the batch."""
     system = uuid.uuid4().hex
     one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
         sink.open(CONTEXTS[name])
-    work = SinkWork({"left": one, "right": two}, staged(), 5, sleep=lambda _seconds: None)
+    work = Sinks({"left": one, "right": two}, staged(), 5, sleep=lambda _seconds: None)
     return one, two, work, token(sinks=work.prepare(9, deadline()))
 
 
 def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id() -> None:
     sinks = memories()
-    work = SinkWork(sinks, staged(), 5)
+    work = Sinks(sinks, staged(), 5)
     prepared = work.prepare(9, deadline())
     assert prepared is not None
     memory = memory_of(sinks)
@@ -135,7 +135,7 @@ def test_after_a_permanent_failure_the_next_start_commits_in_the_other_sinks() -
     with pytest.raises(SinkFailedError):
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
-    again = SinkWork({"left": one, "right": two}, {}, 6)
+    again = Sinks({"left": one, "right": two}, {}, 6)
     again.list_prepared(deadline())
     again.resolve_prepared(named, deadline())
     assert not two.memory.prepared
@@ -157,7 +157,7 @@ def test_the_other_sinks_commit_before_a_failure_is_raised() -> None:
 
 def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query() -> None:
     """Another checkpoint wrote the token; `OK` would lose the batch silently."""
-    work = SinkWork(memories(), {}, 6)
+    work = Sinks(memories(), {}, 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
     with pytest.raises(SinkFailedError, match=r"'left' cannot commit app-.*'right' cannot commit app-"):
         work.finish(named, deadline())
@@ -168,7 +168,7 @@ def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_aga
     sinks = memories()
     memory = memory_of(sinks)
     memory.prepared[CONTEXTS["left"].txn(5, ATTEMPT)] = ROWS
-    work = SinkWork({"left": sinks["left"]}, {}, 5)
+    work = Sinks({"left": sinks["left"]}, {}, 5)
     work.list_prepared(deadline())
     with pytest.raises(SinkUndecidedError, match="-left-5-"):
         work.resolve_prepared(None, deadline())
