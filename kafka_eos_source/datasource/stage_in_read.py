@@ -4,7 +4,7 @@ The driver's planning process makes the sink and pickles it to the reading tasks
 writer of other queries. Each reading task stages its rows with it and yields one row: its *report*, which
 contains the commit message that a task of the sink would otherwise send. The tasks of the sink only collect
 these reports (`StagedSink.collect`), and the commit checks that none is missing or doubled
-(`commit.staged_reads`).
+(`commit.report_checks`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The token topic: a compacted topic that permanently keeps each query's newest token and offsets.
 
 The commit of a batch writes one record to it (`protocol.token`), in the transaction of the batch. A
-new owner of the transactional id reads the record, in case the group lost the token (`commit.recovered`).
+new owner of the transactional id reads the record, in case the group lost the token (`commit.ownership`).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def commit(
     rows: StagedRows | None = None,
     deadline: Deadline | None = None,
 ) -> Result:
-    """Commits a batch as `commit.session` does; by default with the batch's `values` and a far deadline.
+    """Commits a batch as `commit.micro_batch` does; by default with the batch's `values` and a far deadline.
 
     Raises:
         KafkaEosError: as `Commit.run`.
