@@ -1,4 +1,7 @@
-"""Writes without a transaction: the check of the target, and the guarantee ``at_least_once``."""
+"""The guarantee ``at_least_once``: tasks write without a transaction.
+
+The check of the target is here too, because every write begins with it, in the process that plans.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kafka_eos_source.commit.identity_file import IdentityFile
@@ -56,7 +56,6 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import Offsets, ShardReport
 from kafka_eos_source.observe.figures import EventKind
 from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.observe.trace import Trace
@@ -199,7 +198,7 @@ class Commit:
         if confirmed_by_token and token is not None:
             self._trace.committed(token.sequence)
             self._trace.count(bytes=self._progress.sent_bytes)
-        return self._result(Step.SKIPPED, token, confirmed_by_token=confirmed_by_token)
+        return Result(Step.SKIPPED, self._progress.transactions, confirmed_by_token, token)
 
     def _write_token_only(self, decision: Decision) -> Result:
         """Commits the token of a batch that a person declared committed (``onMissingToken``)."""
@@ -215,11 +214,11 @@ class Commit:
         token = replace(self._token(decision, rows=0), sinks=UNDECIDED)
         # 1. The transaction. Crash before its commit ⇒ the next start still needs the person's declaration.
         shards = self._context.staged.shards
-        self._transaction(decision, token, batch.ends or {}, shards=shards).commit()
+        Transaction(self._context, self._progress, decision, token, batch.ends or {}, shards=shards).commit()
         # 2. Sinks have nothing to commit. Crash here ⇒ the next start finds the token.
         self._finish_sinks(token)
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.SKIPPED, token)
+        return Result(Step.SKIPPED, self._progress.transactions, token=token)
 
     def _check_sealed(self, decision: Decision) -> None:
         """Checks that the topic still has every partition for which tasks have encoded record batches.
@@ -264,12 +263,14 @@ class Commit:
         failpoints.reach("commit.after_prepare")
         # 3. The transaction. Crash before its commit ⇒ the next owner aborts it and the sinks' work.
         ends = batch.ends or {}
-        self._transaction(decision, token, ends, rows=staged.rows, shards=staged.shards).commit()
+        Transaction(
+            context, self._progress, decision, token, ends, rows=staged.rows, shards=staged.shards
+        ).commit()
         # 4. Sinks commit. Crash here ⇒ the token names their work, and the next owner commits it.
         self._finish_sinks(token)
         # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.COMMITTED, token)
+        return Result(Step.COMMITTED, self._progress.transactions, token=token)
 
     def _write_genesis(self, decision: Decision) -> None:
         """Commits the genesis token in its own transaction, with the offsets where the first batch starts.
@@ -291,7 +292,7 @@ class Commit:
             target=batch.target,
             cluster_id=self._context.session.cluster.cluster_id,
         )
-        self._transaction(decision, token, batch.starts or {}).commit("genesis")
+        Transaction(self._context, self._progress, decision, token, batch.starts or {}).commit("genesis")
         self._progress.move(Step.GENESIS)
 
     # -- parts of these --------------------------------------------------------------------------
@@ -338,24 +339,10 @@ class Commit:
             due=earliest_due(self._context.staged.shards),
         )
 
-    def _transaction(
-        self,
-        decision: Decision,
-        token: Token,
-        offsets: Offsets,
-        *,
-        rows: int = 0,
-        shards: Sequence[ShardReport] = (),
-    ) -> Transaction:
-        return Transaction(self._context, self._progress, decision, token, offsets, rows=rows, shards=shards)
-
     def _finish_sinks(self, token: Token) -> None:
         self._progress.move(Step.FINISH)
         self._context.sinks.finish(token, self._context.deadline)
         failpoints.reach("commit.after_finish")
-
-    def _result(self, step: Step, token: Token | None, *, confirmed_by_token: bool = False) -> Result:
-        return Result(step, self._progress.transactions, confirmed_by_token, token)
 
     # -- a try that failed -----------------------------------------------------------------------
 

@@ -409,26 +409,30 @@ class KafkaClients:
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
 
+    @property
+    def _group(self) -> GroupOffsets:
+        return GroupOffsets(admin_config(self.kafka))
+
     def producer(self, transactional_id: str) -> Producer:
         return WireProducer(producer_config(self.kafka, transactional_id=transactional_id))
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).fetch(group_id, certainly, deadline)
+        return self._group.fetch(group_id, certainly, deadline)
 
     def group_members(self, group_id: str, deadline: Deadline) -> Sequence[str]:
-        return GroupOffsets(admin_config(self.kafka)).members(group_id, deadline)
+        return self._group.members(group_id, deadline)
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
+        return self._group.committed_now(group_id, certainly, deadline)
 
     def proved_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        return GroupOffsets(admin_config(self.kafka)).proved(group_id, partitions, deadline)
+        return self._group.proved(group_id, partitions, deadline)
 
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
         return read_tail(admin_config(self.kafka), tp, start, deadline)
