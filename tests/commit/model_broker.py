@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
@@ -311,14 +312,25 @@ def rows(batch_id: int) -> list[str]:
     return [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
 
 
+def run_commit(
+    broker: ModelBroker,
+    what: CommitRequest,
+    staged: ModelRows,
+    session: ProducerSession | None = None,
+    *,
+    seconds: float = 30,
+    sinks: Sinks | None = None,
+) -> Result:
+    """Commits a batch in a process that has kept this producer; None = in a new process."""
+    kept, deadline = session or ProducerSession(), Deadline.after_seconds(seconds)
+    return Commit(what, staged, broker, kept, deadline, sinks, sleep=no_sleep).run()
+
+
 def commit(
     broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
 ) -> Result:
-    deadline = Deadline.after_seconds(seconds)
-    machine = Commit(
-        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, deadline, sleep=no_sleep
-    )
-    return machine.run()
+    what, staged = request(batch_id, run_id), ModelRows(rows(batch_id))
+    return run_commit(broker, what, staged, session, seconds=seconds)
 
 
 def committed(broker: ModelBroker) -> Token:

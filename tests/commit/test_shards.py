@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.report_checks import (
     check_names,
     check_one_source,
@@ -37,7 +37,6 @@ from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.observe.steps import Step
 from kafka_eos_source.protocol.identity import of_stream
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner
 from kafka_eos_source.state.changelog.committed import Tail
 from tests.commit.model_broker import (
@@ -47,9 +46,9 @@ from tests.commit.model_broker import (
     ModelBroker,
     ModelRows,
     broker_with_genesis,
-    no_sleep,
     request,
     rows,
+    run_commit,
 )
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
@@ -81,15 +80,7 @@ def report(
 def commit(broker: ModelBroker, session: ProducerSession, batch_id: int, shards: list[ShardReport]) -> Result:
     topics = {**broker.topics, "app-counts-changelog": 2}
     broker.topics = topics
-    machine = Commit(
-        request(batch_id),
-        ModelRows(rows(batch_id), shards),
-        broker,
-        session,
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
-    )
-    return machine.run()
+    return run_commit(broker, request(batch_id), ModelRows(rows(batch_id), shards), session)
 
 
 def committed_offset(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Token]:
@@ -271,9 +262,7 @@ def commit_declared_by_operator(broker: ModelBroker, shards: list[ShardReport]) 
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
     asked = replace(request(1), missing_token="assume_committed:1")
-    return Commit(
-        asked, ModelRows(rows(1), shards), broker, ProducerSession(), Deadline.after_seconds(30)
-    ).run()
+    return run_commit(broker, asked, ModelRows(rows(1), shards))
 
 
 def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.commit.two_phase import Sinks, UndecidedSinks
 from kafka_eos_source.errors import (
@@ -51,6 +51,7 @@ from tests.commit.model_broker import (
     no_sleep,
     request,
     rows,
+    run_commit,
 )
 
 NAMES = ("files", "database")
@@ -173,16 +174,14 @@ class Systems:
         parts = {name: ModelStaged(rows(batch_id)) for name in names}
         work = Sinks(sinks, parts, batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
-        machine = Commit(
-            type(wanted)(**{**wanted.__dict__, **more}),
-            ModelRows(rows(batch_id)),
+        return run_commit(
             self.broker,
+            replace(wanted, **more),
+            ModelRows(rows(batch_id)),
             session,
-            Deadline.after_seconds(seconds),
-            work,
-            sleep=no_sleep,
+            seconds=seconds,
+            sinks=work,
         )
-        return machine.run()
 
     def same_everywhere(self, batches: int) -> None:
         wanted = [row for batch_id in range(batches) for row in rows(batch_id)]
@@ -402,15 +401,8 @@ def test_a_token_written_by_an_operator_does_not_decide_prepared_work(systems: S
     with pytest.raises(OutcomeUnknownError):
         systems.commit(ProducerSession(), 1, seconds=0)
     systems.broker.group.clear()
-    adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed:1"})
-    Commit(
-        adopted,
-        ModelRows([]),
-        systems.broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-        UndecidedSinks(),
-    ).run()
+    adopted = replace(request(1), missing_token="assume_committed:1")
+    run_commit(systems.broker, adopted, ModelRows([]), sinks=UndecidedSinks())
     with pytest.raises(SinkUndecidedError):
         systems.commit(ProducerSession(), 1, "run-2")
     for system in systems.systems.values():

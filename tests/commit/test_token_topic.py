@@ -36,9 +36,9 @@ from tests.commit.model_broker import (
     ModelRows,
     broker_with_genesis,
     committed,
-    no_sleep,
     request,
     rows,
+    run_commit,
 )
 
 
@@ -50,15 +50,12 @@ def commit(
     staged: ModelRows | None = None,
     **batch: object,
 ) -> Result:
-    machine = Commit(
+    return run_commit(
+        broker,
         replace(request(batch_id, run_id, **batch), token_topic=TOKENS),
         ModelRows(rows(batch_id)) if staged is None else staged,
-        broker,
         session,
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
     )
-    return machine.run()
 
 
 def test_the_token_record_is_committed_with_the_batch_and_equals_the_group() -> None:
@@ -218,7 +215,7 @@ def test_setting_or_removing_the_token_topic_takes_effect_in_a_running_process()
 
 def test_without_a_token_topic_no_record_is_written_or_read() -> None:
     broker = broker_with_genesis()
-    Commit(request(0), ModelRows(rows(0)), broker, ProducerSession(), Deadline.after_seconds(30)).run()
+    run_commit(broker, request(0), ModelRows(rows(0)))
     assert not broker.records
     assert "token_records" not in broker.calls
 

@@ -45,6 +45,7 @@ from tests.commit.model_broker import (
     no_sleep,
     request,
     rows,
+    run_commit,
 )
 
 
@@ -62,8 +63,7 @@ def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> No
     """All rows were filtered out or late: there is no topic to check, but there is progress to commit."""
     broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
-    empty = Commit(request(1), ModelRows([]), broker, session, Deadline.after_seconds(30))
-    assert empty.run() == Result(Step.COMMITTED, 1)
+    assert run_commit(broker, request(1), ModelRows([]), session) == Result(Step.COMMITTED, 1)
     assert commit(broker, session, 2) == Result(Step.COMMITTED, 1)
     assert broker.log == rows(0) + rows(2)
     assert broker.epoch == 1
@@ -170,15 +170,9 @@ def test_no_old_offset_is_committed_for_a_topic_recreated_while_rows_are_sent(
     broker.group, broker.topics[TOKENS] = broker_with_genesis().group, 1
     what = replace(request(0), token_topic=token_topic)
     source = replace(what.sources[0], topic_ids={"in": "id-in"}, lossy=True)
-    machine = Commit(
-        replace(what, sources=(source,)),
-        ModelRows(rows(0)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
+    assert run_commit(broker, replace(what, sources=(source,)), ModelRows(rows(0))) == Result(
+        Step.COMMITTED, transactions=2
     )
-    assert machine.run() == Result(Step.COMMITTED, transactions=2)
     assert broker.log == rows(0)
     assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
     assert all(IN not in record.ends for record in broker.records.values())
@@ -191,7 +185,7 @@ def test_a_restart_with_another_group_reads_the_offsets_of_that_group() -> None:
     broker.group = {}
     moved = replace(request(1), group_id="another")
     with pytest.raises(TokenMissingError):
-        Commit(moved, ModelRows(rows(1)), broker, session, Deadline.after_seconds(30)).run()
+        run_commit(broker, moved, ModelRows(rows(1)), session)
     assert broker.log == rows(0)
 
 
@@ -269,14 +263,14 @@ def test_assume_committed_writes_only_the_token() -> None:
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     wanted = request(1)
-    machine = Commit(
-        CommitRequest(**{**wanted.__dict__, "missing_token": "assume_committed:1"}),
-        ModelRows(rows(1)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
+    assert (
+        run_commit(
+            broker,
+            replace(wanted, missing_token="assume_committed:1"),
+            ModelRows(rows(1)),
+        ).step
+        is Step.SKIPPED
     )
-    assert machine.run().step is Step.SKIPPED
     assert broker.log == rows(0)
     assert committed(broker).batch_id == 1
 
@@ -294,13 +288,7 @@ def test_the_offset_of_a_partition_that_is_newer_than_the_producer_is_committed(
     new = TopicPartition("in", 3)
     wanted = request(1)
     source = SourceRange({IN: 20, new: 7}, {IN: 10, new: 0}, CLUSTER_ID)
-    Commit(
-        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
-        ModelRows(rows(1)),
-        broker,
-        session,
-        Deadline.after_seconds(30),
-    ).run()
+    run_commit(broker, replace(wanted, sources=(source,)), ModelRows(rows(1)), session)
     assert broker.group[new] == GroupOffset(new, 7, Mark.of(committed(broker)).encode())
 
 
@@ -309,13 +297,7 @@ def test_the_offset_of_a_deleted_source_partition_is_not_committed() -> None:
     wanted = request(0)
     gone = TopicPartition("deleted", 0)
     source = SourceRange({IN: 10, gone: 7}, {IN: 0, gone: 0}, CLUSTER_ID)
-    Commit(
-        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
-        ModelRows(rows(0)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-    ).run()
+    run_commit(broker, replace(wanted, sources=(source,)), ModelRows(rows(0)))
     assert set(broker.group) == {IN, OUT}
     assert committed(broker).sequence == 1
 
@@ -399,15 +381,9 @@ def test_moved_offsets_of_a_partition_that_a_held_batch_read_first_refuse_the_ba
         before = {0: starts, 1: {IN: 20, new: 7}}[batch_id]
         ends = {IN: 10 * batch_id + 20, new: 7}
         source = SourceRange(ends, before, CLUSTER_ID)
-        machine = Commit(
-            replace(request(batch_id, run_id), sources=(source,)),
-            ModelRows(rows(batch_id)),
-            broker,
-            session,
-            Deadline.after_seconds(30),
-            sleep=no_sleep,
+        return run_commit(
+            broker, replace(request(batch_id, run_id), sources=(source,)), ModelRows(rows(batch_id)), session
         )
-        return machine.run()
 
     broker, session = broker_with_genesis(), ProducerSession()
     broker.group[IN] = replace(broker.group[IN], offset=10)
@@ -474,9 +450,7 @@ def broker() -> ModelBroker:
 
 
 def run(broker: ModelBroker, request: CommitRequest, staged: list[str]) -> Step:
-    deadline = Deadline.after_seconds(5)
-    machine = Commit(request, ModelRows(staged), broker, ProducerSession(), deadline, sleep=no_sleep)
-    return machine.run().step
+    return run_commit(broker, request, ModelRows(staged), seconds=5).step
 
 
 def of_new_query(batch_id: int) -> CommitRequest:

@@ -389,18 +389,6 @@ def test_the_anchor_counts_too() -> None:
         verdict_on(batch(6), moved)
 
 
-def test_a_version_is_skipped_only_if_it_goes_to_the_topics_of_the_former_write() -> None:
-    token = replace(TOKEN, end_digest="topics a")
-    held = Held.of("app", {OUT: GroupOffset(OUT, 0, token.encode())})
-    version = {"versioned": True, "starts": None, "ends": None}
-    same = batch(token.batch_id, end="topics a", topics=("a",), **version)
-    assert verdict_on(same, held) is Verdict.SKIP
-    with pytest.raises(InvalidOptionError, match="'b'"):
-        verdict_on(replace(same, end="topics b", topics=("b",)), held)
-    empty = replace(same, end="", topics=())
-    assert verdict_on(empty, held) is Verdict.SKIP
-
-
 def test_after_at_least_once_the_token_never_goes_back() -> None:
     """What exactly_once has written is not written again, although at_least_once has written since."""
     assert verdict_on(batch(7, unproven=True)) is Verdict.WRITE_TOKEN_ONLY
