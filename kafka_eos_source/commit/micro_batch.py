@@ -111,7 +111,8 @@ def commit_micro_batch(
             "the option checkpointLocation of the sink is missing.",
             fix="set .option('checkpointLocation', …) on the query.",
         )
-    who, parts = _of_stream(options, offset_log.query_id(checkpoint)), list(parts)
+    who = identity.of_stream(offset_log.query_id(checkpoint), **_names(options))
+    parts = list(parts)
     journal = Journal(who.application_id)
     trace = Trace(observers(journal))
     with traced(trace, options.secrets.hide):
@@ -151,7 +152,11 @@ def commit_batch_write(
     Raises:
         KafkaEosError: if the rows cannot be committed. The class shows what to do (see `errors`).
     """
-    who, parts = _of_batch_write(options, name.removeprefix("write-")), list(parts)
+    if options.txn_app_id is None:
+        who = identity.of_one_write(name.removeprefix("write-"), **_names(options))
+    else:
+        who = identity.of_series(options.txn_app_id, **_names(options))
+    parts = list(parts)
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
     with traced(trace, options.secrets.hide):
@@ -259,28 +264,14 @@ def _collect_write(
     return _Work(_request(options, who, batch), staged)
 
 
-def _of_stream(options: WriteOptions, query_id: str) -> Identity:
-    """Returns the identity of a streaming query with these sink options."""
-    return identity.of_stream(
-        query_id,
-        application_id=options.application_id,
-        group_id=options.group_id,
-        topic=options.topic,
-        anchor_topic=options.anchor_topic,
-    )
-
-
-def _of_batch_write(options: WriteOptions, write_id: str) -> Identity:
-    """Returns the identity of one ``df.write``; ``write_id`` names it unless ``txnAppId`` does."""
-    names = {
+def _names(options: WriteOptions) -> dict[str, str | None]:
+    """Returns the options from which the names of a writer follow (`protocol.identity`)."""
+    return {
         "application_id": options.application_id,
         "group_id": options.group_id,
         "topic": options.topic,
         "anchor_topic": options.anchor_topic,
     }
-    if options.txn_app_id is None:
-        return identity.of_one_write(write_id, **names)
-    return identity.of_series(options.txn_app_id, **names)
 
 
 def _target(options: WriteOptions) -> str:
