@@ -33,7 +33,7 @@ source = KafkaEosDataSource({_OPTIONS!r})
 pickle.dumps(source.streamReader(source.schema()))
 """
 _PLAN_WRITE = """
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
