@@ -458,11 +458,6 @@ def recover(
 def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
     """Chooses between group and record by the rules of this module. Reads nothing.
 
-    Args:
-        held: what the group holds.
-        group_id: the consumer group of the query.
-        record: the query's record in the token topic; None if there is none.
-
     Returns:
         ``held`` itself if the commit uses the group.
 

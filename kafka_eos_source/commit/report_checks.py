@@ -53,11 +53,7 @@ _FIX_AT_SOURCE = (
 def check_reports(shards: Sequence[ShardReport], batch: Batch, held: Held, driver: tuple[str, int]) -> None:
     """Checks what the shards report about clocks and stores. Call it before anything is written.
 
-    Args:
-        shards: the reports of a batch that is about to be committed.
-        batch: the batch.
-        held: what the group holds.
-        driver: host name of the driver, and its time in ms since the epoch.
+    ``driver`` is the host name of the driver, and its time in ms since the epoch.
 
     Raises:
         StateMismatchError: if an operator has another store than in the last transaction.
@@ -173,11 +169,7 @@ def check_shards(
 ) -> None:
     """Checks that every shard applied its changes to the state that Kafka holds.
 
-    Args:
-        shards: the reports of a batch that is about to be written.
-        batch_id: id of the batch, for messages.
-        held: what the group holds.
-        read_tail: reads what a changelog holds from an offset on.
+    ``read_tail`` reads what a changelog holds from an offset on.
 
     Raises:
         RestartQueryError: if a shard started from the state of another transaction.
@@ -243,12 +235,6 @@ def check_names(
     An operator with another name would read the token of another application in the next batch, and take its
     own state for lost.
 
-    Args:
-        who: the names that the sink uses.
-        batch_id: id of the batch.
-        shards: the reports of the batch.
-        sources: the ranges that its sources read.
-
     Raises:
         InvalidOptionError: if the names differ.
     """
@@ -293,12 +279,6 @@ def check_same_cluster(
 ) -> None:
     """Checks that the changelog of each operator is on the cluster that the sink writes to.
 
-    Args:
-        shards: the reports of the batch.
-        topic_ids: ids of the topics that exist on the sink's cluster.
-        cluster_id: Kafka's id of that cluster.
-        batch_id: id of the batch.
-
     Raises:
         InvalidOptionError: if the operator uses other brokers, or somebody recreated the topic a moment ago.
     """
@@ -320,10 +300,6 @@ def check_one_source(shards: Sequence[ShardReport], sources: int) -> None:
 
     Spark reads a source only in batches for which that source has new offsets. In other batches such an
     operator would not run, and the chain of its transactions would have a gap.
-
-    Args:
-        shards: the reports of a batch.
-        sources: number of sources in the offset log.
 
     Raises:
         StateError: if there are several.
@@ -377,10 +353,8 @@ def _sequence(token: Token | None) -> int:
 def is_alone(shard: ShardReport, start: int, end: int) -> bool:
     """Whether a changelog holds only this transaction's records after an offset, as their number shows.
 
-    Args:
-        shard: the report of the shard.
-        start: committed offset of the changelog; else its end when the shard read it.
-        end: end of the log after the changes and the batch record were flushed.
+    ``start`` is the committed offset of the changelog, else its end when the shard read it. ``end`` is the
+    end of the log after the changes and the batch record were flushed.
     """
     # the transaction that committed the offset wrote its control record there
     control_records = 1 if start and shard.sequence >= 0 else 0
@@ -394,10 +368,8 @@ def check_tail(shard: ShardReport, end: int, tail: Tail) -> None:
     this transaction's, these transactions include every one that has written before this one. So of two
     owners that begin to use the topic at the same moment, at most one commits.
 
-    Args:
-        shard: the report of the shard.
-        end: end of the log after the changes and the batch record were flushed.
-        tail: what the log holds since the state that the shard began with.
+    ``tail`` is what the log holds since the state that the shard began with, and ``end`` its end after the
+    changes and the batch record were flushed.
 
     Raises:
         AbortableError: if another transaction is open.
@@ -430,9 +402,7 @@ def check_tail(shard: ShardReport, end: int, tail: Tail) -> None:
 def check_same_log(shard: ShardReport, end: int) -> None:
     """Checks that nobody deleted and recreated the changelog, which would lose the shard's earlier state.
 
-    Args:
-        shard: the report of the shard.
-        end: end offset of the changelog, after the changes were flushed.
+    ``end`` is the end of the changelog after the changes were flushed.
 
     Raises:
         StateLostError: if the changelog is shorter, because the topic was deleted and created again.
@@ -466,12 +436,6 @@ def check_staged_reads(
     reads: Sequence[StagedRead], batch_id: int, logged: LoggedOffsets, before: LoggedOffsets | None
 ) -> None:
     """Checks that the reports of a batch cover what its sources read, each offset once.
-
-    Args:
-        reads: what the reports of the reading tasks cover.
-        batch_id: Spark's id of the batch.
-        logged: entry of the batch in the offset log.
-        before: entry of the batch before it; None if there is none.
 
     Raises:
         StagedReadError: if a step of the query dropped or doubled reports.

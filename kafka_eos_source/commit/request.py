@@ -58,9 +58,7 @@ class SourceRange:
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
     """Returns the ranges that the sources of a batch read.
 
-    Args:
-        logged: entry of the batch in Spark's offset log.
-        before: entry of the batch before it; None if there is none.
+    ``before`` is the entry of the batch before it; None if there is none.
     """
     found = []
     for name, line in logged.sources.items():
@@ -244,9 +242,7 @@ class CommitRequest:
     def batch_on(self, own: OwnOffsets, topic_ids: Mapping[str, str]) -> Batch:
         """Returns the batch with its offsets on the sink's cluster.
 
-        Args:
-            own: these offsets.
-            topic_ids: current ids of the topics that the sources read, as far as they are known.
+        ``topic_ids`` are the current ids of the topics that the sources read, as far as they are known.
         """
         unchanged = all(topic_ids.get(topic, known) == known for topic, known in own.topic_ids.items())
         return replace(
