@@ -3,8 +3,8 @@
 Two different writers must never get the same name. So each part of a composed name is percent-encoded, and
 the parts are joined with ``:``, which no encoded part contains.
 
-The arguments ``application_id``, ``group_id``, ``topic`` and ``anchor_topic`` are options of the sink; None if
-they are not set.
+The arguments ``application_id``, ``group_id``, ``topic`` and ``anchor_topic`` are options of the sink; None
+if they are not set.
 """
 
 from __future__ import annotations
